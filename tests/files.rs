@@ -292,8 +292,8 @@ fn rows_texts_and_configs_come_through_pipes_too() {
             ],
         ),
         (
-            "spattn eval --json -q -m topk:k=16 -t ppl/file:text.txt -l 128 --out f".to_owned(),
-            vec!["spattn eval --json -q -m topk:k=16 -t ppl/file:<(cat text.txt) -l 128 --out g".to_owned()],
+            "spattn eval --json -q -m topk:k=16 -t ppl/file:text.txt:scored=32 -l 128 --out f".to_owned(),
+            vec!["spattn eval --json -q -m topk:k=16 -t ppl/file:<(cat text.txt):scored=32 -l 128 --out g".to_owned()],
         ),
         (
             "spattn eval --json -q --config c.toml --out h".to_owned(),

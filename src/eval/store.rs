@@ -388,7 +388,9 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     // What another program has there is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
-        return Err(not_ours(&path, &"it is there, and spattn did not write it").into());
+        return Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
+            .hint(format!("move it away, or {OUT_HINT}"))
+            .into());
     }
     let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
     let mut file = open_here(&path, &options).map_err(|e| unwritable(dir, e))?;
