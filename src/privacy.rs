@@ -6,11 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
+/// Settings that hold paths and are no arguments.
+static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// What names of models with random weights begin with.
 const RANDOM: &str = "random:";
@@ -25,6 +28,11 @@ const SYSTEM_PROMPT: &str = "system_prompt";
 /// Leaves the user out of all that is written from now on.
 pub fn leave_out() {
     LEFT_OUT.store(true, Ordering::Relaxed);
+}
+
+/// Has a path, or a setting with one in it, known: with blanks in it, it could not be told from other text.
+pub fn tell_of(text: &str) {
+    TOLD.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
 }
 
 /// Whether the user is left out.
@@ -178,23 +186,26 @@ fn is_path(text: &str) -> bool {
 
 /// Paths that this process was told of, the longest first, and what stands for each.
 fn known_paths() -> Vec<(String, String)> {
-    let of_arguments = std::env::args_os().flat_map(|arg| {
-        let arg = arg.to_string_lossy().into_owned();
-        // `--out=DIR`, `jsonl:PATH:metric=f1`.
-        let parts: Vec<String> = arg.split(['=', ':', ',']).map(str::to_owned).collect();
-        parts.into_iter().chain([arg.clone()])
-    });
-    let of_environment = ["HOME", "HF_HOME", "HF_HUB_CACHE", "SPATTN_DATA"].into_iter().filter_map(std::env::var_os);
-    let folders = std::env::current_dir().ok().into_iter().chain(of_environment.map(PathBuf::from));
+    let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let arguments = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+    let environment = ["HOME", "HF_HOME", "HF_HUB_CACHE", "SPATTN_DATA"].into_iter().filter_map(std::env::var_os);
+    let folders = std::env::current_dir().ok().into_iter().chain(environment.map(PathBuf::from));
     let folders = folders.map(|folder| folder.to_string_lossy().into_owned());
-    let mut all: Vec<(String, String)> = of_arguments
+    let mut all: Vec<(String, String)> = arguments
+        .chain(told)
+        .flat_map(|text| parts(&text))
         .chain(folders)
-        .filter(|text| text.len() > 1 && (is_path(text) || text.contains('/') && Path::new(text).exists()))
+        .filter(|text| text.len() > 1 && text.contains('/') && (is_path(text) || Path::new(text).exists()))
         .map(|text| (text.clone(), name_of(Path::new(&text))))
         .collect();
     all.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
     all.dedup();
     all
+}
+
+/// What of an argument may be a path: `--out=DIR`, `jsonl:PATH:metric=f1`.
+fn parts(argument: &str) -> Vec<String> {
+    argument.split(['=', ':', ',']).chain([argument]).map(str::to_owned).collect()
 }
 
 /// A text in which paths are the names at their ends: those that are known, which may hold blanks, and whatever else looks like one.

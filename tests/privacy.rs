@@ -171,9 +171,11 @@ fn folders_of_one_name_are_told_apart_in_a_sweep_and_attempts_name_nobody() {
     let home = Home::new();
     model(&home.dir.join("tuned/qwen"), &[2, 200, 2000]);
     let [first, second, gone] = ["models/qwen", "tuned/qwen", "models/not there"].map(|name| home.path(name));
-    let args = ["sweep", "quick", "-q", "-t", "ruler/vt", "-l", "512", "-n", "1", "-m", "topk:k=8"];
-    let models = ["--model", &first, "--model", &second, "--model", &gone];
-    let ran = home.run(&[&args[..], &models, &["--anonymous"]].concat(), "sweep");
+    // Paths are in a config, whose blanks no argument shows.
+    let config = home.path("c.toml");
+    fs::write(&config, format!("model = {}\n", json!([first, second, gone]))).unwrap();
+    let args = ["sweep", &config, "-q", "-t", "needle/number:depths=50", "-l", "512", "-n", "1", "-m", "topk:k=8"];
+    let ran = home.run(&[&args[..], &["--anonymous"]].concat(), "sweep");
     assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stderr));
     let sweep = home.dir.join("sweep");
     assert_eq!(home.found(&sweep), [""; 0]);
@@ -191,7 +193,7 @@ fn folders_of_one_name_are_told_apart_in_a_sweep_and_attempts_name_nobody() {
         "{attempts}"
     );
     // The same of one that was made without it.
-    let ran = home.run(&[&args[..], &models].concat(), "open");
+    let ran = home.run(&args, "open");
     assert_eq!(ran.status.code(), Some(1));
     let open = home.dir.join("open");
     assert!(
@@ -236,8 +238,10 @@ fn other_commands_leave_the_user_out_too() {
 fn the_page_lists_what_a_run_writes() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/privacy.md")).unwrap();
     let home = Home::new();
-    let run =
-        home.ok(&["eval", "-q", "-t", "ruler/vt", "-l", "512", "-n", "1", "-m", "topk:k=8", "--keep-prompts"], "run");
+    let run = home.ok(
+        &["eval", "-q", "-t", "needle/number:depths=50", "-l", "512", "-n", "1", "-m", "topk:k=8", "--keep-prompts"],
+        "run",
+    );
     for name in texts(&run).keys() {
         let listed = match name.split_once('/') {
             Some((folder, _)) => format!("`{folder}/*"),

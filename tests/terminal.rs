@@ -27,6 +27,9 @@ const HOSTILE: [&str; 3] = [
     "\u{202e}txt\u{202c}\u{2066}x\u{2069}\u{2028}\u{2029}",
 ];
 
+/// A task that is short.
+const NEEDLE: &str = "needle/number:depths=50";
+
 /// Whether a terminal obeys it, or a reader is misled by it.
 fn is_command(c: char) -> bool {
     (c.is_control() && c != '\n' && c != '\t') || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -72,14 +75,14 @@ fn of_model(dir: &Path, file: &str, pointer: &str, value: Value) -> Command {
     let mut json: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
     json[pointer] = value;
     let model = model(dir, file, &serde_json::to_vec(&json).unwrap());
-    eval(dir, &["-t", "ruler/vt", "--model", &model])
+    eval(dir, &["-t", NEEDLE, "--model", &model])
 }
 
 fn of_header(dir: &Path, header: Value) -> Command {
     let header = header.to_string();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 64]].concat();
     let model = model(dir, "model.safetensors", &bytes);
-    eval(dir, &["-t", "ruler/vt", "--model", &model])
+    eval(dir, &["-t", NEEDLE, "--model", &model])
 }
 
 fn of_rows(dir: &Path, row: Value) -> Command {
@@ -141,7 +144,7 @@ fn of_hub(dir: &Path, commit: &str) -> Command {
             let _ = reader.into_inner().write_all((head + &body).as_bytes());
         }
     });
-    let mut command = eval(dir, &["-t", "ruler/vt", "--model", "org/model"]);
+    let mut command = eval(dir, &["-t", NEEDLE, "--model", "org/model"]);
     command.env("HF_ENDPOINT", address).env("HF_HOME", dir.join("hf")).env("HF_HUB_OFFLINE", "0");
     command
 }
@@ -203,13 +206,13 @@ fn resumed(dir: &Path, data: &str) -> Command {
     let run = records(dir, &[]);
     let identity = json!({"model": "builtin", "protocol": "question", "seed": 42, "data": data});
     fs::write(run.join("manifest.json"), json!({ "identity": identity }).to_string()).unwrap();
-    let mut command = spattn(&["eval", "-q", "-t", "ruler/vt", "-l", "512", "-n", "1", "--resume", "--out"]);
+    let mut command = spattn(&["eval", "-q", "-t", NEEDLE, "-l", "512", "-n", "1", "--resume", "--out"]);
     command.arg(run);
     command
 }
 
 fn item(dir: &Path, name: &str) -> Command {
-    let quoted = Value::from(name).to_string();
+    let quoted = toml_string(name);
     let text = format!(
         "title = {quoted}\nmissing = {quoted}\n[[row]]\nname = {quoted}\nmethod = 'full'\n\
         [[column]]\nname = 'c'\ntasks = ['ruler/vt']\n"
@@ -218,6 +221,11 @@ fn item(dir: &Path, name: &str) -> Command {
     let mut command = spattn(&["reproduce", "--dry-run"]);
     command.arg(dir.join("item.toml"));
     command
+}
+
+/// As JSON, in which TOML wants one more character escaped.
+fn toml_string(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007F")
 }
 
 fn named(dir: &Path, name: &str) -> PathBuf {
@@ -243,24 +251,24 @@ const PLACES: &[Place] = &[
     }),
     ("architectures", |dir, name| of_model(dir, "config.json", "architectures", json!([name]))),
     ("hidden_act", |dir, name| of_model(dir, "config.json", "hidden_act", json!(name))),
-    ("rope_type", |dir, name| of_model(dir, "config.json", "rope_scaling", json!({"rope_type": name, "factor": 2.0}))),
+    ("rope_type", |dir, name| {
+        of_model(dir, "config.json", "rope_parameters", json!({"rope_type": name, "rope_theta": 1e4}))
+    }),
     ("a number of config.json", |dir, name| of_model(dir, "config.json", "hidden_size", json!(name))),
     ("a token of generation_config.json", |dir, name| of_model(dir, "config.json", "eos_token_id", json!(name))),
-    ("the type of tokenizer.json", |dir, name| {
-        of_model(dir, "tokenizer.json", "model", json!({ "type": name, "vocab": {name: 1} }))
-    }),
+    ("rms_norm_eps", |dir, name| of_model(dir, "config.json", "rms_norm_eps", json!(name))),
     ("dtype of safetensors", |dir, name| {
         of_header(dir, json!({"model.norm.weight": {"dtype": name, "shape": [1], "data_offsets": [0, 4]}}))
     }),
     ("shards of an index", |dir, name| {
         let index = json!({"weight_map": {"x": name}}).to_string();
         let model = model(dir, "model.safetensors.index.json", index.as_bytes());
-        eval(dir, &["-t", "ruler/vt", "--model", &model])
+        eval(dir, &["-t", NEEDLE, "--model", &model])
     }),
     ("tensors of an index", |dir, name| {
         let index = json!({"weight_map": {name: "../x"}}).to_string();
         let model = model(dir, "model.safetensors.index.json", index.as_bytes());
-        eval(dir, &["-t", "ruler/vt", "--model", &model])
+        eval(dir, &["-t", NEEDLE, "--model", &model])
     }),
     ("fields of rows", |dir, name| of_rows(dir, json!({name: 1}))),
     ("dataset of rows", |dir, name| {
@@ -286,21 +294,20 @@ const PLACES: &[Place] = &[
     ("a sweep's plan and attempts", |dir, name| status(dir, name, &[])),
     ("a sweep's plan as JSON", |dir, name| status(dir, name, &["--json"])),
     ("keys of a config", |dir, name| {
-        fs::write(dir.join("c.toml"), format!("{} = 1\n", Value::from(name))).unwrap();
+        fs::write(dir.join("c.toml"), format!("{} = 1\n", toml_string(name))).unwrap();
         let mut command = spattn(&["eval", "--config"]);
         command.arg(dir.join("c.toml"));
         command
     }),
     ("an item of a paper", item),
     ("a task that is asked for", |dir, name| eval(dir, &["-t", name])),
-    ("a method that is asked for", |dir, name| eval(dir, &["-t", "ruler/vt", "-m", name])),
-    ("a model that is asked for", |dir, name| eval(dir, &["-t", "ruler/vt", "--model", name])),
+    ("a method that is asked for", |dir, name| eval(dir, &["-t", NEEDLE, "-m", name])),
+    ("a model that is asked for", |dir, name| eval(dir, &["-t", NEEDLE, "--model", name])),
     ("a flag that there is not", |_, name| spattn(&["eval".to_owned(), format!("--{name}")])),
     ("a subcommand that there is not", |_, name| spattn(&[name])),
     ("models of a sweep that goes on", |dir, name| {
         let mut command = spattn(&[
-            "sweep", "quick", "-q", "-t", "ruler/vt", "-l", "512", "-n", "1", "-m", "topk:k=8", "--model", name,
-            "--out",
+            "sweep", "quick", "-q", "-t", NEEDLE, "-l", "512", "-n", "1", "-m", "topk:k=8", "--model", name, "--out",
         ]);
         command.arg(dir.join("run"));
         command
@@ -313,7 +320,7 @@ const PLACES: &[Place] = &[
     }),
     ("a folder of data", |dir, name| {
         let data = named(dir, name).to_str().unwrap().to_owned();
-        eval(dir, &["-t", "ruler/vt", "--data", &data])
+        eval(dir, &["-t", NEEDLE, "--data", &data])
     }),
 ];
 
@@ -354,13 +361,41 @@ fn the_owner_of_a_folder_commands_no_terminal() {
     let owner =
         json!({"host": format!("{MARK}{}{}", HOSTILE[0], HOSTILE[2]), "boot": "x", "pid": 1, "since": 1, "count": 1});
     fs::write(run.join(".owner"), owner.to_string()).unwrap();
-    let mut child = eval(dir.path(), &["-t", "ruler/vt"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = eval(dir.path(), &["-t", NEEDLE]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     // The note comes while it waits for a sign of life; the end of that is not waited for.
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
     check(".owner", &line);
+}
+
+/// On a terminal, where bars are drawn and tables are fitted.
+#[test]
+fn no_name_commands_a_real_terminal() {
+    let dir = TempDir::new().unwrap();
+    let name = format!("{MARK}{}{}.jsonl", HOSTILE[0], HOSTILE[2]);
+    let row = json!({"context": "The code is 4812.", "question": "What is the code?", "answer": "4812"});
+    fs::write(dir.path().join(&name), format!("{row}\n")).unwrap();
+    let mut command = Command::new("script");
+    let shell = "exec \"$PROGRAM\" eval -l 512 -n 1 -m topk:k=8 --out run -t \"jsonl:$ROWS\"";
+    command.args(["-qec", shell, "/dev/null"]).current_dir(dir.path()).stdin(Stdio::null());
+    command
+        .env("PROGRAM", env!("CARGO_BIN_EXE_spattn"))
+        .env("ROWS", &name)
+        .env("HF_HUB_OFFLINE", "1")
+        .env("TERM", "xterm");
+    let Ok(output) = command.output() else {
+        return eprintln!("SKIPPED: there is no `script` here to make a terminal");
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains(&format!("{MARK}\\u{{1b}}")), "{said:?}");
+    // Bars move the cursor; nothing of the name does anything.
+    for command in ["]0;title", "]52;c;"] {
+        let is_obeyed = said.match_indices(command).any(|(at, _)| said[..at].ends_with('\u{1b}'));
+        assert!(!is_obeyed, "{command}: {said:?}");
+    }
+    assert!(!said.contains(['\u{7}', '\u{202e}', '\u{2066}']), "{said:?}");
 }
 
 /// Errors of any length lose their middle.
@@ -456,6 +491,27 @@ fn spreadsheets_compute_nothing_of_a_name() {
     assert!(rows.iter().any(|row| row[at] == "-25.0000"), "{rows:?}");
 }
 
+/// The page's own table, saved there: the same rule, by its script.
+#[test]
+fn what_the_page_saves_is_computed_by_no_spreadsheet() {
+    let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/page/page.js")).unwrap();
+    let line =
+        |name: &str| script.lines().find(|line| line.trim_start().starts_with(&format!("const {name} ="))).unwrap();
+    let parts = ["missing", "isFormula", "csvCell", "quoted", "csvField"].map(line).join("\n");
+    let cells =
+        json!(["=1+1", "+x", "-2+3", "@A", "\t=1", "\r", "'=1", "-3.5", "+1", "-1e-9", "a=b", "", null, -2.5, "a,b"]);
+    let program = format!("{parts}\nconsole.log(JSON.stringify({cells}.map(csvField)));");
+    let Ok(output) = Command::new("node").args(["-e", &program]).output() else {
+        return eprintln!("SKIPPED: there is no node here to run the page's script");
+    };
+    let saved: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let expected = json!([
+        "'=1+1", "'+x", "'-2+3", "'@A", "'\t=1", "\"'\r\"", "''=1", "-3.5", "+1", "-1e-9", "a=b", "", "", "-2.5",
+        "\"a,b\""
+    ]);
+    assert_eq!(saved, expected);
+}
+
 #[test]
 fn names_are_no_markup_in_markdown() {
     let names =
@@ -495,7 +551,7 @@ fn no_password_of_an_address_is_printed() {
         "ftp://user:s3cr3t@hub.invalid",
         "https://user:s3cr3t",
     ];
-    let commands: [&[&str]; 2] = [&["eval", "-q", "-t", "ruler/vt", "-n", "1", "--model", "org/model"], &["doctor"]];
+    let commands: [&[&str]; 2] = [&["eval", "-q", "-t", NEEDLE, "-n", "1", "--model", "org/model"], &["doctor"]];
     for endpoint in endpoints {
         for args in commands {
             let dir = TempDir::new().unwrap();
@@ -527,7 +583,7 @@ fn a_token_that_cannot_be_sent_is_told_and_one_with_an_end_of_line_is_sent() {
     let address = format!("http://{}", listener.local_addr().unwrap());
     let run = |token: &str| {
         let dir = TempDir::new().unwrap();
-        let mut command = eval(dir.path(), &["-t", "ruler/vt", "--model", "org/model"]);
+        let mut command = eval(dir.path(), &["-t", NEEDLE, "--model", "org/model"]);
         command
             .env("HF_ENDPOINT", &address)
             .env("HF_HOME", dir.path())

@@ -367,6 +367,10 @@ impl Run {
         }
         if config.anonymous {
             privacy::leave_out();
+            self.configs.iter().for_each(|config| privacy::tell_of(&config.model));
+            config.tasks.iter().for_each(|task| privacy::tell_of(task));
+            let folders = [&config.data, &config.calibration].into_iter().flatten().chain([&self.out]);
+            folders.for_each(|folder| privacy::tell_of(&folder.to_string_lossy()));
         }
         Ok(())
     }

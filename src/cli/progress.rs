@@ -157,6 +157,13 @@ fn each(seconds: f64) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_bar_takes_no_command_from_a_name() {
+        let mut meter = Meter::hidden();
+        meter.begin("a\u{1b}]0;b\u{7}\nc  ".to_owned());
+        assert_eq!(meter.prefix, "a\\u{1b}]0;b\\u{7} c  ");
+    }
+
     fn seconds(s: u64) -> Duration {
         Duration::from_secs(s)
     }
