@@ -93,11 +93,6 @@ impl Deref for Model {
 }
 
 impl Model {
-    /// What is known of it besides its weights.
-    pub fn opened_mut(&mut self) -> &mut OpenModel {
-        &mut self.opened
-    }
-
     /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
