@@ -1,19 +1,12 @@
 //! Chat templates: a conversation becomes the text the model was trained to see.
 //!
-//! Templates are Jinja written for Python; what they use beyond Jinja (string methods,
-//! `raise_exception`, `strftime_now`, Python's `tojson`, the `generation` tag) is supplied here so
-//! that the text equals that of Hugging Face's `apply_chat_template`. Tokens are the business of
-//! [`tokenizer`](super::tokenizer).
+//! Templates are Jinja written for Python; [`jinja`](super::jinja) runs them, so that the text equals that of Hugging Face's
+//! `apply_chat_template`. Tokens are the business of [`tokenizer`](super::tokenizer).
 
-use std::io;
-
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
-use serde_json::ser::Formatter;
 
+use super::jinja::{Fault, Template};
 use crate::error::UsageError;
 
 /// One turn of a conversation.
@@ -37,29 +30,44 @@ impl Message {
     }
 }
 
-/// A compiled chat template.
+/// A chat template that was read.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     file: String,
-    bos: Option<String>,
-    eos: Option<String>,
+    tokens: Vec<(String, String)>,
 }
 
-const NAME: &str = "chat";
+/// What a user can do about a template that does not work.
+const HINT: &str = "--no-chat leaves the template out; or mend the template in a copy of the model's folder";
+
+/// Characters of a fault that are shown: a template may raise a message of any length.
+const SHOWN: usize = 300;
 
 impl ChatTemplate {
-    /// Compiles a template; `file` names it in errors, `bos` and `eos` are the texts of the special
+    /// Reads a template; `file` names it in errors, `bos` and `eos` are the texts of the special
     /// tokens it may print (`bos_token`, `eos_token`).
     ///
     /// # Errors
-    /// A syntax error, with its line.
+    /// A syntax error or what is not supported, with its line.
     pub fn parse(source: &str, file: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, UsageError> {
-        let source = without_generation_tags(source);
-        let environment = environment()
-            .and_then(|mut env| env.add_template_owned(NAME, source).map(|()| env))
-            .map_err(|e| UsageError::new(format!("{file}: the chat template cannot be read: {}", one_line(&e))))?;
-        Ok(Self { environment, file: file.to_owned(), bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+        let template = Template::parse(source).map_err(|fault| told(file, "cannot be read", &fault))?;
+        let mut chat = Self { template, file: file.to_owned(), tokens: Vec::new() };
+        for (name, token) in [("bos_token", bos), ("eos_token", eos)] {
+            chat.tokens.extend(token.map(|token| (name.to_owned(), token.to_owned())));
+        }
+        Ok(chat)
+    }
+
+    /// The same with the text of another special token that it may print, such as `unk_token`.
+    pub fn with_token(mut self, name: &str, token: &str) -> Self {
+        self.tokens.push((name.to_owned(), token.to_owned()));
+        self
+    }
+
+    /// The file the template is in.
+    pub fn file(&self) -> &str {
+        &self.file
     }
 
     /// The text of a conversation, up to the place where the assistant's answer starts.
@@ -67,7 +75,7 @@ impl ChatTemplate {
     /// `variables` are further names the template may look at, such as `enable_thinking`.
     ///
     /// # Errors
-    /// If the template refuses the conversation (`raise_exception`) or fails.
+    /// If the template refuses the conversation (`raise_exception`), fails, or takes too much time or memory.
     pub fn render(
         &self,
         messages: &[Message],
@@ -80,208 +88,27 @@ impl ChatTemplate {
         // Present but empty, as the reference passes them.
         context.insert("tools".to_owned(), null.clone());
         context.insert("documents".to_owned(), null);
-        for (name, token) in [("bos_token", &self.bos), ("eos_token", &self.eos)] {
-            if let Some(token) = token {
-                context.insert(name.to_owned(), token.as_str().into());
-            }
+        for (name, token) in &self.tokens {
+            context.insert(name.clone(), token.as_str().into());
         }
-        let failed = |e: Error| UsageError::new(format!("{}: the chat template fails: {}", self.file, one_line(&e)));
-        self.environment.get_template(NAME).and_then(|t| t.render(Serde(&context))).map_err(failed)
+        self.template.render(&context).map_err(|fault| told(&self.file, "fails", &fault))
+    }
+
+    /// An error about what the template does, with a hint.
+    pub fn fault(&self, what: &str) -> UsageError {
+        UsageError::new(format!("{}: the chat template {what}", self.file)).hint(HINT)
     }
 }
 
-fn environment() -> Result<Environment<'static>, Error> {
-    let mut env = Environment::new();
-    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.add_function("raise_exception", raise_exception);
-    env.add_function("strftime_now", |format: &str| strftime(format));
-    env.add_filter("tojson", to_json);
-    Ok(env)
-}
-
-/// The message and, except for what the template itself raises, the line.
-fn one_line(error: &Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned).replace('\n', " ");
-    match error.line() {
-        Some(line) => format!("line {line}: {what}"),
-        None => what,
+/// A fault as one line of bounded length, without characters that a terminal would act on.
+fn told(file: &str, how: &str, fault: &Fault) -> UsageError {
+    let line = fault.line.map_or(String::new(), |line| format!("line {line}: "));
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut what: String = fault.what.chars().take(SHOWN).map(plain).collect();
+    if fault.what.chars().nth(SHOWN).is_some() {
+        what.push_str("...");
     }
-}
-
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// The `generation` tag only marks text for training; a condition that always holds prints the same
-/// and keeps the tag's whitespace control.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(end) = rest[start..].find("%}").map(|e| start + e + 2) else { break };
-        let tag = &rest[start..end];
-        out.push_str(&rest[..start]);
-        match tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['}', '%', '-', '+']).trim() {
-            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = &rest[end..];
-    }
-    out.push_str(rest);
-    out
-}
-
-/// The date a template sees as today's: a fixed one, because a prompt that changes with the day
-/// gives runs that cannot be repeated. It is the one the Llama 3 templates fall back to.
-fn strftime(format: &str) -> Result<String, Error> {
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let directive = match chars.next() {
-            Some('-') => chars.next(),
-            other => other,
-        };
-        out.push_str(match directive {
-            Some('Y') => "2024",
-            Some('y') => "24",
-            Some('m') => "07",
-            Some('d') => "26",
-            Some('b') => "Jul",
-            Some('B') => "July",
-            Some('a') => "Fri",
-            Some('A') => "Friday",
-            Some('j') => "208",
-            Some('H' | 'M' | 'S') => "00",
-            Some('%') => "%",
-            other => {
-                let what = format!("strftime_now: `%{}` is not supported", other.unwrap_or(' '));
-                return Err(Error::new(ErrorKind::InvalidOperation, what));
-            }
-        });
-    }
-    Ok(out)
-}
-
-/// Python's `json.dumps(x, ensure_ascii=False, ...)`: nothing is escaped for HTML, and `, ` and `: ` separate.
-fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let sorted: Option<bool> = options.get("sort_keys")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    options.assert_all_used()?;
-    let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
-    let mut json = serde_json::to_value(&value).map_err(|e| failed(&e))?;
-    if sorted == Some(true) {
-        json.sort_all_objects();
-    }
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        _ => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
-    };
-    let mut out = Vec::new();
-    let style = PythonStyle { item, key, indent, depth: 0, filled: false };
-    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(|e| failed(&e))?;
-    let text = String::from_utf8(out).map_err(|e| failed(&e))?;
-    Ok(if ascii == Some(true) { escape_non_ascii(&text) } else { text })
-}
-
-fn escape_non_ascii(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        if c.is_ascii() {
-            out.push(c);
-        } else {
-            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
-        }
-    }
-    out
-}
-
-struct PythonStyle {
-    item: String,
-    key: String,
-    indent: Option<usize>,
-    depth: usize,
-    /// Whether the container that is being closed has any item.
-    filled: bool,
-}
-
-impl PythonStyle {
-    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.filled = false;
-        writer.write_all(bracket)
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if self.filled {
-            self.break_line(writer)?;
-        }
-        self.filled = true;
-        writer.write_all(bracket)
-    }
-
-    fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            writer.write_all(self.item.as_bytes())?;
-        }
-        self.break_line(writer)
-    }
-
-    fn break_line<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        match self.indent {
-            Some(width) => write!(writer, "\n{}", " ".repeat(width * self.depth)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Formatter for PythonStyle {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.next(writer, first)
-    }
-
-    fn end_array_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.next(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(self.key.as_bytes())
-    }
-
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
+    UsageError::new(format!("{file}: the chat template {how}: {line}{what}")).hint(HINT)
 }
 
 #[cfg(test)]
@@ -322,7 +149,15 @@ mod tests {
     fn errors_name_the_file_and_the_line() {
         let refused = render("\n{{ raise_exception('no system turn, please') }}").unwrap_err();
         assert_eq!(refused.what, "t.jinja: the chat template fails: line 2: no system turn, please");
+        assert!(refused.hint.unwrap().starts_with("--no-chat"));
         let broken = render("a\n{% if %}").unwrap_err().what;
         assert!(broken.starts_with("t.jinja: the chat template cannot be read: line 2: "), "{broken}");
+    }
+
+    #[test]
+    fn a_message_of_any_length_is_one_short_line_without_controls() {
+        let error = render("{{ raise_exception('\\x1b]52;c;eA==\\x07 a\\nb' ~ 'x' * 5000000) }}").unwrap_err().what;
+        assert!(error.chars().count() < 400 && !error.contains(char::is_control), "{error}");
+        assert!(error.contains("a bxxx") && error.ends_with("xxx..."), "{error}");
     }
 }

@@ -11,12 +11,16 @@ use serde_json::{Map, Value, json};
 use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
 use super::config::{ModelConfig, token_ids};
+use super::patterns;
 use super::source::{ModelTexts, TextFile};
 use crate::error::{UsageError, in_plain_words};
 use crate::foreign::contain;
 
 /// Special tokens that end a turn in some family even where no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
+
+/// Special tokens beside BOS and EOS that chat templates may print by these names.
+const OTHER_TOKENS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A turn of the user that occurs in no template.
 const MARK: &str = "\u{1}the user's turn\u{1}";
@@ -135,7 +139,8 @@ impl Tokenizer {
         let is_before = |at: usize| text[..at].contains(system.trim());
         match text.find(MARK).is_some_and(is_before) {
             true => Ok(()),
-            false => Err(UsageError::new(format!("{}: the chat template has no place for a system prompt", self.file))
+            false => Err(chat
+                .fault("has no place for a system prompt")
                 .hint("leave --system-prompt out; what it says may be put into the rows of a file")),
         }
     }
@@ -296,7 +301,7 @@ impl Tokenizer {
             .find(MARK)
             .and_then(|start| Some((start, cut(user, text.get(start..)?)?)))
             .filter(|(start, _)| text[..*start] == marked[..*start])
-            .ok_or_else(|| UsageError::new(format!("{}: the chat template changes the user's turn", self.file)))?;
+            .ok_or_else(|| chat.fault("changes the user's turn"))?;
         text.push_str(answer_prefix);
         Ok(Rendered { text, user_start, user_cut })
     }
@@ -328,6 +333,10 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
     let fault = |e: &dyn std::error::Error| {
         UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e))))
     };
+    patterns::check(&file.text).map_err(|what| {
+        UsageError::new(format!("{}: {what}", file.name))
+            .hint("give a model whose tokenizer is what its makers published")
+    })?;
     let read = contain(|| tokenizers::Tokenizer::from_bytes(file.text.as_bytes())).map_err(|e| fault(&e))?;
     let mut inner = read.map_err(|e| fault(&*e))?;
     if inner.get_vocab_size(true) == 0 {
@@ -381,7 +390,8 @@ fn template<'a>(files: &'a ModelTexts, settings: &'a Map<String, Value>) -> Resu
         },
         (None, None) => return Ok(None),
     };
-    Ok(Some(Template { source, file, bos: named("bos_token"), eos: named("eos_token") }))
+    let others = OTHER_TOKENS.iter().filter_map(|name| Some((*name, named(name)?))).collect();
+    Ok(Some(Template { source, file, bos: named("bos_token"), eos: named("eos_token"), others }))
 }
 
 /// A chat template as a model's files state it.
@@ -392,15 +402,18 @@ struct Template<'a> {
     /// The texts of the special tokens that it may print.
     bos: Option<&'a str>,
     eos: Option<&'a str>,
+    /// Further ones by name.
+    others: Vec<(&'static str, &'a str)>,
 }
 
 impl Template<'_> {
     fn compiled(&self) -> Result<ChatTemplate, UsageError> {
-        ChatTemplate::parse(self.source, self.file, self.bos, self.eos)
+        let chat = ChatTemplate::parse(self.source, self.file, self.bos, self.eos)?;
+        Ok(self.others.iter().fold(chat, |chat, (name, token)| chat.with_token(name, token)))
     }
 
     fn sha256(&self) -> String {
-        sha256_hex(json!([self.source, self.bos, self.eos]).to_string().as_bytes())
+        sha256_hex(json!([self.source, self.bos, self.eos, self.others]).to_string().as_bytes())
     }
 }
 

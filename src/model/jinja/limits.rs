@@ -1,0 +1,92 @@
+//! What a template may take: steps, memory and depth. Whatever goes beyond is a [`Fault`].
+
+use std::cell::Cell;
+
+/// Longest template, in bytes.
+pub const SOURCE_BYTES: usize = 1 << 20;
+
+/// How deep expressions or tags may stand in one another.
+pub const NESTING: usize = 100;
+
+/// How deep an expression's tree may be: operators, filters and attributes in one row count too.
+pub const TREE: usize = 400;
+
+/// How deep values may stand in one another.
+pub const VALUE_DEPTH: usize = 100;
+
+/// How deep calls, loops and expressions may be while a template runs.
+pub const CALLS: usize = 2500;
+
+/// The stack of the thread that a template is read and run on; [`CALLS`] of the largest frames fit in it.
+pub const STACK_BYTES: usize = 64 << 20;
+
+const STEPS: u64 = 4_000_000;
+const BYTES: u64 = 64 << 20;
+
+/// Why a template cannot be read or fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// What is wrong.
+    pub what: String,
+    /// The line of the template, from 1.
+    pub line: Option<usize>,
+}
+
+impl Fault {
+    /// A fault whose line is not known yet.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), line: None }
+    }
+
+    /// The same, in this line if it has none.
+    pub fn at(mut self, line: usize) -> Self {
+        self.line.get_or_insert(line);
+        self
+    }
+}
+
+/// What this interpreter refuses although Python's knows it.
+pub fn unsupported(what: &str) -> Fault {
+    Fault::new(format!("{what} is not supported"))
+}
+
+/// What a rendering may still take.
+#[derive(Debug)]
+pub struct Budget {
+    steps: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl Budget {
+    /// The budget of a template that is given so many bytes of text: a long prompt may be gone through character by
+    /// character.
+    pub fn for_input(bytes: usize) -> Self {
+        let bytes = bytes as u64;
+        Self { steps: Cell::new(STEPS + 8 * bytes), bytes: Cell::new(BYTES + 64 * bytes) }
+    }
+
+    /// Counts steps.
+    ///
+    /// # Errors
+    /// If no more are left.
+    pub fn work(&self, steps: usize) -> Result<(), Fault> {
+        match self.steps.get().checked_sub(steps as u64) {
+            Some(left) => self.steps.set(left),
+            None => return Err(Fault::new("it takes too many steps; does a loop have no end?")),
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that are about to be made, and the work of making them. Nothing is given back: what is made and dropped in a loop counts
+    /// each time.
+    ///
+    /// # Errors
+    /// If no more are left.
+    pub fn make(&self, bytes: usize) -> Result<(), Fault> {
+        match self.bytes.get().checked_sub(bytes as u64) {
+            Some(left) => self.bytes.set(left),
+            None => return Err(Fault::new("it makes too much text or too long lists")),
+        }
+        self.work(bytes / 64)
+    }
+}

@@ -1,0 +1,91 @@
+//! Jinja for chat templates: what Python's jinja2 prints in the environment that transformers builds for them, or an error that names what is
+//! not supported.
+//!
+//! Chat templates are programs written for Python, and come from anyone. A crate that is an engine of its own (minijinja, which fills in the
+//! templates of our own tasks) has its own rules for types, attributes and operators, which cannot be exchanged, and allocates what a
+//! template asks for. Here every value follows Python's rules, every step and every byte is counted before it is taken
+//! ([`limits`]), and a template runs on a thread whose stack holds the deepest nesting that is allowed.
+//!
+//! `tests/golden/jinja.json` has what jinja2 prints for several hundred constructs.
+
+mod ast;
+mod date;
+mod filters;
+mod format;
+#[cfg(test)]
+mod golden_tests;
+#[cfg(test)]
+mod hostile_tests;
+mod json;
+mod lexer;
+mod limits;
+mod lookup;
+mod machine;
+mod methods;
+mod numbers;
+mod parser;
+mod passed;
+mod predicates;
+mod strings;
+mod value;
+
+use std::sync::Arc;
+use std::thread;
+
+use serde_json::Map;
+
+use ast::Statement;
+pub use limits::Fault;
+use limits::{Budget, STACK_BYTES};
+use value::Value;
+
+/// A template that was read.
+#[derive(Debug)]
+pub struct Template {
+    body: Vec<Statement>,
+}
+
+impl Template {
+    /// Reads a template.
+    ///
+    /// # Errors
+    /// What is wrong or not supported, with its line.
+    pub fn parse(source: &str) -> Result<Self, Fault> {
+        let body = on_own_stack(|| parser::parse(source))?;
+        Ok(Self { body })
+    }
+
+    /// The text of the template with these variables.
+    ///
+    /// # Errors
+    /// What fails, is not supported or takes too much, with its line.
+    pub fn render(&self, variables: &Map<String, serde_json::Value>) -> Result<String, Fault> {
+        let budget = |bytes| Budget::for_input(bytes);
+        on_own_stack(|| {
+            let budget = budget(variables.values().map(text_bytes).sum());
+            let given =
+                variables.iter().map(|(name, value)| Ok((Arc::from(name.as_str()), Value::from_json(value, &budget)?)));
+            machine::run(&self.body, given.collect::<Result<_, Fault>>()?, &budget)
+        })
+    }
+}
+
+/// Bytes of all strings in a value.
+fn text_bytes(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::String(text) => text.len(),
+        serde_json::Value::Array(all) => all.iter().map(text_bytes).sum(),
+        serde_json::Value::Object(map) => map.values().map(text_bytes).sum(),
+        _ => 0,
+    }
+}
+
+/// Works on a thread with a stack of known size.
+fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);
+        let started = worker.spawn_scoped(scope, work);
+        let started = started.map_err(|e| Fault::new(format!("no thread can be started to run it: {e}")))?;
+        started.join().unwrap_or_else(|_| Err(Fault::new("it ended in a way that was not expected")))
+    })
+}

@@ -1,0 +1,192 @@
+//! What a `tokenizer.json` may ask for: texts that stay of their size, and patterns that end.
+//!
+//! A tokenizer's file is data from anyone. Its normalizer and decoder may replace text again and again, and its patterns may go back over a
+//! text without end. Both are looked at before the file is used, on its own words and on texts made up here; what a pattern does with
+//! every text cannot be known.
+
+use std::time::{Duration, Instant};
+
+use fancy_regex::Regex;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How many times longer replacements, one after the other, may make a text.
+const MOST_GROWTH: f64 = 256.0;
+
+/// How long the patterns of a file may take for all texts tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest pattern, in bytes; those of known tokenizers have up to 700.
+const LONGEST_PATTERN: usize = 20_000;
+
+/// How long the texts are on which patterns are tried, in characters.
+const TRIED: usize = 1000;
+
+#[derive(Deserialize)]
+struct Parts {
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+    decoder: Option<Value>,
+}
+
+/// Checks the text of a `tokenizer.json`. A text that cannot be read is left to the tokenizer's own reader.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(text: &str) -> Result<(), String> {
+    let Ok(parts) = serde_json::from_str::<Parts>(text) else { return Ok(()) };
+    for (name, part) in [("normalizer", &parts.normalizer), ("decoder", &parts.decoder)] {
+        let growth = part.as_ref().map_or(1.0, growth);
+        if growth > MOST_GROWTH {
+            return Err(format!(
+                "the replacements of its {name} may make a text {growth:.0} times longer, more than {MOST_GROWTH:.0}"
+            ));
+        }
+    }
+    let mut patterns = Vec::new();
+    for part in [&parts.normalizer, &parts.pre_tokenizer, &parts.decoder].into_iter().flatten() {
+        collect(part, &mut patterns);
+    }
+    try_all(&patterns)
+}
+
+/// How many times longer a text may be after all replacements in this part, one after the other.
+fn growth(part: &Value) -> f64 {
+    let own = match part["type"] == "Replace" {
+        true => replacement_growth(&part["pattern"], part["content"].as_str().unwrap_or("")),
+        false => 1.0,
+    };
+    let inner: f64 = children(part).map(growth).product();
+    own * inner
+}
+
+fn replacement_growth(pattern: &Value, content: &str) -> f64 {
+    let content = content.chars().count() as f64;
+    match pattern["String"].as_str() {
+        Some(replaced) if !replaced.is_empty() => (content / replaced.chars().count() as f64).max(1.0),
+        // Between any two characters, too.
+        Some(_) => content + 1.0,
+        None if pattern["Regex"].as_str().is_some_and(matches_nothing) => content + 1.0,
+        None => content.max(1.0),
+    }
+}
+
+fn matches_nothing(pattern: &str) -> bool {
+    pattern.len() > LONGEST_PATTERN || Regex::new(pattern).is_ok_and(|regex| regex.is_match("").unwrap_or(true))
+}
+
+fn children(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
+    match value {
+        Value::Array(all) => Box::new(all.iter()),
+        Value::Object(map) => Box::new(map.values()),
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+/// All patterns in a part.
+fn collect<'a>(part: &'a Value, patterns: &mut Vec<&'a str>) {
+    patterns.extend(part["Regex"].as_str());
+    children(part).for_each(|child| collect(child, patterns));
+}
+
+fn try_all(patterns: &[&str]) -> Result<(), String> {
+    let start = Instant::now();
+    let texts = texts();
+    for pattern in patterns {
+        if pattern.len() > LONGEST_PATTERN {
+            return Err(format!("a pattern has {} bytes, more than {LONGEST_PATTERN}", pattern.len()));
+        }
+        let Ok(regex) = Regex::new(pattern) else { continue };
+        for text in &texts {
+            for found in regex.find_iter(text) {
+                let shown: String = pattern.chars().take(80).collect();
+                if found.is_err() {
+                    return Err(format!("the pattern `{shown}` goes back over a text too often"));
+                }
+                if start.elapsed() > PATIENCE {
+                    return Err(format!("its patterns, such as `{shown}`, take too long"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Texts of one kind of character, which patterns that go back take longest for, with another at the end.
+fn texts() -> Vec<String> {
+    let pieces = ["a", "A", " ", "1", ".", "\n", "é", "中", "ab", "a ", "a1", "(", "Aa", " \n"];
+    pieces.iter().map(|piece| piece.repeat(TRIED / piece.chars().count()) + "!").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn replaces(times: usize, pattern: &Value, content: &str) -> Value {
+        let one = json!({"type": "Replace", "pattern": pattern, "content": content});
+        json!({"normalizer": {"type": "Sequence", "normalizers": vec![one; times]}})
+    }
+
+    #[test]
+    fn replacements_that_grow_are_refused() {
+        let grows = [
+            replaces(40, &json!({"Regex": "."}), "ab"),
+            replaces(40, &json!({"String": "a"}), "aa"),
+            replaces(40, &json!({"Regex": "x*"}), "b"),
+            replaces(40, &json!({"String": ""}), "b"),
+            replaces(1, &json!({"String": "a"}), &"b".repeat(1000)),
+            json!({"decoder": replaces(9, &json!({"String": "a"}), "bb")["normalizer"]}),
+        ];
+        for tokenizer in grows {
+            let error = check(&tokenizer.to_string()).unwrap_err();
+            assert!(error.contains("times longer, more than 256"), "{error}");
+        }
+    }
+
+    #[test]
+    fn replacements_of_known_tokenizers_pass() {
+        for (times, pattern, content) in [
+            (1, json!({"String": " "}), "▁"),
+            (6, json!({"Regex": "\\s+"}), " "),
+            (20, json!({"String": "``"}), "\""),
+            (2, json!({"String": "…"}), "..."),
+        ] {
+            assert_eq!(check(&replaces(times, &pattern, content).to_string()), Ok(()));
+        }
+    }
+
+    #[test]
+    fn patterns_that_go_back_without_end_are_refused() {
+        for pattern in [r"(?=x)y|(a+)+(?=b)c", r"(a|aa)+(?<!a)\b!!", r"(\w+\s?)+(?<=#)x"] {
+            let split = json!({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}}});
+            let start = Instant::now();
+            let error = check(&split.to_string()).unwrap_err();
+            assert!(error.contains("too"), "{error}");
+            assert!(start.elapsed() < 10 * PATIENCE);
+        }
+        let long = json!({"pre_tokenizer": [{"pattern": {"Regex": "a".repeat(30_000)}}]});
+        assert!(check(&long.to_string()).unwrap_err().contains("more than 20000"));
+    }
+
+    #[test]
+    fn patterns_of_known_tokenizers_pass() {
+        // Of GPT-2, and of the kind that Llama 3, Qwen 2 and GPT-4o have.
+        for pattern in [
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s+(?!\S)|\s+",
+        ] {
+            let split =
+                json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"pattern": {"Regex": pattern}}]}});
+            assert_eq!(check(&split.to_string()), Ok(()), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_to_the_reader() {
+        assert_eq!(check("{"), Ok(()));
+        assert_eq!(check(r#"{"pre_tokenizer": {"pattern": {"Regex": "("}}}"#), Ok(()));
+    }
+}
