@@ -18,7 +18,7 @@ use spattn::model::checksum::{Digest as Hash, Expected, hex, sha256_hex};
 use spattn::model::data::DataSource;
 use spattn::model::download::{Downloader, Job};
 use spattn::model::http::{Client, Timeouts};
-use spattn::model::hub::HubOptions;
+use spattn::model::hub::{HubOptions, cached_models};
 use spattn::model::source::{ModelFiles, ModelSource};
 use spattn::model::tokenizer::TokenizerOptions;
 use tempfile::TempDir;
@@ -366,6 +366,75 @@ fn with_weights_served(first: &'static [Behaviour]) -> (Hub, TempDir, anyhow::Re
 
 fn ranges(hub: &Hub) -> Vec<String> {
     hub.ranges().into_iter().map(Option::unwrap_or_default).collect()
+}
+
+// --- What is refused before it is downloaded ---
+
+/// `config.json` with other keys.
+fn with_config(mut files: BTreeMap<String, Vec<u8>>, changes: &Value) -> BTreeMap<String, Vec<u8>> {
+    let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    files.insert("config.json".to_owned(), config.to_string().into_bytes());
+    files
+}
+
+#[test]
+fn a_model_that_cannot_be_run_is_refused_before_its_weights_are_asked_for() {
+    let quantised = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}});
+    for (changes, said) in [
+        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`Qwen3MoeForCausalLM` is not supported"),
+        (quantised, "the weights are quantised (FP8)"),
+        (json!({"rope_scaling": {"rope_type": "longrope"}}), "`longrope` is not supported"),
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2}}),
+            "`rope_scaling`",
+        ),
+        (json!({"eos_token_id": 256}), "256 is beyond the vocabulary of 256"),
+    ] {
+        let (hub, cache) =
+            (Hub::start(with_config(checkpoint(), &changes), |_| Behaviour::Right), TempDir::new().unwrap());
+        let (what, _, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
+        assert!(what.contains("config.json: ") && what.contains(said) && is_usage, "{what}");
+        let paths: Vec<String> =
+            hub.asked().into_iter().map(|asked| format!("{} {}", asked.method, asked.path)).collect();
+        let refused = cached_models(&options(&cache, &hub)).remove(0).refused;
+        assert!(refused.is_some_and(|why| why.starts_with("config.json: ") && why.contains(said)), "doctor says so");
+        let config = format!("/org/model/resolve/{COMMIT}/config.json");
+        assert_eq!(
+            paths,
+            ["GET /api/models/org/model/revision/main".to_owned(), format!("HEAD {config}"), format!("GET {config}")]
+        );
+    }
+}
+
+#[test]
+fn a_repository_without_safetensors_is_refused_by_its_list_of_files() {
+    for (file, said) in [
+        ("model.Q4_K_M.gguf", "GGUF weights of llama.cpp"),
+        ("pytorch_model.bin", "weights as PyTorch pickles them"),
+        ("consolidated.00.pth", "the layout of Meta or Mistral"),
+        ("adapter_model.safetensors", "a PEFT adapter"),
+        ("onnx/model.onnx", "an ONNX model"),
+        ("README.md", "no safetensors weights"),
+    ] {
+        for with_config in [true, false] {
+            let mut files = checkpoint();
+            files.remove(WEIGHTS);
+            files.insert(file.to_owned(), vec![0; 1000]);
+            if !with_config {
+                files.remove("config.json");
+            }
+            let said = if file == "README.md" && !with_config { "no config.json" } else { said };
+            let (hub, cache) = (Hub::start(files, |_| Behaviour::Right), TempDir::new().unwrap());
+            let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
+            assert!(
+                what.starts_with("org/model: this repository has no ") && what.contains(said) && is_usage,
+                "{what}"
+            );
+            assert!(!hint.is_empty());
+            assert_eq!(hub.asked().len(), 1, "the list of files alone is asked for: {:?}", hub.asked());
+        }
+    }
 }
 
 // --- The token ---

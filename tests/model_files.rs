@@ -1,18 +1,26 @@
 //! Everything a model is read from, against references made by `scripts/make_golden_models.py`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use half::f16;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 use spattn::error::{RunFailure, UsageError};
+use spattn::kv::KvDtype;
+use spattn::model::OpenModel;
 use spattn::model::chat::{ChatTemplate, Message};
 use spattn::model::config::{ModelConfig, RopeScaling};
 use spattn::model::data::{DataFolder, DataSource};
+use spattn::model::device::Device;
 use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
@@ -268,6 +276,7 @@ fn each_fault_of_a_folder_is_one_line() {
         fs::write(path, &bytes[..bytes.len() - 1000]).unwrap();
     };
     assert_eq!(broken("qwen3", "config.json", &remove), "DIR: no config.json in this folder");
+    assert_eq!(broken("llama-sharded", "config.json", &remove), "DIR: no config.json in this folder");
     assert_eq!(broken("qwen3", "tokenizer.json", &remove), "DIR: no tokenizer.json in this folder");
     assert_eq!(
         broken("qwen3", "model.safetensors", &remove),
@@ -297,6 +306,307 @@ fn each_fault_of_a_folder_is_one_line() {
         broken("qwen3", "model.safetensors", &write("<!DOCTYPE html>")),
         "DIR/model.safetensors: not a safetensors file"
     );
+}
+
+// --- What a checkpoint stores beside what is read ---
+
+/// Tensors of a file by name: type, shape, bytes.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn edit_tensors(folder: &TempDir, edit: impl FnOnce(&mut Tensors)) {
+    let path = folder.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let read = SafeTensors::deserialize(&bytes).unwrap();
+    let one = |(name, t): (String, TensorView)| (name, (t.dtype(), t.shape().to_vec(), t.data().to_vec()));
+    let mut tensors: Tensors = read.tensors().into_iter().map(one).collect();
+    edit(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn edit_json(folder: &TempDir, file: &str, changes: Value) {
+    let path = folder.path().join(file);
+    let mut json: Value = fs::read_to_string(&path).map_or(json!({}), |text| serde_json::from_str(&text).unwrap());
+    json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    fs::write(&path, json.to_string()).unwrap();
+}
+
+fn open(folder: &TempDir) -> anyhow::Result<OpenModel> {
+    let source = ModelSource::parse(folder.path().to_str().unwrap())?;
+    OpenModel::open(&source, Some(KvDtype::F32), TokenizerOptions::default())
+}
+
+/// The notes of a model, with the folder's path cut from them.
+fn notes(folder: &TempDir) -> Vec<String> {
+    let folder_name = folder.path().display().to_string();
+    open(folder).unwrap().notes.iter().map(|note| note.replace(&folder_name, "DIR")).collect()
+}
+
+fn logits(folder: &TempDir) -> Vec<f32> {
+    let model = open(folder).unwrap().load(Device::Cpu).unwrap();
+    model.decoder.all_logits(&[5, 9, 200, 17]).unwrap()
+}
+
+/// An output matrix that is the embeddings, with each number halved if `other`.
+fn add_head(tensors: &mut Tensors, other: bool) {
+    let (dtype, shape, mut data) = tensors["model.embed_tokens.weight"].clone();
+    assert_eq!(dtype, Dtype::F16);
+    if other {
+        // The sign of every third number is the other one.
+        data.iter_mut().skip(1).step_by(6).for_each(|byte| *byte ^= 0x80);
+    }
+    tensors.insert("lm_head.weight".to_owned(), (dtype, shape, data));
+}
+
+/// As `PreTrainedModel.tie_weights` of transformers 5: a head that is stored and differs is not tied, with a warning.
+#[test]
+fn a_stored_head_counts_where_it_differs_from_the_embeddings() {
+    let (plain, equal, other, stated) = (copy_of("llama3"), copy_of("llama3"), copy_of("llama3"), copy_of("llama3"));
+    edit_tensors(&equal, |t| add_head(t, false));
+    edit_tensors(&other, |t| add_head(t, true));
+    edit_tensors(&stated, |t| add_head(t, true));
+    edit_json(&stated, "config.json", json!({"tie_word_embeddings": false}));
+    assert_eq!(logits(&equal), logits(&plain));
+    assert_eq!(logits(&other), logits(&stated));
+    assert_ne!(logits(&other), logits(&plain));
+    for quiet in [&plain, &equal, &stated] {
+        assert_eq!(notes(quiet), [""; 0]);
+    }
+    let said = notes(&other);
+    assert_eq!(said.len(), 1);
+    assert!(
+        said[0].starts_with("DIR/model.safetensors: `lm_head.weight` is stored and differs from the embeddings"),
+        "{said:?}"
+    );
+    // Of two matrices that are one, either may be stored.
+    let alone = copy_of("llama3");
+    edit_tensors(&alone, |t| {
+        let embedding = t.remove("model.embed_tokens.weight").unwrap();
+        t.insert("lm_head.weight".to_owned(), embedding);
+    });
+    assert_eq!((logits(&alone), notes(&alone)), (logits(&plain), vec![]));
+    // The same numbers in another type are no difference.
+    edit_tensors(&equal, |t| {
+        let (_, shape, data) = t["lm_head.weight"].clone();
+        let wide = data.as_chunks::<2>().0.iter().flat_map(|word| f16::from_le_bytes(*word).to_f32().to_le_bytes());
+        t.insert("lm_head.weight".to_owned(), (Dtype::F32, shape, wide.collect()));
+    });
+    assert_eq!(notes(&equal), [""; 0]);
+}
+
+#[test]
+fn tensors_that_nothing_reads_are_named() {
+    let vector = |t: &mut Tensors, name: &str| {
+        t.insert(name.to_owned(), (Dtype::F32, vec![2], vec![0; 8]));
+    };
+    let told = |change: &dyn Fn(&TempDir)| {
+        let folder = copy_of("llama3");
+        change(&folder);
+        notes(&folder)
+    };
+    let with =
+        |names: &'static [&str]| told(&|folder| edit_tensors(folder, |t| names.iter().for_each(|n| vector(t, n))));
+    // Buffers that transformers works out itself, and passes over in silence (`_adjust_missing_and_unexpected_keys`).
+    assert_eq!(with(&["model.layers.0.self_attn.rotary_emb.inv_freq", "model.embeddings.position_ids"]), [""; 0]);
+    assert_eq!(with(&["score.weight"]), ["DIR/model.safetensors: 1 tensor is not read: `score.weight`"]);
+    assert_eq!(
+        with(&["model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.bias"]),
+        [concat!(
+            "DIR/model.safetensors: 2 tensors are not read: `model.layers.0.self_attn.q_norm.weight`, ",
+            "`model.layers.0.self_attn.q_proj.bias`"
+        )]
+    );
+    let half = told(&|folder| edit_json(folder, "config.json", json!({"num_hidden_layers": 1})));
+    assert_eq!(half.len(), 1);
+    assert!(
+        half[0].starts_with("DIR/model.safetensors: 9 tensors are not read: `model.layers.1.input_layernorm.weight`, ")
+    );
+    assert!(
+        half[0].ends_with(" and 5 more; 2 layers are stored, and config.json says `num_hidden_layers` 1"),
+        "{half:?}"
+    );
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_ambiguous() {
+    let folder = copy_of("llama-sharded");
+    let [first, second] = [1, 2].map(|n| folder.path().join(format!("model-0000{n}-of-00002.safetensors")));
+    fs::copy(first, second).unwrap();
+    let said = fault(&folder);
+    assert!(said.starts_with("DIR/model-00002-of-00002.safetensors: the tensor `"), "{said}");
+    assert!(said.ends_with("is in DIR/model-00001-of-00002.safetensors as well"), "{said}");
+}
+
+#[test]
+fn checkpoints_of_other_formats_are_called_by_their_names() {
+    /// Renames the queries' matrix to a tensor of such a type.
+    fn queries(folder: &TempDir, ending: &str, dtype: Dtype) {
+        const QUERIES: &str = "model.layers.0.self_attn.q_proj";
+        let bytes = if dtype == Dtype::U8 { 4 } else { 16 };
+        edit_tensors(folder, |t| {
+            t.remove(&format!("{QUERIES}.weight"));
+            t.insert(format!("{QUERIES}{ending}"), (dtype, vec![4], vec![0; bytes]));
+        });
+    }
+    fn renamed(folder: &TempDir, name: fn(&str) -> String) {
+        edit_tensors(folder, |t| *t = std::mem::take(t).into_iter().map(|(n, tensor)| (name(&n), tensor)).collect());
+    }
+    let write = |folder: &TempDir, name: &str| fs::write(folder.path().join(name), "x").unwrap();
+    type Change<'a> = &'a dyn Fn(&TempDir);
+    let cases: [(Change<'_>, &str, &str); 14] = [
+        (&|f| queries(f, ".qweight", Dtype::F32), "quantised by GPTQ or AWQ", "quantised from"),
+        (&|f| queries(f, ".weight_packed", Dtype::F32), "compressed-tensors", "quantised from"),
+        (
+            &|f| {
+                queries(f, ".weight.absmax", Dtype::F32);
+                queries(f, ".weight", Dtype::U8);
+            },
+            "quantised by bitsandbytes",
+            "quantised from",
+        ),
+        (
+            &|f| {
+                queries(f, ".scales", Dtype::F32);
+                queries(f, ".weight", Dtype::U8);
+            },
+            "quantised by MLX",
+            "quantised from",
+        ),
+        (
+            &|f| {
+                queries(f, ".weight_scale_inv", Dtype::F32);
+                queries(f, ".weight", Dtype::U8);
+            },
+            "quantised to FP8 or INT8",
+            "quantised from",
+        ),
+        (&|f| renamed(f, |n| format!("base_model.model.{n}")), "a PEFT adapter", "merge_and_unload"),
+        (&|f| renamed(f, |n| n.replace("model.", "")), "without its output layer", "AutoModelForCausalLM"),
+        (&|f| renamed(f, |n| format!("language_model.{n}")), "a language model within", "language model alone"),
+        (
+            &|f| edit_json(f, "config.json", json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
+            "config.json: `quantization_config`: the weights are quantised (AWQ, 4 bits)",
+            "quantised from",
+        ),
+        (
+            &|f| edit_json(f, "config.json", json!({"quantization": {"group_size": 64, "bits": 4}})),
+            "config.json: `quantization`: the weights are quantised (MLX, 4 bits)",
+            "quantised from",
+        ),
+        (
+            &|f| {
+                fs::remove_file(f.path().join("model.safetensors")).unwrap();
+                write(f, "pytorch_model.bin");
+            },
+            "no model.safetensors and no model.safetensors.index.json in this folder; it holds weights as PyTorch pickles them",
+            "save_pretrained",
+        ),
+        (
+            &|f| {
+                fs::remove_file(f.path().join("model.safetensors")).unwrap();
+                fs::remove_file(f.path().join("config.json")).unwrap();
+                write(f, "x.Q4_K_M.gguf");
+            },
+            "no config.json in this folder; it holds GGUF weights of llama.cpp (`x.Q4_K_M.gguf`)",
+            "made from",
+        ),
+        (
+            &|f| {
+                fs::remove_file(f.path().join("model.safetensors")).unwrap();
+                fs::remove_file(f.path().join("config.json")).unwrap();
+                write(f, "adapter_config.json");
+                write(f, "adapter_model.safetensors");
+            },
+            "no config.json in this folder; it holds a PEFT adapter such as LoRA",
+            "merge_and_unload",
+        ),
+        (
+            &|f| {
+                fs::remove_file(f.path().join("tokenizer.json")).unwrap();
+                edit_json(f, "config.json", json!({"architectures": ["Qwen3MoeForCausalLM"]}));
+            },
+            "`architectures`: `Qwen3MoeForCausalLM` is not supported",
+            "Qwen3ForCausalLM",
+        ),
+    ];
+    for (change, said, hint) in cases {
+        let folder = copy_of("llama3");
+        change(&folder);
+        let error = open(&folder).err().unwrap_or_else(|| panic!("{said}"));
+        let usage = error.downcast_ref::<UsageError>().unwrap_or_else(|| panic!("{said}: {error:#}"));
+        assert!(usage.what.contains(said) && usage.what.lines().count() == 1, "{said}: {}", usage.what);
+        assert!(usage.hint.as_ref().is_some_and(|h| h.contains(hint)), "{said}: {:?}", usage.hint);
+    }
+}
+
+/// The built-in model as a folder.
+fn built_in() -> TempDir {
+    let (copy, builtin) = (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin"));
+    for file in
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"]
+    {
+        fs::copy(builtin.join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn nothing_is_to_be_said_of_the_built_in_model() {
+    let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+    assert_eq!(model.notes, [""; 0]);
+    assert_eq!(notes(&built_in()), [""; 0]);
+}
+
+#[test]
+fn notes_on_a_model_are_printed_once_and_kept_in_the_manifest() {
+    let folder = built_in();
+    edit_tensors(&folder, |t| drop(t.insert("score.weight".to_owned(), (Dtype::F32, vec![2], vec![0; 8]))));
+    // As SmolLM2: the tokenizer puts no BOS in front, and each turn of the template begins with it.
+    edit_json(&folder, "tokenizer.json", json!({"post_processor": null}));
+    let template = "<s>user\n{{ messages[0].content }}</s>\n<s>assistant\n";
+    edit_json(&folder, "tokenizer_config.json", json!({"chat_template": template}));
+    edit_json(&folder, "config.json", json!({"max_sequence_length": 65536}));
+    let out = folder.path().join("out");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.args(["eval", "-q", "-t", "ruler/niah_single_1", "-l", "512", "-n", "1", "-m", "topk:k=16", "--model"]);
+    let ran = command.arg(folder.path()).arg("--out").arg(&out).output().unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.success(), "{said}");
+    let of = |file: &str, what: &str| format!("{}: {what}", folder.path().join(file).display());
+    let told = [
+        of(
+            "config.json",
+            "the context is 32768 tokens, as RoPE is made for, although the longest sequence is stated to be 65536",
+        ),
+        of("model.safetensors", "1 tensor is not read: `score.weight`"),
+    ];
+    let times = |said: &str, note: &str| said.lines().filter(|line| *line == format!("note: {note}")).count();
+    assert!(told.iter().all(|note| times(&said, note) == 1), "{said}");
+    assert!(!said.contains("BOS") && !String::from_utf8(ran.stdout).unwrap().contains("BOS"), "{said}");
+    let read = |file: &str| fs::read_to_string(out.join(file)).unwrap();
+    let manifest: Value = serde_json::from_str(&read("manifest.json")).unwrap();
+    assert_eq!(manifest["model"]["notes"], json!(told));
+    let record: Value = serde_json::from_str(read("samples.jsonl").lines().next().unwrap()).unwrap();
+    assert_eq!(record["bos_tokens"], 1);
+    // A plan reads no weights.
+    let matrix = folder.path().join("matrix.toml");
+    let text = format!("model = [{:?}]\ntasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1", folder.path());
+    fs::write(&matrix, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    let planned = command.arg("sweep").arg(&matrix).arg("--dry-run").output().unwrap();
+    let said = String::from_utf8(planned.stderr).unwrap();
+    assert_eq!(told.each_ref().map(|note| times(&said, note)), [1, 0], "{said}");
+}
+
+#[test]
+fn an_adapter_beside_a_model_is_told_of() {
+    let folder = copy_of("llama3");
+    fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
+    let said = notes(&folder);
+    assert_eq!(said.len(), 1);
+    assert!(said[0].starts_with("DIR: the adapter of `adapter_config.json` is not applied"), "{said:?}");
 }
 
 #[test]
@@ -532,6 +842,166 @@ fn every_file_has_a_say_in_what_ends_a_generation() {
 }
 
 #[test]
+fn ends_that_make_no_sense_are_refused_in_whatever_file() {
+    let with = |ids: &str| {
+        let text = format!(r#"{{"eos_token_id": {ids}}}"#);
+        builtin_with(|f| f.generation_config = Some(TextFile { name: "g.json".into(), text: text.into() }))
+    };
+    let wrong = |ids: &str| {
+        let error = with(ids).unwrap_err();
+        assert!(error.what.starts_with("g.json: `eos_token_id`: "), "{}", error.what);
+        error.what
+    };
+    for ids in [r#""2""#, "2.0", "-5", "[[2]]", r#"[2, "3"]"#, "{}", "true", "4294967296"] {
+        assert!(wrong(ids).contains("expected a token id or a list of them, got "), "{ids}");
+    }
+    assert!(wrong("[2, 8192]").ends_with("8192 is beyond the vocabulary of 8192"));
+    for (ids, all) in [("null", &[2][..]), ("[]", &[2]), ("8191", &[2, 8191])] {
+        assert_eq!(with(ids).unwrap().eos_ids(), all, "{ids}");
+    }
+}
+
+/// As `_from_pretrained` of transformers 5: `special_tokens_map.json` and `added_tokens.json` count where
+/// `tokenizer_config.json` has no `added_tokens_decoder`; the former then wins over it.
+#[test]
+fn special_tokens_are_read_where_transformers_reads_them() {
+    let file = |name: &str, json: Value| Some(TextFile { name: name.into(), text: json.to_string().into() });
+    let map = json!({"eos_token": "<pad>", "bos_token": {"content": "</s>", "lstrip": false}});
+    let template = json!({"chat_template": "{{ bos_token }}|{{ messages[0].content }}|{{ eos_token }}"});
+    let read = |decoder: bool| {
+        builtin_with(|f| {
+            settings(f, template.clone());
+            if decoder {
+                settings(f, json!({"added_tokens_decoder": {}}));
+            }
+            f.special_tokens = file("special_tokens_map.json", map.clone());
+        })
+        .unwrap()
+    };
+    let (older, newer) = (read(false), read(true));
+    assert_eq!(older.encode_prompt("x", "").unwrap().text, "</s>|x|<pad>");
+    assert_eq!(newer.encode_prompt("x", "").unwrap().text, "<s>|x|</s>");
+    assert_eq!((older.eos_ids(), newer.eos_ids()), (&[0, 2][..], &[2][..]));
+    let malformed = builtin_with(|f| f.special_tokens = file("special_tokens_map.json", json!([])));
+    assert_eq!(malformed.unwrap_err().what, "special_tokens_map.json: expected a JSON object");
+
+    let added = json!({"<|new|>": 8192, "<s>": 1});
+    let with_added = |decoder: bool| {
+        builtin_with(|f| {
+            f.added_tokens = file("added_tokens.json", added.clone());
+            if decoder {
+                settings(f, json!({"added_tokens_decoder": {}}));
+            }
+        })
+        .unwrap()
+    };
+    let (older, newer) = (with_added(false), with_added(true));
+    assert_eq!((older.id_of("<|new|>"), newer.id_of("<|new|>")), (Some(8192), None));
+    assert_eq!(older.encode_text("<|new|>", false).unwrap(), [8192]);
+    assert!(newer.encode_text("<|new|>", false).unwrap().len() > 1);
+    assert_eq!(newer.notes(), [""; 0]);
+    assert_eq!(
+        older.notes(),
+        ["builtin/tokenizer.json: it lacks `<|new|>`, of added_tokens.json: they are added, as in transformers"]
+    );
+    let decoder =
+        json!({"added_tokens_decoder": {"8192": {"content": "<|a|>", "special": true}, "9000": {"content": "<|b|>"}}});
+    let listed = builtin_with(|f| settings(f, decoder)).unwrap();
+    assert_eq!((listed.id_of("<|a|>"), listed.id_of("<|b|>")), (Some(8192), Some(8193)));
+    assert_eq!(listed.decode(&[8192, 8193]).unwrap(), "<|b|>", "one of them is special");
+    let notes = listed.notes().to_vec();
+    assert_eq!(
+        notes[1],
+        "tokenizer_config.json: `<|b|>` is token 9000 there, and 8193 in tokenizer.json, which counts"
+    );
+    for (file_text, said) in
+        [(json!({"<|x|>": "8192"}), "`<|x|>`: expected a token id"), (json!({"<|x|>": -1}), "expected a token id")]
+    {
+        let error = builtin_with(|f| f.added_tokens = file("a.json", file_text)).unwrap_err();
+        assert!(error.what.starts_with("a.json: ") && error.what.contains(said), "{}", error.what);
+    }
+}
+
+#[test]
+fn special_tokens_are_never_split() {
+    // The reference marks named tokens that tokenizer.json has as plain ones.
+    let unmarked = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["added_tokens"] = json!([]));
+    let tokenizer = builtin_with(unmarked).unwrap();
+    assert_eq!(tokenizer.encode_text("</s>", false).unwrap(), [2]);
+    assert_eq!(tokenizer.notes(), [""; 0]);
+}
+
+#[test]
+fn special_tokens_that_the_tokenizer_lacks_are_told_of() {
+    let with = |changes: Value| {
+        builtin_with(|f| {
+            edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
+            settings(f, changes);
+        })
+    };
+    let error = with(json!({"bos_token": "<bos>", "add_bos_token": true})).unwrap_err();
+    assert_eq!(
+        error.what,
+        "tokenizer_config.json: `add_bos_token` is true, and `bos_token` `<bos>` is not in tokenizer.json"
+    );
+    assert!(error.hint.is_some());
+    let notes = |changes: Value| with(changes).unwrap().notes().to_vec();
+    assert_eq!(
+        notes(json!({"bos_token": "<bos>"})),
+        ["tokenizer.json: `bos_token` `<bos>` is not in it: it is no token in prompts"]
+    );
+    assert_eq!(
+        notes(json!({"eos_token": "<eos>"})),
+        ["tokenizer.json: `eos_token` `<eos>` is not in it: no answer ends by it"]
+    );
+    assert!(notes(json!({"bos_token": null, "add_bos_token": true}))[0].contains("no `bos_token` is named"));
+    assert_eq!(notes(json!({"add_bos_token": true})), [""; 0]);
+}
+
+#[test]
+fn the_same_text_is_the_same_tokens_in_spite_of_dropout() {
+    let dropout = |share: f64| builtin_with(|f| edit_tokenizer(f, |j| j["model"]["dropout"] = json!(share))).unwrap();
+    let text = "The quick brown fox jumps over the lazy dog, again and again and again.";
+    let plain = builtin_with(|_| ()).unwrap().encode_prompt(text, "").unwrap();
+    for share in [0.5, 1.0] {
+        let tokenizer = dropout(share);
+        (0..5).for_each(|_| assert_eq!(tokenizer.encode_prompt(text, "").unwrap(), plain));
+        assert_eq!(
+            tokenizer.notes(),
+            [format!(
+                "tokenizer.json: its `dropout` of {share} is left out, so that a text is the same tokens each time"
+            )]
+        );
+    }
+    assert_eq!(dropout(0.0).notes(), [""; 0]);
+}
+
+#[test]
+fn only_bos_tokens_at_the_beginning_are_counted() {
+    let leading = |tokenizer: &Tokenizer, text: &str| {
+        let prompt = tokenizer.encode_prompt(text, "").unwrap();
+        tokenizer.leading_bos(&prompt.ids)
+    };
+    let usual = builtin_with(|_| ()).unwrap();
+    assert_eq!(["hi", "hi <s> and <s>", "<s>hi", "<s><s>hi"].map(|text| leading(&usual, text)), [1, 1, 1, 2].map(Some));
+    // As SmolLM2: no BOS is put in front, but each turn of the template begins with it. As Qwen: there is one in no prompt.
+    let none = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
+    let turns = builtin_with(|f| {
+        none(f);
+        settings(f, json!({"chat_template": "<s>system\n<s>user\n{{ messages[0].content }}<s>assistant\n"}));
+    });
+    assert_eq!(leading(&turns.unwrap(), "hi"), Some(1));
+    assert_eq!(leading(&builtin_with(none).unwrap(), "hi"), None);
+    // A template that writes one more than it should.
+    let twice = builtin_with(|f| {
+        settings(f, json!({"chat_template": "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}"}))
+    });
+    assert_eq!(leading(&twice.unwrap(), "hi"), Some(2));
+    // The prompt of another tokenizer, which lacks what this one puts in front.
+    assert_eq!(usual.leading_bos(&[5, 1]), Some(0));
+}
+
+#[test]
 fn faults_of_a_tokenizer_are_one_line() {
     let message = |change: &dyn Fn(&mut ModelFiles)| {
         let message = builtin_with(change).unwrap_err().to_string();
@@ -734,7 +1204,27 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     let source = ModelSource::parse("org/model").unwrap();
     let offline = HubOptions { offline: true, ..options(&cache, "http://127.0.0.1:9") };
     let files = source.resolve_with(&offline).unwrap();
-    assert_eq!(files.notes, ["org/model: `tokenizer_config.json` is not in the cache (HF_HUB_OFFLINE is set)"]);
+    let doubt = |names: &str| {
+        format!(
+            "org/model: {names} not in the cache (HF_HUB_OFFLINE is set); if the repository has such a file, prompts or the ends of \
+             answers differ from its own"
+        )
+    };
+    let all = "`tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`, `special_tokens_map.json` and \
+               `added_tokens.json` are";
+    assert_eq!(files.notes, [doubt(all)]);
+    // Names that other tools looked for in vain are no doubt, nor are files that would not be read.
+    let notes_with = |file: &str| {
+        fs::create_dir_all(root.join(".no_exist").join(COMMIT)).unwrap();
+        fs::write(root.join(".no_exist").join(COMMIT).join(file), "").unwrap();
+        source.resolve_with(&offline).unwrap().notes.clone()
+    };
+    let snapshot = root.join("snapshots").join(COMMIT);
+    fs::write(snapshot.join("tokenizer_config.json"), r#"{"added_tokens_decoder": {}}"#).unwrap();
+    assert_eq!(notes_with("generation_config.json"), [doubt("`chat_template.jinja` is")]);
+    assert_eq!(notes_with("chat_template.jinja"), [""; 0]);
+    fs::remove_dir_all(root.join(".no_exist")).unwrap();
+    fs::remove_file(snapshot.join("tokenizer_config.json")).unwrap();
     // With network the rest is fetched, and what is cached is not fetched again.
     let hub = Hub::start(remote.path().to_owned());
     let files = source.resolve_with(&options(&cache, &hub.address)).unwrap();
@@ -795,7 +1285,8 @@ fn what_the_hub_does_not_have_is_told_apart_from_no_network() {
     fs::write(remote.path().join("pytorch_model.bin"), "x").unwrap();
     assert_eq!(
         hub_error("org/model", &options(&cache, &hub.address)).what,
-        "org/model: this repository has no safetensors weights"
+        "org/model: this repository has no safetensors weights; it holds weights as PyTorch pickles them, which are not read \
+         (`pytorch_model.bin`)"
     );
     fs::remove_file(remote.path().join("tokenizer.json")).unwrap();
     assert_eq!(

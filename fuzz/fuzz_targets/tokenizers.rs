@@ -1,5 +1,5 @@
-//! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja`, the first replaced by
-//! one that works where it is empty.
+//! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`, `special_tokens_map.json` and
+//! `added_tokens.json`, the first replaced by one that works where it is empty.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -28,6 +28,8 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         tokenizer_config: file(1, "tokenizer_config.json"),
         generation_config: file(2, "generation_config.json"),
         chat_template: file(3, "chat_template.jinja"),
+        special_tokens: file(4, "special_tokens_map.json"),
+        added_tokens: file(5, "added_tokens.json"),
         notes: Vec::new(),
     };
     let config = ModelConfig::parse(CONFIG, "config.json").expect("a config that works");

@@ -88,6 +88,11 @@ impl Reader {
         Ok(Self { model, source, layers: spread(layers, all), seed })
     }
 
+    /// What the user should know about the model, a line each.
+    pub fn notes(&self) -> &[String] {
+        &self.model.notes
+    }
+
     /// The model's heads, in as many layers as are timed.
     pub fn dimensions(&self) -> Dimensions {
         let dimensions = &self.model.dimensions;

@@ -331,6 +331,7 @@ impl BenchArgs {
         let Some(model) = &self.kv_from else { return Ok(None) };
         let (dtype, layers) = (parse_dtype(&self.dtype)?, self.layers.unwrap_or(1));
         let reader = Reader::open(model, dtype, self.text.as_deref(), layers, self.seed)?;
+        reader.notes().iter().for_each(|note| eprintln!("note: {note}"));
         let heads = |dimensions: &Dimensions| {
             let c = dimensions.config();
             (c.heads, c.kv_heads, c.head_dim)

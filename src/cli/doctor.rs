@@ -196,7 +196,11 @@ impl Findings {
             ("", format!("{}, {}{offline}", place(&models.cache), gigabytes(models.cache_bytes))),
         ]);
         let model = |m: &CachedModel| {
-            let state = if m.complete { "" } else { ", incomplete" };
+            let state = match (&m.refused, m.complete) {
+                (Some(why), _) => format!(", not supported ({why})"),
+                (None, false) => ", incomplete".to_owned(),
+                (None, true) => String::new(),
+            };
             ("", format!("  {} {}{state}", m.id, gigabytes(m.bytes)))
         };
         lines.extend(models.cached.iter().map(model));

@@ -132,9 +132,11 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
     }
     let system = system_prompt(args.system_prompt.as_deref())?;
     let texts = ModelSource::parse(&args.model)?.resolve_texts()?;
-    texts.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let tokenizer_options = TokenizerOptions { chat: !args.no_chat, system, ..TokenizerOptions::default() };
-    let tokenizer = Tokenizer::load(&texts, &texts.config()?, tokenizer_options)?;
+    let config = texts.config()?;
+    let tokenizer = Tokenizer::load(&texts, &config, tokenizer_options)?;
+    let notes = [&texts.notes[..], &config.notes, tokenizer.notes()].into_iter().flatten();
+    notes.for_each(|note| eprintln!("note: {note}"));
     let counter = Counter(&tokenizer);
     let mut out = Export::to(args.out.as_deref())?;
     for task in &tasks {

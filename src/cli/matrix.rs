@@ -473,6 +473,7 @@ impl Run {
                     continue;
                 }
             };
+            model.notes.iter().for_each(|n| eprintln!("note: {n}"));
             let (data, shard) = (data.as_deref(), self.shard);
             let planner = Planner { model: &model, config, tasks: &tasks, data, shard, is_elsewhere: false };
             models.push(Description::outlined(&planner)?);

@@ -25,7 +25,7 @@ pub enum Check {
     RandomWeights,
     /// Too few examples to compare methods on a task.
     FewExamples,
-    /// Prompts without exactly one BOS token, on a model that has one.
+    /// Prompts that do not begin with exactly one BOS token, on a model whose tokenizer or template puts one there.
     Bos,
     /// Examples that fill less than 95 % of the length asked for, or more than all of it.
     Length,

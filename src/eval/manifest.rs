@@ -120,6 +120,7 @@ impl ModelPart {
                 "context_limit": c.context_limit(),
                 "weight_bytes": model.dimensions.weight_bytes(),
                 "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
+                "notes": model.notes,
             }),
             example_bytes: example_bytes(config, model),
         }

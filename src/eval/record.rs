@@ -101,7 +101,8 @@ pub struct Record {
     pub max_new_tokens: usize,
     /// Whether generation ended by an EOS token rather than by `max_new_tokens`.
     pub stopped: bool,
-    /// Number of BOS tokens in the prompt (`None` if the model has none): a self-check.
+    /// Number of BOS tokens that the prompt begins with (`None` if it begins with none and the tokenizer puts none there): a
+    /// self-check. In earlier records those of the whole prompt.
     pub bos_tokens: Option<usize>,
     /// Tokens attended over tokens in context, mean over heads, layers (dense ones included) and steps.
     pub density: f64,

@@ -489,7 +489,7 @@ impl Runner<'_> {
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens: item.prefix_tokens,
-                bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
+                bos_tokens: self.model.tokenizer.leading_bos(&prompt.ids),
                 ..self.cost_record(&identity, item, method, run, shared)
             })
         };
@@ -525,7 +525,6 @@ impl Runner<'_> {
         }?;
         let Some(outcome) = outcome else { return Ok(None) };
         carried.spent += outcome.spent;
-        let bos = self.model.tokenizer.bos_id();
         let identity = self.identity(&item.wanted);
         let shared =
             SharedReading { time: outcome.prefill, reused: outcome.reused, reused_tokens: outcome.reused_tokens };
@@ -537,7 +536,7 @@ impl Runner<'_> {
             measure: passage.scoring.measure(),
             prompt_tokens: passage.prompt.len(),
             prefix_tokens: request.prefix_tokens,
-            bos_tokens: bos.map(|bos| passage.prompt.iter().filter(|id| **id == bos).count()),
+            bos_tokens: self.model.tokenizer.leading_bos(&passage.prompt),
             ..scored_record(passage, &scored.sums, self.cost_record(&identity, item, method, scored.run, shared))
         };
         Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))

@@ -10,6 +10,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::formats::{QUANTISED_HINT, QUANTISED_KEYS, quantised_by};
 use crate::error::UsageError;
 
 /// The decoder families that can be evaluated.
@@ -116,6 +117,24 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
+impl RopeConfig {
+    /// Base, kind and what matters most of it, for errors.
+    fn in_words(&self) -> String {
+        let scaling = match &self.scaling {
+            RopeScaling::Default => "no scaling".to_owned(),
+            RopeScaling::Linear { factor } => format!("`linear` by {factor}"),
+            RopeScaling::Dynamic { factor } => format!("`dynamic` by {factor}"),
+            RopeScaling::Yarn(yarn) => {
+                format!("`yarn` by {} of {} positions", yarn.factor, yarn.original_max_positions)
+            }
+            RopeScaling::Llama3 { factor, original_max_positions, .. } => {
+                format!("`llama3` by {factor} of {original_max_positions} positions")
+            }
+        };
+        format!("{scaling} with theta {}", self.theta)
+    }
+}
+
 /// Number format of the checkpoint as its config states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointType {
@@ -153,6 +172,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// `max_position_embeddings` as stated; see [`context_limit`](Self::context_limit) for what can be used.
     pub max_position_embeddings: usize,
+    /// The longest sequence by another key (`max_sequence_length` and the like), if stated.
+    pub stated_length: Option<usize>,
     /// Tokens a sliding layer sees, itself included; `None` if no layer slides.
     pub sliding_window: Option<usize>,
     /// Whether the output matrix is the embedding table.
@@ -174,6 +195,8 @@ pub struct ModelConfig {
     /// Number format of the checkpoint, if stated. What is computed in is part of a run's settings.
     #[serde(skip)]
     pub checkpoint_type: Option<CheckpointType>,
+    /// What the user should know about how the file was read, a line each.
+    pub notes: Vec<String>,
 }
 
 impl ModelConfig {
@@ -189,25 +212,64 @@ impl ModelConfig {
             return Err(UsageError::new(format!("{file}: expected a JSON object")));
         };
         let keys = Keys { file, prefix: "", map };
-        let config = read(&keys)?;
+        let mut config = read(&keys)?;
         config.check(file)?;
+        config.notes.extend(keys.unread());
+        config.notes.extend(config.notes_on_length().into_iter().map(|note| format!("{file}: {note}")));
         Ok(config)
     }
 
     /// Longest sequence in tokens, prompt and generated together, that the model is made for.
     ///
-    /// `max_position_embeddings` already counts the scaling for `linear` and `llama3`. It is the
+    /// `max_position_embeddings` already counts the scaling for `linear` and `llama3`, unless another key states a longer
+    /// sequence that `linear` scaling reaches (Vicuna 1.5 16K). It is the
     /// trained length for `dynamic`, and often for `yarn` (published Qwen2.5 configs), where the
     /// factor is applied here. A shorter sliding window limits it too: within the window a sliding
     /// layer equals a full one, beyond it it is not supported.
     pub fn context_limit(&self) -> usize {
-        let stated = self.max_position_embeddings;
-        let scaled = match &self.rope.scaling {
-            RopeScaling::Dynamic { factor } => stated.max((stated as f64 * factor) as usize),
-            RopeScaling::Yarn(y) => stated.max((y.original_max_positions as f64 * y.factor) as usize),
-            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => stated,
-        };
+        let scaled = self.scaled_length();
         self.sliding_window.map_or(scaled, |window| scaled.min(window))
+    }
+
+    /// The context by positions alone.
+    fn scaled_length(&self) -> usize {
+        let stated = self.max_position_embeddings;
+        let times = |positions: usize, factor: f64| (positions as f64 * factor) as usize;
+        match &self.rope.scaling {
+            RopeScaling::Dynamic { factor } => stated.max(times(stated, *factor)),
+            RopeScaling::Yarn(yarn) => stated.max(reach(yarn)),
+            RopeScaling::Linear { factor } => {
+                stated.max(self.stated_length.unwrap_or(stated).min(times(stated, *factor)))
+            }
+            RopeScaling::Default | RopeScaling::Llama3 { .. } => stated,
+        }
+    }
+
+    /// Says what the context is where the file's keys do not agree on it.
+    fn notes_on_length(&self) -> Vec<String> {
+        let (positions, context) = (self.max_position_embeddings, self.scaled_length());
+        let by_keys = match (self.stated_length, &self.rope.scaling) {
+            (Some(stated), RopeScaling::Linear { factor }) if stated > positions => Some(format!(
+                "the context is {context} tokens: `max_position_embeddings` is {positions}, RoPE is scaled by {factor}, and the \
+                 longest sequence is stated to be {stated}"
+            )),
+            (None, RopeScaling::Linear { factor }) if *factor > 1.0 => Some(format!(
+                "the context is `max_position_embeddings`, {positions} tokens, which linear RoPE scaling by {factor} is taken to be \
+                 counted in; if it is not, state the longer one as `max_sequence_length`"
+            )),
+            (_, RopeScaling::Yarn(yarn)) if yarn.factor > 1.0 && reach(yarn) < positions => Some(format!(
+                "the context is `max_position_embeddings`, {positions} tokens, although YaRN scales {} positions by {} only",
+                yarn.original_max_positions, yarn.factor
+            )),
+            (Some(stated), _) if stated != context => Some(format!(
+                "the context is {context} tokens, as RoPE is made for, although the longest sequence is stated to be {stated}"
+            )),
+            _ => None,
+        };
+        let cut = self.sliding_window.filter(|window| *window < context).map(|window| {
+            format!("the context is cut from {context} to {window} tokens, the `sliding_window`: beyond it sliding layers are not supported")
+        });
+        by_keys.into_iter().chain(cut).collect()
     }
 
     /// Query heads that share one key/value head.
@@ -229,8 +291,14 @@ impl ModelConfig {
     }
 }
 
+/// Positions that YaRN scales its trained length to.
+fn reach(yarn: &YarnScaling) -> usize {
+    (yarn.original_max_positions as f64 * yarn.factor) as usize
+}
+
 fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
     let architecture = architecture(keys)?;
+    refuse_quantised(keys)?;
     let activation = keys.optional_text("hidden_act")?.unwrap_or("silu");
     if !matches!(activation, "silu" | "swish") {
         return Err(keys.error("hidden_act", &format!("only `silu` is supported, got `{activation}`")));
@@ -245,9 +313,11 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         Architecture::Qwen2 => (true, false),
     };
     let layers = keys.size("num_hidden_layers")?;
+    let vocab_size = keys.size("vocab_size")?;
+    let mut notes = Vec::new();
     Ok(ModelConfig {
         architecture,
-        vocab_size: keys.size("vocab_size")?,
+        vocab_size,
         hidden_size,
         intermediate_size: keys.size("intermediate_size")?,
         layers,
@@ -255,18 +325,39 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         kv_heads: keys.optional_size("num_key_value_heads")?.unwrap_or(heads),
         head_dim: head_dim(keys, architecture, hidden_size, heads)?,
         rms_norm_eps: rms_norm_eps(keys)?,
-        rope: rope(keys, max_position_embeddings)?,
+        rope: rope(keys, max_position_embeddings, &mut notes)?,
         max_position_embeddings,
+        stated_length: stated_length(keys),
         sliding_window: sliding_window(keys, architecture, layers)?,
         tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
         qk_norm: architecture == Architecture::Qwen3,
         qkv_bias,
         output_bias,
         mlp_bias: architecture == Architecture::Llama && keys.flag("mlp_bias", false)?,
-        eos_ids: keys.ids("eos_token_id")?,
+        eos_ids: keys.eos_ids(vocab_size)?,
         bos_id: keys.ids("bos_token_id")?.first().copied(),
         checkpoint_type: checkpoint_type(keys)?,
+        notes,
     })
+}
+
+/// Refused here, before weights are looked for or downloaded.
+fn refuse_quantised(keys: &Keys) -> Result<(), UsageError> {
+    let Some((key, setting)) = QUANTISED_KEYS.iter().find_map(|key| Some((*key, keys.get(key)?))) else {
+        return Ok(());
+    };
+    let by = quantised_by(key, setting);
+    let what = format!("the weights are quantised ({by}); only F32, F16 and BF16 can be read");
+    Err(keys.error(key, &what).hint(QUANTISED_HINT))
+}
+
+/// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.
+fn stated_length(keys: &Keys) -> Option<usize> {
+    const KEYS: [&str; 5] = ["max_sequence_length", "max_seq_length", "max_seq_len", "model_max_length", "n_positions"];
+    // Some state a number without end.
+    const MOST: u64 = 1 << 32;
+    let number = |key: &&str| keys.get(key)?.as_u64().filter(|n| (1..MOST).contains(n));
+    KEYS.iter().find_map(number).map(|n| n as usize)
 }
 
 fn architecture(keys: &Keys) -> Result<Architecture, UsageError> {
@@ -352,23 +443,49 @@ fn checkpoint_type(keys: &Keys) -> Result<Option<CheckpointType>, UsageError> {
     })
 }
 
-fn rope(keys: &Keys, max_positions: usize) -> Result<RopeConfig, UsageError> {
-    let (name, nested) = match (keys.object("rope_parameters")?, keys.object("rope_scaling")?) {
-        (Some(map), _) => ("rope_parameters", Some(map)),
-        (None, map) => ("rope_scaling", map),
-    };
+/// Transformers 5 takes `rope_scaling`, if it has any key, instead of `rope_parameters`; both are read where they agree.
+fn rope(keys: &Keys, max_positions: usize, notes: &mut Vec<String>) -> Result<RopeConfig, UsageError> {
+    const KEYS: [&str; 2] = ["rope_scaling", "rope_parameters"];
     let empty = Map::new();
+    let mut read = |key: &str, map| rope_of(keys, key, map, max_positions, notes);
+    let [scaling, parameters] = KEYS.map(|key| keys.object(key).map(|map| map.filter(|map| !map.is_empty())));
+    let (scaling, parameters) = match (scaling?, parameters?) {
+        (None, parameters) => return read(KEYS[1], parameters.unwrap_or(&empty)),
+        (Some(scaling), None) => return read(KEYS[0], scaling),
+        (Some(scaling), Some(parameters)) => (read(KEYS[0], scaling)?, read(KEYS[1], parameters)?),
+    };
+    if scaling == parameters {
+        return Ok(scaling);
+    }
+    let what = format!("it says {}, and `rope_parameters` {}", scaling.in_words(), parameters.in_words());
+    Err(keys.error(KEYS[0], &what).hint(
+        "keep one of the two, with all of its keys: transformers takes `rope_scaling` alone, with the `rope_theta` in it or beside it",
+    ))
+}
+
+fn rope_of(
+    keys: &Keys,
+    name: &str,
+    map: &Map<String, Value>,
+    max_positions: usize,
+    notes: &mut Vec<String>,
+) -> Result<RopeConfig, UsageError> {
     let prefix = format!("{name}.");
-    let inner = Keys { file: keys.file, prefix: &prefix, map: nested.unwrap_or(&empty) };
+    let inner = Keys { file: keys.file, prefix: &prefix, map };
     if let Some((key, _)) = inner.map.iter().find(|(_, v)| v.is_object()) {
         return Err(inner.error(key, "RoPE parameters that differ by layer are not supported"));
     }
-    let theta = match inner.optional_number("rope_theta")? {
-        Some(theta) => theta,
-        None => keys.optional_number("rope_theta")?.unwrap_or(10_000.0),
-    };
+    let [within, beside] = [&inner, keys].map(|level| level.optional_number("rope_theta"));
+    let (within, beside) = (within?, beside?);
+    let theta = within.or(beside).unwrap_or(10_000.0);
     if theta <= 1.0 {
         return Err(keys.error("rope_theta", &format!("must be above 1, got {theta}")));
+    }
+    if let Some(other) = beside.filter(|other| *other != theta) {
+        notes.push(format!(
+            "{}: `{prefix}rope_theta` is {theta} and `rope_theta` {other}: the former is used, as transformers does",
+            keys.file
+        ));
     }
     for level in [&inner, keys] {
         if level.optional_number("partial_rotary_factor")?.is_some_and(|share| share != 1.0) {
@@ -551,6 +668,29 @@ impl<'a> Keys<'a> {
         value.as_object().map(Some).ok_or_else(|| self.wrong(key, "an object", value))
     }
 
+    /// Ids that end a generation, which have to be among `vocab_size`.
+    fn eos_ids(&self, vocab_size: usize) -> Result<Vec<u32>, UsageError> {
+        const KEY: &str = "eos_token_id";
+        let ids = self.ids(KEY)?;
+        match ids.iter().find(|id| **id as usize >= vocab_size) {
+            None => Ok(ids),
+            Some(id) => Err(self
+                .error(KEY, &format!("{id} is beyond the vocabulary of {vocab_size}"))
+                .hint("no answer could end by it: give the id of a token that the model has, or leave it out")),
+        }
+    }
+
+    /// Notes on settings that change a model elsewhere and are read neither here nor by transformers.
+    fn unread(&self) -> Vec<String> {
+        const UNREAD: [(&str, &str); 2] = [
+            ("dual_chunk_attention_config", "results published beyond 256K tokens use dual chunk attention"),
+            ("rope_condense_ratio", "FastChat divides positions by it; `rope_scaling` of type `linear` does the same"),
+        ];
+        let is_set = |key: &str| self.get(key).is_some_and(|value| value.as_f64() != Some(1.0));
+        let note = |(key, why): &(&str, &str)| format!("{}: `{key}` is not read, as in transformers: {why}", self.file);
+        UNREAD.iter().filter(|(key, _)| is_set(key)).map(note).collect()
+    }
+
     /// One token id or a list of them; absent or null is none.
     fn ids(&self, key: &str) -> Result<Vec<u32>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
@@ -558,8 +698,16 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// The `eos_token_id` of another file of the model, such as `generation_config.json`.
+///
+/// # Errors
+/// As for `config.json`: a value that is no id, no list of ids, or beyond the vocabulary.
+pub(super) fn eos_ids(map: &Map<String, Value>, file: &str, vocab_size: usize) -> Result<Vec<u32>, UsageError> {
+    Keys { file, prefix: "", map }.eos_ids(vocab_size)
+}
+
 /// Token ids written as one number or a list of numbers; `None` if `value` is neither.
-pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+fn token_ids(value: &Value) -> Option<Vec<u32>> {
     let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     match value {
         Value::Array(list) => list.iter().map(id).collect(),
@@ -621,6 +769,106 @@ mod tests {
         assert_eq!(a, b);
         assert_eq!(a, c);
         assert_eq!(a.theta, 5e5);
+    }
+
+    /// What transformers 5.24 does is in `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`: `rope_scaling`, unless it is
+    /// empty, replaces `rope_parameters`; a `rope_theta` within wins over one beside.
+    #[test]
+    fn of_two_ropes_both_are_read_or_neither() {
+        let plain = json!({"rope_type": "default", "rope_theta": 1e6});
+        let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512});
+        let with_theta = |map: &Value| {
+            let mut map = map.clone();
+            map["rope_theta"] = json!(1e6);
+            map
+        };
+        let rope = |changes| parse(&with(changes)).map(|c| (c.rope, c.notes));
+        let (as_yarn, none) = rope(json!({"rope_parameters": with_theta(&yarn)})).unwrap();
+        assert!(none.is_empty() && matches!(&as_yarn.scaling, RopeScaling::Yarn(y) if y.factor == 4.0));
+        let same = [
+            json!({"rope_parameters": with_theta(&yarn), "rope_scaling": with_theta(&yarn)}),
+            json!({"rope_parameters": with_theta(&yarn), "rope_scaling": yarn, "rope_theta": 1e6}),
+            json!({"rope_parameters": with_theta(&yarn), "rope_scaling": {}}),
+            json!({"rope_parameters": {}, "rope_scaling": yarn, "rope_theta": 1e6}),
+            json!({"rope_parameters": null, "rope_scaling": with_theta(&yarn)}),
+        ];
+        for changes in same {
+            assert_eq!(rope(changes.clone()).unwrap(), (as_yarn.clone(), vec![]), "{changes}");
+        }
+        let error = parse(&with(json!({"rope_parameters": plain, "rope_scaling": yarn}))).unwrap_err();
+        assert_eq!(
+            error.what,
+            "config.json: `rope_scaling`: it says `yarn` by 4 of 512 positions with theta 10000, and `rope_parameters` no scaling \
+             with theta 1000000"
+        );
+        assert!(error.hint.unwrap().starts_with("keep one of the two"));
+        let scaling = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5});
+        assert!(rope(json!({"rope_parameters": plain, "rope_scaling": scaling})).is_err());
+        let (twice, notes) = rope(json!({"rope_parameters": plain, "rope_theta": 5e5})).unwrap();
+        assert_eq!((twice.theta, notes.len()), (1e6, 1));
+        assert_eq!(
+            notes[0],
+            "config.json: `rope_parameters.rope_theta` is 1000000 and `rope_theta` 500000: the former is used, as transformers does"
+        );
+    }
+
+    /// The rows are published configs: Vicuna 1.5 16K, LLaMA 2 32K of Together, Qwen2.5 with YaRN, Yarn Llama 2 64K.
+    #[test]
+    fn what_says_another_context_is_counted_or_told_of() {
+        let linear = |factor: f64| json!({"type": "linear", "factor": factor});
+        let yarn = |factor: f64, original: usize| json!({"type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+        for (changes, limit, told) in [
+            (json!({"max_position_embeddings": 4096}), 4096, ""),
+            (
+                json!({"max_position_embeddings": 4096, "max_sequence_length": 16384, "rope_scaling": linear(4.0)}),
+                16384,
+                "the context is 16384 tokens: `max_position_embeddings` is 4096, RoPE is scaled by 4, and",
+            ),
+            // More than the scaling reaches.
+            (
+                json!({"max_position_embeddings": 4096, "max_sequence_length": 65536, "rope_scaling": linear(4.0)}),
+                16384,
+                "the context is 16384 tokens",
+            ),
+            (
+                json!({"max_position_embeddings": 32768, "rope_scaling": linear(8.0)}),
+                32768,
+                "linear RoPE scaling by 8 is taken",
+            ),
+            (json!({"max_position_embeddings": 32768, "max_seq_len": 32768, "rope_scaling": linear(8.0)}), 32768, ""),
+            (json!({"max_position_embeddings": 4096, "max_sequence_length": 2048}), 4096, "is stated to be 2048"),
+            (json!({"max_position_embeddings": 4096, "max_sequence_length": 8192}), 4096, "is stated to be 8192"),
+            (json!({"max_position_embeddings": 4096, "model_max_length": 1e30}), 4096, ""),
+            (json!({"max_position_embeddings": 32768, "rope_scaling": yarn(4.0, 32768)}), 131_072, ""),
+            (json!({"max_position_embeddings": 65536, "rope_scaling": yarn(16.0, 4096)}), 65536, ""),
+            (json!({"max_position_embeddings": 131_072, "rope_scaling": yarn(2.0, 32768)}), 131_072, "by 2 only"),
+            (json!({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}), 8192, ""),
+            (
+                json!({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768, "sliding_window": 4096}),
+                4096,
+                "is cut from 32768 to 4096 tokens",
+            ),
+        ] {
+            let config = parse(&with(changes.clone())).unwrap();
+            assert_eq!(config.context_limit(), limit, "{changes}");
+            assert_eq!(config.notes.len(), usize::from(!told.is_empty()), "{changes}: {:?}", config.notes);
+            assert!(
+                config.notes.iter().all(|n| n.starts_with("config.json: ") && n.contains(told)),
+                "{:?}",
+                config.notes
+            );
+        }
+    }
+
+    #[test]
+    fn settings_that_nobody_reads_are_told_of() {
+        let notes = |changes| parse(&with(changes)).unwrap().notes;
+        let chunks = notes(json!({"dual_chunk_attention_config": {"chunk_size": 262_144}}));
+        assert!(
+            chunks.len() == 1 && chunks[0].contains("`dual_chunk_attention_config` is not read, as in transformers")
+        );
+        assert_eq!(notes(json!({"rope_condense_ratio": 8})).len(), 1);
+        assert_eq!(notes(json!({"rope_condense_ratio": 1, "dual_chunk_attention_config": null})), [""; 0]);
     }
 
     #[test]
@@ -741,6 +989,17 @@ mod tests {
             error(json!({"eos_token_id": "</s>"})),
             "config.json: `eos_token_id`: expected a token id or a list of them, got \"</s>\""
         );
+        for (ids, said) in [(json!(100), "100"), (json!([2, 300]), "300")] {
+            assert_eq!(
+                error(json!({ "eos_token_id": ids })),
+                format!("config.json: `eos_token_id`: {said} is beyond the vocabulary of 100")
+            );
+        }
+        assert_eq!(
+            error(json!({"quantization_config": {"quant_method": "gptq", "bits": 4}})),
+            "config.json: `quantization_config`: the weights are quantised (GPTQ, 4 bits); only F32, F16 and BF16 can be read"
+        );
+        assert!(parse(&with(json!({"quantization_config": null}))).is_ok());
         assert_eq!(
             ModelConfig::parse("{\"a\": ", "m/config.json").unwrap_err().to_string(),
             "m/config.json: not valid JSON: EOF while parsing a value at line 1 column 6"

@@ -13,6 +13,13 @@ pub const GENERATION_CONFIG: &str = "generation_config.json";
 /// The chat template on its own; it wins over the one in [`TOKENIZER_CONFIG`].
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
+/// Texts of special tokens, read where [`TOKENIZER_CONFIG`] does not list its added tokens.
+pub const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+/// Tokens beyond the vocabulary with their ids, read where [`TOKENIZER_CONFIG`] does not list its added tokens.
+pub const ADDED_TOKENS: &str = "added_tokens.json";
+/// The settings of a PEFT adapter, which is not applied.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// What a model folder has to hold, for hints.
 pub(super) const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and safetensors weights";
 

@@ -3,11 +3,20 @@
 //! Engines keep matrices where they compute; a [`Source`] makes them. What is named here is the layout of Hugging Face
 //! checkpoints of the Llama family.
 
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
+
 use rayon::prelude::*;
 
 use super::config::ModelConfig;
 use super::weights::{RawTensor, Weights, WeightsError};
 use crate::kv::KvDtype;
+
+/// The embedding table.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The output matrix.
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// Makes what an engine holds of tensors.
 pub(super) trait Source: Sync {
@@ -108,6 +117,47 @@ impl<L, V> Layer<L, V> {
             gate_up: source.linear(&[&gate, &up], &[inner, inner], hidden, c.mlp_bias)?,
             down: source.linear(&[&down], &[hidden], inner, c.mlp_bias)?,
         })
+    }
+}
+
+/// The names of all tensors that a decoder is made of.
+pub(super) fn names(config: &ModelConfig) -> BTreeSet<String> {
+    let named = Named::default();
+    let Ok(_) = Parts::<(), (), ()>::load(config, &named);
+    named.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes nothing, and notes what it was asked for.
+#[derive(Default)]
+struct Named(Mutex<BTreeSet<String>>);
+
+impl Named {
+    fn note(&self, names: impl IntoIterator<Item = String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+    }
+}
+
+impl Source for Named {
+    type Matrix = ();
+    type Linear = ();
+    type Vector = ();
+    type Error = Infallible;
+
+    fn matrix(&self, names: &[&str], _outputs: &[usize], _inputs: usize) -> Result<(), Infallible> {
+        self.note(names.iter().map(|name| format!("{name}.weight")));
+        Ok(())
+    }
+
+    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<(), Infallible> {
+        if bias {
+            self.note(names.iter().map(|name| format!("{name}.bias")));
+        }
+        self.matrix(names, outputs, inputs)
+    }
+
+    fn vector(&self, name: &str, _len: usize) -> Result<(), Infallible> {
+        self.note([name.to_owned()]);
+        Ok(())
     }
 }
 

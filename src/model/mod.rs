@@ -3,8 +3,10 @@
 //! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
 //! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
 
+mod added_tokens;
 pub mod calibration;
 pub mod chat;
+mod checkpoint;
 pub mod checksum;
 pub mod config;
 mod cpu;
@@ -17,6 +19,7 @@ pub mod dimensions;
 pub mod download;
 pub mod engine;
 pub mod files;
+mod formats;
 pub mod http;
 pub mod hub;
 pub mod jinja;
@@ -134,11 +137,12 @@ impl OpenModel {
 
     fn of_files(
         source: &ModelSource,
-        files: ModelFiles,
+        mut files: ModelFiles,
         dtype: Option<KvDtype>,
         options: TokenizerOptions,
     ) -> Result<Self> {
-        let config = files.config()?;
+        let mut config = files.config()?;
+        let stored_notes = checkpoint::compare(&mut config, &mut files.weights)?;
         let tokenizer = Tokenizer::load(&files, &config, options)?;
         let stored = match config.checkpoint_type {
             Some(CheckpointType::F16) => KvDtype::F16,
@@ -156,8 +160,8 @@ impl OpenModel {
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,
+            notes: [files.texts.notes, config.notes, tokenizer.notes().to_vec(), stored_notes].concat(),
             tokenizer,
-            notes: files.texts.notes,
             weights: files.weights,
         })
     }

@@ -13,7 +13,11 @@ use anyhow::{Context, Result};
 
 use super::calibration::{CALIBRATION, CalibrationPlace};
 use super::config::ModelConfig;
-use super::files::{CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
+use super::files::{
+    ADAPTER_CONFIG, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER,
+    TOKENIZER_CONFIG,
+};
+use super::formats;
 use super::hub::{self, HubOptions, Wanted};
 use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use crate::error::UsageError;
@@ -103,7 +107,13 @@ impl ModelSource {
         }
         if path.is_file() {
             let what = format!("the model `{spec}` is a file, not a folder");
-            return Err(UsageError::new(what).hint(FOLDER_HINT));
+            return Err(match formats::of_files(&[spec]) {
+                // A folder would not help.
+                Some((format, _)) if !spec.ends_with(".safetensors") => {
+                    UsageError::new(format!("{what}, and holds {}", format.what)).hint(format.hint)
+                }
+                _ => UsageError::new(what).hint(FOLDER_HINT),
+            });
         }
         let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
         if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
@@ -268,6 +278,10 @@ pub struct ModelTexts {
     pub generation_config: Option<TextFile>,
     /// [`CHAT_TEMPLATE`].
     pub chat_template: Option<TextFile>,
+    /// [`SPECIAL_TOKENS`].
+    pub special_tokens: Option<TextFile>,
+    /// [`ADDED_TOKENS`].
+    pub added_tokens: Option<TextFile>,
     /// What the user should know about how the files were found, a line each.
     pub notes: Vec<String>,
 }
@@ -280,7 +294,7 @@ impl ModelFiles {
             WeightsError::NoWeights { .. } => {
                 match [SINGLE_FILE, INDEX_FILE].iter().try_for_each(|name| is_there(&folder.join(name)).map(drop)) {
                     Err(broken) => broken.into(),
-                    Ok(()) => UsageError::new(e.to_string()).hint(FOLDER_HINT).into(),
+                    Ok(()) => lacking(e.to_string(), &names_in(folder)).into(),
                 }
             }
             other => anyhow::Error::from(other),
@@ -296,15 +310,20 @@ impl ModelTexts {
             let found = optional(folder, name)?;
             found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
         };
+        let config = required(CONFIG)?;
+        // A model that is not supported needs nothing else.
+        ModelConfig::parse(&config.text, &config.name)?;
         Ok(Self {
             id,
             revision: None,
-            config: required(CONFIG)?,
+            config,
             tokenizer: required(TOKENIZER)?,
             tokenizer_config: optional(folder, TOKENIZER_CONFIG)?,
             generation_config: optional(folder, GENERATION_CONFIG)?,
             chat_template: optional(folder, CHAT_TEMPLATE)?,
-            notes: Vec::new(),
+            special_tokens: optional(folder, SPECIAL_TOKENS)?,
+            added_tokens: optional(folder, ADDED_TOKENS)?,
+            notes: adapter_note(folder).into_iter().collect(),
         })
     }
 
@@ -318,12 +337,46 @@ impl ModelTexts {
 }
 
 fn missing_file(folder: &Path, name: &str) -> UsageError {
-    let hint = if name == TOKENIZER && folder.join("tokenizer.model").is_file() {
-        "tokenizer.model alone is not read; save the tokenizer with transformers' `save_pretrained` to get tokenizer.json"
-    } else {
-        FOLDER_HINT
-    };
-    UsageError::new(format!("{}: no {name} in this folder", folder.display())).hint(hint)
+    let what = format!("{}: no {name} in this folder", folder.display());
+    let names = names_in(folder);
+    match name {
+        TOKENIZER if names.iter().any(|name| name == "tokenizer.model") => UsageError::new(what).hint(
+            "tokenizer.model alone is not read; save the tokenizer with transformers' `save_pretrained` to get tokenizer.json",
+        ),
+        CONFIG => lacking(what, &names),
+        _ => UsageError::new(what).hint(FOLDER_HINT),
+    }
+}
+
+/// The error of a folder or repository without a file that every model has, with what it holds instead.
+pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
+    // Where the weights are as they should be, only the file is lacking.
+    let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
+    match formats::of_files(names).filter(|_| !has_weights) {
+        Some((format, name)) => {
+            UsageError::new(format!("{what}; it holds {} (`{name}`)", format.what)).hint(format.hint)
+        }
+        None => UsageError::new(what).hint(FOLDER_HINT),
+    }
+}
+
+/// The names of files in a folder, in order.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Says that an adapter beside a model is not applied; with peft installed, transformers would apply it.
+fn adapter_note(folder: &Path) -> Option<String> {
+    folder.join(ADAPTER_CONFIG).is_file().then(|| {
+        format!(
+            "{}: the adapter of `{ADAPTER_CONFIG}` is not applied, the model is evaluated without it (merge it with peft's \
+             `merge_and_unload()` to evaluate both)",
+            folder.display()
+        )
+    })
 }
 
 /// Whether a file of a model is there.
@@ -376,6 +429,8 @@ fn builtin_texts() -> ModelTexts {
         tokenizer_config: Some(file(TOKENIZER_CONFIG, builtin_file!(include_str, "tokenizer_config.json"))),
         generation_config: Some(file(GENERATION_CONFIG, builtin_file!(include_str, "generation_config.json"))),
         chat_template: None,
+        special_tokens: None,
+        added_tokens: None,
         notes: Vec::new(),
     }
 }

@@ -6,11 +6,15 @@
 //! do not reproduce, so both are decided here and nowhere else. Rendering is in
 //! [`chat`](super::chat).
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
+use serde_json::{Map, Value, json};
+use tokenizers::models::ModelWrapper;
+
+use super::added_tokens;
 use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
-use super::config::{ModelConfig, token_ids};
+use super::config::{self, ModelConfig};
 use super::patterns;
 use super::source::{ModelTexts, TextFile};
 use crate::error::{UsageError, in_plain_words};
@@ -87,6 +91,7 @@ pub struct Tokenizer {
     chat_sha256: Option<String>,
     options: TokenizerOptions,
     sha256: String,
+    notes: Vec<String>,
 }
 
 impl Tokenizer {
@@ -95,19 +100,30 @@ impl Tokenizer {
     /// # Errors
     /// A file that is malformed, with its name; a system prompt for which there is no chat template, or no place in it.
     pub fn load(files: &ModelTexts, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
-        let settings = object(files.tokenizer_config.as_ref())?;
-        let generation = object(files.generation_config.as_ref())?;
+        let settings = added_tokens::settings(files)?;
+        let mut notes = Vec::new();
         let mut inner = read_tokenizer(&files.tokenizer)?;
+        notes.extend(without_chance(&mut inner, &files.tokenizer.name));
+        notes.extend(added_tokens::add(&mut inner, files, &settings, config.vocab_size)?);
         let named = |key: &str| settings.get(key).and_then(token_text);
         let stated_bos = named("bos_token").and_then(|t| inner.token_to_id(t));
         let mut front = front(&inner, &files.tokenizer.name)?;
         if front.is_empty() && settings.get("add_bos_token") == Some(&Value::Bool(true)) {
-            front.extend(stated_bos);
+            match (stated_bos, named("bos_token")) {
+                (Some(bos), _) => front.push(bos),
+                (None, Some(token)) => return Err(unknown_bos(files, token)),
+                (None, None) => notes.push(format!(
+                    "{}: `add_bos_token` is true, and no `bos_token` is named: prompts begin without one",
+                    files.tokenizer.name
+                )),
+            }
         }
         // What is put in front is known by now, and post-processors change offsets.
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         let mut eos = config.eos_ids.clone();
-        eos.extend(generation.get("eos_token_id").and_then(token_ids).unwrap_or_default());
+        if let Some(file) = &files.generation_config {
+            eos.extend(config::eos_ids(&object(Some(file))?, &file.name, config.vocab_size)?);
+        }
         eos.extend(named("eos_token").and_then(|t| inner.token_to_id(t)));
         eos.extend(turn_ends(&inner));
         eos.sort_unstable();
@@ -123,6 +139,7 @@ impl Tokenizer {
             front,
             eos,
             options,
+            notes,
         };
         tokenizer.check_system()?;
         Ok(tokenizer)
@@ -166,12 +183,31 @@ impl Tokenizer {
     /// What determines prompts and where answers end besides `tokenizer.json`, as a run's identity holds it.
     pub fn identity(&self) -> Value {
         json!({
+            "added_tokens_sha256": self.added_sha256(),
             "chat_template_sha256": self.chat_sha256,
             "thinking": self.options.thinking,
             "front": self.front,
             "bos": self.bos,
             "eos": self.eos,
         })
+    }
+
+    /// SHA-256 of the tokens that are found in a text before it is split, which further files may add to.
+    fn added_sha256(&self) -> String {
+        let added: BTreeMap<u32, tokenizers::AddedToken> = self.inner.get_added_tokens_decoder().into_iter().collect();
+        sha256_hex(json!(added).to_string().as_bytes())
+    }
+
+    /// What the user should know about how the files were read, a line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// How many BOS tokens a prompt begins with: a self-check. `None` if it begins with none and the tokenizer puts none there.
+    pub fn leading_bos(&self, ids: &[u32]) -> Option<usize> {
+        let bos = self.bos?;
+        let leading = ids.iter().take_while(|id| **id == bos).count();
+        (leading > 0 || self.front.contains(&bos)).then_some(leading)
     }
 
     /// Id of the BOS token, if the model has one.
@@ -348,6 +384,22 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
     Ok(inner)
 }
 
+/// Takes out what makes the same text other tokens each time: a run is to be repeatable, and models are evaluated without it.
+fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
+    let ModelWrapper::BPE(model) = inner.get_model() else { return None };
+    let dropout = model.dropout.filter(|dropout| *dropout != 0.0)?;
+    let mut model = model.clone();
+    model.dropout = None;
+    inner.with_model(model);
+    Some(format!("{file}: its `dropout` of {dropout} is left out, so that a text is the same tokens each time"))
+}
+
+fn unknown_bos(files: &ModelTexts, token: &str) -> UsageError {
+    let stated = files.tokenizer_config.as_ref().map_or(files.tokenizer.name.as_str(), |file| file.name.as_str());
+    UsageError::new(format!("{stated}: `add_bos_token` is true, and `bos_token` `{token}` is not in tokenizer.json"))
+        .hint("the two files belong to different models, or `add_bos_token` has to go")
+}
+
 fn one_line(error: &dyn std::error::Error) -> String {
     error.to_string().replace('\n', " ")
 }
@@ -366,7 +418,7 @@ fn turn_ends(inner: &tokenizers::Tokenizer) -> impl Iterator<Item = u32> {
     added.into_iter().filter(|(_, t)| t.special && TURN_ENDS.contains(&t.content.as_str())).map(|(id, _)| id)
 }
 
-fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
+pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
     let Some(file) = file else { return Ok(Map::new()) };
     match serde_json::from_str(&file.text) {
         Ok(Value::Object(map)) => Ok(map),
@@ -376,7 +428,7 @@ fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
 }
 
 /// A special token is written as its text or as an object with the text.
-fn token_text(value: &Value) -> Option<&str> {
+pub(super) fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 

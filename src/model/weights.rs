@@ -282,7 +282,7 @@ pub struct Weights {
     seed: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Place {
     part: usize,
     /// Offset of the tensor from the start of the file.
@@ -345,7 +345,14 @@ impl Weights {
             let (data_start, header) = source.header(&label)?;
             for (name, info) in header.tensors() {
                 let start = data_start + info.data_offsets.0 as u64;
-                tensors.insert(name, Place { part, start, info: info.clone() });
+                let earlier = tensors.insert(name.clone(), Place { part, start, info: info.clone() });
+                if let Some(earlier) = earlier {
+                    let others = parts[earlier.part].label(&label);
+                    return Err(WeightsError::Malformed {
+                        file: source.label(&label),
+                        what: format!("the tensor `{name}` is in {others} as well"),
+                    });
+                }
             }
         }
         Ok(Self { label, parts, tensors, seed: None })
@@ -363,13 +370,69 @@ impl Weights {
     }
 
     /// Names of all tensors, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         self.tensors.keys().map(String::as_str)
     }
 
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    /// What stands for the whole in errors: the file, or the index.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Whether numbers are drawn instead of read.
+    pub fn is_drawn(&self) -> bool {
+        self.seed.is_some()
+    }
+
+    /// Whether there is a tensor of this name whose type can be read.
+    pub fn is_readable(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|place| WeightType::of(place.info.dtype).is_some())
+    }
+
+    /// Lets a tensor be read by another name as well, if it is there.
+    pub fn alias(&mut self, name: &str, other: &str) {
+        if let Some(place) = self.tensors.get(name).cloned() {
+            self.tensors.insert(other.to_owned(), place);
+        }
+    }
+
+    /// Whether two tensors have the same shape and numbers.
+    ///
+    /// # Errors
+    /// If one of them is not there, or cannot be read.
+    pub fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
+        let [a, b] = [self.place(one)?, self.place(other)?];
+        if a.info.shape != b.info.shape {
+            return Ok(false);
+        }
+        if a.info.dtype != b.info.dtype {
+            let shape = &a.info.shape;
+            return Ok(self.read(one, shape)?.to_f32() == self.read(other, shape)?.to_f32());
+        }
+        // Bytes, piece by piece: tables of a vocabulary are large.
+        const PIECE: usize = 1 << 22;
+        let bytes = a.info.data_offsets.1 - a.info.data_offsets.0;
+        let piece = |place: &Place, at: usize| {
+            let part = &self.parts[place.part];
+            let read = part.read(place.start + at as u64, PIECE.min(bytes - at));
+            read.map_err(|source| WeightsError::Io { file: part.label(&self.label), source })
+        };
+        for at in (0..bytes).step_by(PIECE) {
+            if piece(a, at)? != piece(b, at)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn place(&self, name: &str) -> Result<&Place, WeightsError> {
+        let missing = || WeightsError::MissingTensor { file: self.label.clone(), name: name.to_owned() };
+        self.tensors.get(name).ok_or_else(missing)
     }
 
     /// Bytes of all tensors together.
@@ -386,10 +449,7 @@ impl Weights {
         if let Some(seed) = self.seed {
             return Ok(drawn(seed, name, expected));
         }
-        let place = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| WeightsError::MissingTensor { file: self.label.clone(), name: name.to_owned() })?;
+        let place = self.place(name)?;
         let part = &self.parts[place.part];
         let file = part.label(&self.label);
         if place.info.shape != expected {

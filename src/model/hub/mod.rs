@@ -20,19 +20,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::added_tokens::needs_older_files;
+use super::config::ModelConfig;
 use super::download::{DownloadError, Downloader, FROM_START, Job};
 use super::files::{
-    CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_match, matching_files,
+    ADAPTER_CONFIG, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER,
+    TOKENIZER_CONFIG, is_match, matching_files,
 };
 use super::http::{Client, HttpError, Refusal, Timeouts, parse_url, without_user};
+use super::source::lacking;
 use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
 use crate::error::{RunFailure, UsageError};
 use cache::{Lack, RepoCache};
 use env::{Variables, check_token};
 use remote::{Listing, Remote, RepoKind};
 
-/// Files a model may do without. They come first, so that complete weights imply they were looked for.
-const OPTIONAL: [&str; 3] = [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE];
+/// Files a model may do without. They come before the weights, so that complete weights imply they were looked for.
+const OPTIONAL: [&str; 6] =
+    [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS, ADAPTER_CONFIG];
 /// The pause before the second try of a request.
 const BACKOFF: Duration = Duration::from_secs(1);
 
@@ -109,6 +114,9 @@ pub struct CachedModel {
     pub bytes: u64,
     /// Whether it can be loaded without network.
     pub complete: bool,
+    /// Why it cannot be evaluated, if its config says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// The models in the cache, by name. Nothing is downloaded.
@@ -120,7 +128,12 @@ pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
         let blobs = std::fs::read_dir(entry.path().join("blobs")).into_iter().flatten().flatten();
         let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
         let complete = snapshot(&id, None, Wanted::Model, &offline).is_ok();
-        Some(CachedModel { id, bytes, complete })
+        // One that was refused when it was to be downloaded has no more than its config.
+        let snapshots = std::fs::read_dir(entry.path().join("snapshots")).into_iter().flatten().flatten();
+        let configs = snapshots.filter_map(|commit| std::fs::read_to_string(commit.path().join(CONFIG)).ok());
+        let refusals = configs.map(|text| ModelConfig::parse(&text, CONFIG).err().map(|error| error.what));
+        let refused = refusals.collect::<Option<Vec<String>>>().and_then(|all| all.into_iter().next());
+        Some(CachedModel { id, bytes, complete, refused })
     };
     let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
     models.sort_by(|a, b| a.id.cmp(&b.id));
@@ -338,11 +351,32 @@ impl Search<'_> {
         Some(self.cache.names(commit)?.into_iter().filter(|name| is_match(name, patterns)).collect())
     }
 
-    /// The optional files of a model that are neither cached nor known to be absent.
+    /// The optional files of a model that would change what is measured and are neither cached nor known to be absent.
     fn unknown(&self, commit: &str) -> Vec<&'static str> {
         let folder = self.cache.snapshot(commit);
+        let settings = std::fs::read_to_string(folder.join(TOKENIZER_CONFIG)).ok();
+        let matters = |name: &&str| match *name {
+            SPECIAL_TOKENS | ADDED_TOKENS => needs_older_files(settings.as_deref()),
+            ADAPTER_CONFIG => false,
+            _ => true,
+        };
         let unknown = |name: &&str| !folder.join(name).is_file() && !self.cache.absence(commit, name).is_file();
-        OPTIONAL.into_iter().filter(unknown).collect()
+        OPTIONAL.into_iter().filter(matters).filter(unknown).collect()
+    }
+
+    /// What a cache that other tools filled may lack of a model, which nothing in it tells apart from a model without it.
+    fn doubt(&self, commit: &str, obstacle: &Obstacle) -> Option<String> {
+        let unknown: Vec<String> = self.unknown(commit).iter().map(|name| format!("`{name}`")).collect();
+        let (last, before) = unknown.split_last()?;
+        let (names, are) = match before {
+            [] => (last.clone(), "is"),
+            _ => (format!("{} and {last}", before.join(", ")), "are"),
+        };
+        Some(format!(
+            "{}: {names} {are} not in the cache ({obstacle}); if the repository has such a file, prompts or the ends of answers \
+             differ from its own",
+            self.repo
+        ))
     }
 
     /// What the cache has, if that is enough, although something keeps from the hub.
@@ -356,11 +390,7 @@ impl Search<'_> {
             (_, lack) => return Err(self.unreachable(&lack.unwrap_or_else(|| self.wanted.first()), obstacle)),
         };
         let doubt = match self.wanted {
-            // Only this one changes prompts.
-            Wanted::Model | Wanted::Texts => self
-                .unknown(&commit)
-                .contains(&TOKENIZER_CONFIG)
-                .then(|| format!("{}: `{TOKENIZER_CONFIG}` is not in the cache ({obstacle})", self.repo)),
+            Wanted::Model | Wanted::Texts => self.doubt(&commit, obstacle),
             Wanted::Data(_) => (!self.is_known(&commit))
                 .then(|| format!("{}: the cache may not have all files of this data set ({obstacle})", self.repo)),
         };
@@ -480,21 +510,40 @@ impl Search<'_> {
         self.fetch_weights(remote, listing)
     }
 
+    /// The config comes first: a model that is not supported is refused before anything large is downloaded.
     fn fetch_texts(&self, remote: &Remote<'_>, listing: &Listing) -> Result<()> {
         let commit = &listing.commit;
+        for name in [CONFIG, TOKENIZER] {
+            if !listing.has(name) {
+                let what = format!("{}: this repository has no {name}", self.repo);
+                return Err(match name {
+                    CONFIG => lacking(what, &listing.names().collect::<Vec<_>>()),
+                    _ => UsageError::new(what).hint(FOLDER_HINT),
+                }
+                .into());
+            }
+        }
+        if matches!(self.wanted, Wanted::Model) && ![SINGLE_FILE, INDEX_FILE].into_iter().any(|name| listing.has(name))
+        {
+            let what = format!("{}: this repository has no safetensors weights", self.repo);
+            return Err(lacking(what, &listing.names().collect::<Vec<_>>()).into());
+        }
+        self.fetch(remote, commit, CONFIG)?;
+        self.check_config(commit)?;
         for name in OPTIONAL {
             match listing.has(name) {
                 true => self.fetch(remote, commit, name)?,
                 false => self.cache.note_absence(commit, name),
             }
         }
-        for name in [CONFIG, TOKENIZER] {
-            if !listing.has(name) {
-                let what = format!("{}: this repository has no {name}", self.repo);
-                return Err(UsageError::new(what).hint(FOLDER_HINT).into());
-            }
-            self.fetch(remote, commit, name)?;
-        }
+        self.fetch(remote, commit, TOKENIZER)
+    }
+
+    fn check_config(&self, commit: &str) -> Result<()> {
+        let path = self.cache.snapshot(commit).join(CONFIG);
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(&path).with_context(|| format!("{name}: cannot be read"))?;
+        ModelConfig::parse(&text, &name)?;
         Ok(())
     }
 
@@ -502,10 +551,6 @@ impl Search<'_> {
         let commit = &listing.commit;
         if listing.has(SINGLE_FILE) {
             return self.fetch(remote, commit, SINGLE_FILE);
-        }
-        if !listing.has(INDEX_FILE) {
-            let what = format!("{}: this repository has no safetensors weights", self.repo);
-            return Err(UsageError::new(what).hint("choose one that has, or convert it and give the folder").into());
         }
         self.fetch(remote, commit, INDEX_FILE)?;
         let path = self.cache.snapshot(commit).join(INDEX_FILE);
