@@ -5,12 +5,50 @@
 //!
 //! A file that a user names is written where a link leads. In a folder that the program looks after no link is followed: what
 //! is called `here` refuses it.
+//!
+//! And files that are not what their name says: the pointers that Git LFS leaves where it has not fetched a file.
 
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+
+use crate::error::UsageError;
+
+/// What a pointer of Git LFS begins with, whatever its version.
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Makes sure that what was read from a file is not a pointer of Git LFS; `name` is how messages name the file.
+///
+/// # Errors
+/// If it is one.
+pub fn no_lfs_pointer(name: impl Display, bytes: &[u8]) -> Result<(), UsageError> {
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    match text.starts_with(LFS_POINTER) {
+        false => Ok(()),
+        true => Err(UsageError::new(format!("{name}: a Git LFS pointer, not the file itself"))
+            .hint("`git lfs pull` in that repository fetches the file")),
+    }
+}
+
+/// The same of a file that another reader opens: its first bytes are looked at. What cannot be read is left to that reader.
+///
+/// # Errors
+/// As [`no_lfs_pointer`].
+pub fn no_lfs_pointer_at(path: &Path) -> Result<(), UsageError> {
+    // A pipe gives its bytes but once.
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut first = Vec::new();
+    let most = LFS_POINTER.len() as u64 + 3;
+    match File::open(path).and_then(|file| file.take(most).read_to_end(&mut first)) {
+        Ok(_) => no_lfs_pointer(path.display(), &first),
+        Err(_) => Ok(()),
+    }
+}
 
 /// Writes a file whole; folders on the way are made.
 ///
@@ -221,6 +259,25 @@ mod tests {
             fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn pointers_of_git_lfs_are_told_by_their_first_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        for (text, is_pointer) in [
+            (pointer.to_owned(), true),
+            (format!("\u{feff}{pointer}"), true),
+            (format!("\n{pointer}"), false),
+            ("version 2 of it".to_owned(), false),
+            (String::new(), false),
+        ] {
+            fs::write(&path, &text).unwrap();
+            let said = [no_lfs_pointer("rows.jsonl", text.as_bytes()), no_lfs_pointer_at(&path)];
+            assert!(said.iter().all(|said| said.is_err() == is_pointer), "{text}");
+        }
+        assert_eq!(no_lfs_pointer_at(&dir.path().join("nowhere")), Ok(()));
     }
 
     #[test]

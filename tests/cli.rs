@@ -1838,3 +1838,70 @@ done
     ["torch_x (peer)", "faiss is not installed", "one head"].iter().for_each(|part| ran.prints(part));
     bench("attention", &["--peers", "--python", &bad]).fails(1, "no module named torch", "");
 }
+
+// ---- rows of others ----
+
+#[test]
+fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
+    let temp = TempDir::new().unwrap();
+    let path = temp.path().join("rows.jsonl");
+    let row = |context: &str, key: &str| json!({"context": context, "question": format!("What is the key? {key}"), "answer": "7"});
+    let rows = [row("The key is 7.", "a"), row(&"A house by the sea. ".repeat(12_000), "b"), row("The key is 7.", "c")];
+    fs::write(&path, rows.map(|row| row.to_string()).join("\n")).unwrap();
+    let task = format!("jsonl:{}:max_new_tokens=2", path.display());
+    let out = out();
+    let args = ["eval", "-q", "-t", &task, "-m", "topk:k=8", "--out", out.arg()];
+    let ran = spattn(&args).fails(2, "rows.jsonl:2: the prompt with its answer, ", "--skip-bad");
+    ran.check(ran.stderr.contains("is beyond the context of builtin (32768)"), "the limit is named");
+    assert!(!out.dir.join("samples.jsonl").exists(), "nothing was run");
+    let ran = spattn(&args).args(&["--skip-bad"]).ok();
+    ran.check(
+        ran.stderr.contains("note: ") && ran.stderr.contains("1 row that builtin cannot read is left out"),
+        "it is counted",
+    );
+    let samples: BTreeSet<u64> = out.records().values().map(|record| record["sample"].as_u64().unwrap()).collect();
+    assert_eq!(samples, BTreeSet::from([0, 2]));
+}
+
+/// The same prompts as RULER's rows and as kvpress's rows give the same records.
+#[test]
+fn rows_of_kvpress_give_the_records_of_rulers_rows() {
+    let temp = TempDir::new().unwrap();
+    let exported = temp.path().join("exported.jsonl");
+    spattn(&["data", "export-eval", "-t", "ruler/niah_multivalue,ruler/vt", "-l", "1K", "-n", "2", "--out"])
+        .args(&[exported.to_str().unwrap()])
+        .ok();
+    let mut of_kvpress = String::new();
+    for line in read(&exported).lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let (input, task) = (row["input"].as_str().unwrap(), row["task"].as_str().unwrap());
+        // Where kvpress's script parts prompts.
+        let mark = if task.ends_with("vt") { "Question: Find all variables" } else { "What are all the special magic" };
+        let (context, question) = input.split_at(input.rfind(mark).unwrap());
+        let tokens = if task.ends_with("vt") { 30 } else { 128 };
+        let parted = json!({"context": context, "question": question, "answer_prefix": row["answer_prefix"],
+            "answer": row["outputs"], "task": task.strip_prefix("ruler/"), "max_new_tokens": tokens});
+        of_kvpress += &format!("{parted}\n");
+    }
+    let parted = temp.path().join("parted.jsonl");
+    fs::write(&parted, of_kvpress).unwrap();
+    let results = |path: &Path| {
+        let out = out();
+        let task = format!("jsonl:{}", path.display());
+        spattn(&["eval", "-q", "-t", &task, "-n", "4", "-m", "streaming_llm:window=128", "--out", out.arg()]).ok();
+        let of = |record: &Map<String, Value>| {
+            let part = |name: &str| record[name].clone();
+            (
+                part("method"),
+                part("sample"),
+                [part("prediction"), part("score"), part("metric"), part("prompt_tokens"), part("prefix_tokens")],
+            )
+        };
+        let mut all: Vec<_> = out.records().values().map(of).map(|parts| format!("{parts:?}")).collect();
+        all.sort();
+        all
+    };
+    let (of_ruler, of_kvpress) = (results(&exported), results(&parted));
+    assert_eq!(of_ruler.len(), 8);
+    assert_eq!(of_ruler, of_kvpress);
+}

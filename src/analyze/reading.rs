@@ -256,7 +256,15 @@ impl Loaded {
             }
             Source::Tasks(tasks) => {
                 let example = tasks[task].example(self.length, number, self.seed, &Counter(tokenizer))?;
+                let limit = self.model.dimensions.config().context_limit();
+                cut::check_bytes(&example.user_turn(), &self.model, limit)?;
                 let prompt = cut::encode(tokenizer, &example)?;
+                cut::check_said(&example, &prompt, tokenizer)?;
+                if prompt.ids.len() > limit {
+                    let what = format!("a prompt of {}, {} tokens, is beyond", tasks[task].name(), prompt.ids.len());
+                    let what = format!("{what} the context of {} ({limit})", self.model.id);
+                    return Err(UsageError::new(what).hint("take other tasks, or leave the row out").into());
+                }
                 let parts = parts(&example, &prompt);
                 (prompt.ids, parts)
             }

@@ -15,7 +15,7 @@ use super::numbers;
 use super::output::Export;
 use super::setup::no_threads;
 use crate::error::UsageError;
-use crate::given;
+use crate::tasks::text;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
 /// Fetch and check published data sets; make and convert data files.
@@ -117,13 +117,9 @@ const AT_ONCE: usize = 32;
 const ROWS_A_BATCH: usize = 1 << 16;
 
 fn export_train(args: &ExportArgs) -> Result<()> {
-    let read = |path: &Path| {
-        given::text(path, given::MOST_OF_TEXT)
-            .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
-    };
-    let plan = parse_plan(&read(&args.plan)?, &args.plan)?;
+    let plan = parse_plan(&text::read(&args.plan)?, &args.plan)?;
     let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;
-    let encoder = PieceEncoder::new(&read(&args.tokenizer)?)
+    let encoder = PieceEncoder::new(&text::read(&args.tokenizer)?)
         .map_err(|e| UsageError::new(format!("{}: {e}", args.tokenizer.display())))?;
     let mut out = Export::to(args.out.as_deref())?;
     if !args.jsonl {

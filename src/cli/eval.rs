@@ -229,7 +229,8 @@ pub(super) struct RunArgs {
     #[arg(long)]
     allow_extrapolation: bool,
 
-    /// Leave out malformed rows of files instead of stopping; their number and lines are noted
+    /// Leave out rows of files that are malformed, or that the model cannot read, instead of stopping; their number and
+    /// lines are noted
     ///
     /// Example: --task jsonl:rows.jsonl --skip-bad
     #[arg(long)]

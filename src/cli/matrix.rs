@@ -556,6 +556,7 @@ impl Run {
         }
         config.methods = methods;
         let plan = ready.planner(&config, &model, self).plan(watcher)?;
+        plan.notes.iter().for_each(|n| eprintln!("note: {n}"));
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
         // Only now that all is known to fit into memory.
         let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();

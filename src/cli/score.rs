@@ -1,5 +1,6 @@
 //! `spattn score`: score predictions made elsewhere, or score those of a run again, by the published rules.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -12,10 +13,10 @@ use crate::error::UsageError;
 use crate::eval::stats::mean;
 use crate::eval::store::SAMPLES;
 use crate::given;
-use crate::tasks::longbench;
 use crate::tasks::metrics::datasets::{Dataset, LengthRange};
 use crate::tasks::metrics::{Metric, first_line};
 use crate::tasks::rows::{Row, RowSource, Rows};
+use crate::tasks::{answers, longbench};
 
 /// Score predictions made elsewhere, or those of a run again.
 ///
@@ -180,6 +181,7 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     let (mut scored, mut notes, mut of_likelihood) = (Vec::new(), Vec::new(), 0);
     for file in files(&args.file)? {
         let scorer = Scorer::new(args, given, &file);
+        let before = scored.len();
         let rows = Rows::open(RowSource::File(file), args.skip_bad, |row| {
             match is_of_likelihood(row) {
                 true => of_likelihood += 1,
@@ -188,6 +190,7 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
             Ok(true)
         })?;
         notes.extend(rows.note());
+        notes.extend(uncompared(&rows.source().label(), &scored[before..]));
     }
     if of_likelihood > 0 {
         let what =
@@ -202,6 +205,15 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
         notes.push(format!("{changed} of {} scores differ from those in the file", scored.len()));
     }
     Ok(ScoreReport::new(&scored, notes))
+}
+
+/// What is to be said of rows of published sets of whose answers nothing is compared, a line each metric.
+fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
+    let mut counts: BTreeMap<&str, (usize, Metric)> = BTreeMap::new();
+    for row in scored.iter().filter(|row| !row.compares) {
+        counts.entry(row.metric.name()).or_insert((0, row.metric)).0 += 1;
+    }
+    counts.into_values().filter_map(|(count, metric)| answers::note(label, count, metric)).collect()
 }
 
 /// The file itself; of a folder, its `samples.jsonl`, or else every `*.jsonl`, in order.
@@ -234,6 +246,8 @@ struct Scored {
     metric: Metric,
     score: f64,
     is_empty: bool,
+    /// Whether the answers hold anything that the metric compares.
+    compares: bool,
     /// The score that the row itself states.
     stored: Option<f64>,
 }
@@ -243,18 +257,20 @@ struct Scored {
 struct Rule {
     metric: Metric,
     first_line: bool,
+    /// Whether it is that of a published set, whatever its rows hold.
+    is_published: bool,
 }
 
 impl From<&Dataset> for Rule {
     fn from(dataset: &Dataset) -> Self {
-        Self { metric: dataset.metric, first_line: dataset.first_line }
+        Self { metric: dataset.metric, first_line: dataset.first_line, is_published: true }
     }
 }
 
 /// What the user said of all rows.
 fn given_rule(args: &ScoreArgs) -> Result<Option<Rule>, UsageError> {
     match (&args.metric, &args.dataset) {
-        (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false })),
+        (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false, is_published: false })),
         (None, Some(name)) => Ok(Some(Rule::from(Dataset::parse(name)?))),
         (None, None) => Ok(None),
         _ => Err(UsageError::new("either --metric or --dataset can be given, not both")
@@ -291,6 +307,12 @@ impl Scorer {
         let prediction = prediction(row)?;
         let kept = if rule.first_line { first_line(prediction) } else { prediction };
         let classes = if rule.metric.needs_classes() { classes(row, rule.metric)? } else { Vec::new() };
+        let references = references(row)?;
+        let compares = match rule.is_published {
+            true => answers::check_published(rule.metric, &references),
+            false => answers::check(rule.metric, &references).map(|()| true),
+        };
+        let compares = compares.map_err(|e| row.at(e))?;
         let group = match self.by_length {
             true => format!("{name} {}", LengthRange::of(longbench::length(row)?).name).trim().to_owned(),
             false => name,
@@ -298,8 +320,9 @@ impl Scorer {
         Ok(Scored {
             group,
             metric: rule.metric,
-            score: rule.metric.score(&rule.metric.postprocess(kept), &references(row)?, &classes),
+            score: rule.metric.score(&rule.metric.postprocess(kept), &references, &classes),
             is_empty: prediction.trim().is_empty(),
+            compares,
             stored: self.given.is_none().then(|| row.fields.get("score")?.as_f64()).flatten(),
         })
     }
@@ -314,6 +337,8 @@ impl Scorer {
                 Some(metric) => Rule {
                     metric: at(row, Metric::parse(metric))?,
                     first_line: row.fields.get("first_line") == Some(&true.into()),
+                    // What a run took is scored as it was.
+                    is_published: true,
                 },
                 // Records from before the metric was kept.
                 None => Rule::from(at(row, Dataset::parse(task))?),
@@ -569,6 +594,30 @@ mod tests {
         let row = r#"{"prediction": "\nLake\nRiver", "answers": ["Lake"], "all_classes": ["Lake", "River"]}"#;
         assert_eq!(score(row, None, Some("trec")).unwrap().rows, [1.0]);
         assert_eq!(score(row, Some("classification"), None).unwrap().rows, [0.5]);
+    }
+
+    #[test]
+    fn answers_of_nothing_are_no_answers() {
+        let row = |answers: &str| format!("{{\"prediction\": \"\", \"answers\": {answers}}}\n");
+        for answers in ["[\"\"]", "\"  \"", "[\"\\n\"]", "[\"\", \"x\"]", "[\"x\", \"\\u3000\"]"] {
+            for (metric, dataset) in
+                [(Some("string_match_all"), None), (Some("exact_match"), None), (None, Some("qa_1"))]
+            {
+                let error = score(&(row("\"x\"") + &row(answers)), metric, dataset).unwrap_err();
+                assert!(error.what.contains("rows.jsonl:2: an answer is empty or white space"), "{answers}: {error}");
+                assert!(error.hint.unwrap().contains("--skip-bad"), "{answers}");
+            }
+        }
+        let error = score(&row("\"the\""), Some("qa_f1"), None).unwrap_err();
+        assert!(error.what.contains(":1: `qa_f1` compares nothing of the answer \"the\""), "{error}");
+        // LongBench's program takes such a row, and gives it 0.
+        let published = score(&(row("\"the\"") + &row("\"x\"")), None, Some("hotpotqa")).unwrap();
+        assert_eq!(published.rows, [0.0, 0.0]);
+        assert!(
+            published.notes[0].contains("1 row has answers of which `qa_f1` compares nothing"),
+            "{:?}",
+            published.notes
+        );
     }
 
     #[test]

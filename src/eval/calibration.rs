@@ -17,7 +17,7 @@ use crate::attention::calibration::{
 };
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
-use crate::disk::write_whole;
+use crate::disk::{no_lfs_pointer, write_whole};
 use crate::error::UsageError;
 use crate::given;
 use crate::memory;
@@ -73,6 +73,7 @@ pub fn found(kind: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Opt
     let place = place(model, folder);
     let file = place.label(kind);
     let Some(bytes) = place.read(kind).with_context(|| format!("cannot read {file}"))? else { return Ok(None) };
+    no_lfs_pointer(&file, &bytes)?;
     let refused = |e| refused(e, kind, model, folder);
     let artefact = Artefact::parse(&file, bytes).map_err(refused)?;
     artefact.check(kind, &model.shape()).map_err(refused)?;
@@ -408,6 +409,7 @@ pub fn import(order: &Order, path: &Path, model: &OpenModel) -> Result<Made> {
         UsageError::new(format!("cannot read {label}: {e}"))
             .hint("--import takes a file: scripts/import_hash_attention.py makes one")
     })?;
+    no_lfs_pointer(&label, &bytes)?;
     let shape = model.shape();
     let collected = import(&shape, &bytes).map_err(|what| {
         UsageError::new(format!("{label}: {what}"))

@@ -14,6 +14,7 @@ use super::protocol::Protocol;
 use super::record::Latency;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
+use crate::disk::no_lfs_pointer;
 use crate::error::UsageError;
 use crate::given;
 use crate::kernels::cpu::precision::MatmulPrecision;
@@ -267,6 +268,7 @@ impl Settings {
             UsageError::new(format!("cannot read config {name}: {e}"))
                 .hint(format!("give a TOML file, or a shipped config: {}", known.join(", ")))
         })?;
+        no_lfs_pointer(name, text.as_bytes())?;
         Self::parse(&text, name)
     }
 
@@ -497,10 +499,13 @@ impl RunConfig {
 pub fn system_text(given: &str) -> Result<String, UsageError> {
     let text = match given.strip_prefix('@') {
         None => given.to_owned(),
-        Some(file) => given::text(Path::new(file), given::MOST_OF_SETTINGS)
-            .map_err(|e| UsageError::new(format!("cannot read {file}: {e}")).hint("@FILE takes a text file in UTF-8"))?
-            .trim_end()
-            .to_owned(),
+        Some(file) => {
+            let text = given::text(Path::new(file), given::MOST_OF_SETTINGS).map_err(|e| {
+                UsageError::new(format!("cannot read {file}: {e}")).hint("@FILE takes a text file in UTF-8")
+            })?;
+            no_lfs_pointer(file, text.as_bytes())?;
+            text.trim_end().to_owned()
+        }
     };
     match text.trim().is_empty() {
         true => Err(UsageError::new("the system prompt is empty").hint("leave it out for none")),

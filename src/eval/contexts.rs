@@ -3,6 +3,8 @@
 //! Where a file holds the samples they are listed. Generated samples are all alike in this, and there may be any number
 //! of them: theirs are worked out one by one, so that a plan takes no memory, however much it asks for.
 
+use std::collections::HashSet;
+
 use super::deal::{Deal, Loads, MOST_SHARDS, Work};
 use crate::error::UsageError;
 use crate::tasks::Task;
@@ -167,6 +169,12 @@ impl Contexts {
     pub fn examples(&self) -> usize {
         let listed: usize = self.listed.iter().map(Vec::len).sum();
         listed.saturating_add(self.generated.examples())
+    }
+
+    /// Leaves out examples that are listed.
+    pub fn leave_out(&mut self, examples: &HashSet<usize>) {
+        self.listed.iter_mut().for_each(|context| context.retain(|index| !examples.contains(index)));
+        self.listed.retain(|context| !context.is_empty());
     }
 
     /// Leaves out contexts that `keep` does not want. Of generated ones only those are looked at that have an example

@@ -7,6 +7,7 @@
 use anyhow::Result;
 
 use crate::error::UsageError;
+use crate::model::OpenModel;
 use crate::model::tokenizer::{PromptTokens, Tokenizer};
 use crate::tasks::{Cut, Example};
 
@@ -20,6 +21,47 @@ pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, 
         true => tokenizer.encode_plain(&user, &example.answer_prefix),
         false => tokenizer.encode_prompt(&user, &example.answer_prefix),
     }
+}
+
+/// Makes sure that a prompt says something to the model, and says it in one chat template at most.
+///
+/// # Errors
+/// If nothing of the user's turn is left in tokens, or it was put into a chat template before.
+pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenizer) -> Result<(), UsageError> {
+    let user = example.user_turn();
+    let said = prompt.user_start..prompt.user_start + user.len().saturating_sub(prompt.user_cut);
+    if !prompt.offsets.iter().any(|(start, end)| start < end && *start < said.end && *end > said.start) {
+        return Err(UsageError::new("nothing of the prompt is left in tokens: there is nothing to answer")
+            .hint("it is empty, or the normaliser of the model's tokenizer.json takes all of it out"));
+    }
+    match example.handling.may_be_templated.then(|| tokenizer.markup_in(&user)).transpose()?.flatten() {
+        None => Ok(()),
+        Some(sign) => {
+            let what =
+                format!("the prompt is in a chat template already (`{sign}`), and the model's would be put around it");
+            Err(UsageError::new(what).hint(
+                "jsonl:FILE:chat=false runs its prompts as they are, --no-chat those of all tasks; chat=true puts the \
+                 template around them all the same",
+            ))
+        }
+    }
+}
+
+/// Makes sure that a text is not so much longer than `most` tokens that splitting it as a whole would be of no use.
+///
+/// # Errors
+/// If it is, or the tokenizer fails.
+pub fn check_bytes(text: &str, model: &OpenModel, most: usize) -> Result<(), UsageError> {
+    // Few texts have more bytes a token; any other is split as a whole, and counted to the last.
+    const BYTES: usize = 8;
+    // More than where pieces meet can add.
+    let enough = most + most / 8 + 1024;
+    if text.len() <= BYTES * enough || model.tokenizer.count_past(text, enough)? <= enough {
+        return Ok(());
+    }
+    let what =
+        format!("a text of {} bytes, more than {most} tokens, is beyond the context of {}", text.len(), model.id);
+    Err(UsageError::new(what).hint("leave the row out"))
 }
 
 /// Cuts the user's turn to `keep` tokens if it has more; gives the number of tokens cut out.
@@ -143,6 +185,22 @@ mod tests {
 
     fn long(words: usize) -> String {
         (0..words).map(|i| format!("word{i} ")).collect()
+    }
+
+    #[test]
+    fn tokens_are_counted_piece_by_piece_and_no_further_than_asked_for() {
+        let tokenizer = tokenizer();
+        let count = |text: &str, most: usize| tokenizer.count_past(text, most).unwrap();
+        let exact = |text: &str| tokenizer.encode_text(text, false).unwrap().len();
+        let short = "A house by the sea, é段\u{1f600}.\n".repeat(100);
+        assert_eq!((count(&short, usize::MAX), count("", 0)), (exact(&short), 0));
+        // Several pieces, with white space and without any.
+        for text in [short.repeat(20), "段落".repeat(50_000), "x".repeat(200_000)] {
+            let (counted, all, pieces) = (count(&text, usize::MAX), exact(&text), text.len() / (1 << 15) + 1);
+            assert!(all <= counted + 2 * pieces && counted <= all + 2 * pieces, "{counted} of {all}");
+        }
+        let stopped = count(&short.repeat(1000), 1000);
+        assert!(stopped > 1000 && stopped < exact(&short.repeat(25)), "{stopped}: one piece");
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::counter::Counter;
-use super::cut::{Fitted, fit};
+use super::cut::{Fitted, check_bytes, check_said, fit};
 use super::protocol::Protocol;
 use crate::model::OpenModel;
 use crate::model::tokenizer::Tokenizer;
-use crate::tasks::Task;
-use crate::tasks::likelihood::Passage;
+use crate::tasks::likelihood::{Passage, TextEncoder, TextTokens};
+use crate::tasks::{Cut, Task};
 
 /// What an example is made of.
 pub(super) enum Material {
@@ -25,19 +25,50 @@ pub(super) struct Size {
     pub steps: usize,
 }
 
-/// Makes an example of a task, as it is read by a model; it is not checked against the model's vocabulary and context.
+/// Makes an example of a task, as it is read by a model that takes `most` tokens; whether it fits them to the last is not
+/// checked, nor that the model knows them.
 ///
 /// # Errors
-/// If the task cannot make it, or it cannot be cut to its length.
-pub(super) fn make(task: &dyn Task, length: usize, index: usize, seed: u64, model: &OpenModel) -> Result<Material> {
+/// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
+pub(super) fn make(
+    task: &dyn Task,
+    length: usize,
+    index: usize,
+    seed: u64,
+    model: &OpenModel,
+    most: usize,
+) -> Result<Material> {
     let counter = Counter(&model.tokenizer);
     match task.likelihood() {
-        Some(task) => Ok(Material::Passage(task.passage(length, index, seed, &counter)?)),
+        Some(text) if task.is_sized() => Ok(Material::Passage(text.passage(length, index, seed, &counter)?)),
+        Some(rows) => Ok(Material::Passage(rows.passage(length, index, seed, &Bounded { model, most })?)),
         None => {
             let example = task.example(length, index, seed, &counter)?;
             let context = model.dimensions.config().context_limit();
-            Ok(Material::Prompt(Box::new(fit(example, context, &model.tokenizer)?)))
+            if example.handling.cut == Cut::Nothing {
+                check_bytes(&example.user_turn(), model, most)?;
+            }
+            let fitted = fit(example, context, &model.tokenizer)?;
+            check_said(&fitted.example, &fitted.prompt, &model.tokenizer)?;
+            Ok(Material::Prompt(Box::new(fitted)))
         }
+    }
+}
+
+/// Splits texts of rows, of which the model takes a number of tokens at most.
+struct Bounded<'a> {
+    model: &'a OpenModel,
+    most: usize,
+}
+
+impl TextEncoder for Bounded<'_> {
+    fn encode(&self, text: &str) -> Result<TextTokens> {
+        check_bytes(text, self.model, self.most)?;
+        Counter(&self.model.tokenizer).encode(text)
+    }
+
+    fn front(&self) -> &[u32] {
+        self.model.tokenizer.front()
     }
 }
 
@@ -64,8 +95,9 @@ impl Material {
         match self {
             Self::Passage(passage) => Some(passage.continuations.iter().map(|c| c.tokens.len()).sum()),
             Self::Prompt(fitted) => {
-                let key = tokenizer.encode_text(&fitted.example.references.join(", "), false).ok()?;
-                Some((key.len() + 1).min(fitted.example.max_new_tokens))
+                let most = fitted.example.max_new_tokens;
+                let key = tokenizer.count_past(&fitted.example.references.join(", "), most).ok()?;
+                Some((key + 1).min(most))
             }
         }
     }

@@ -14,6 +14,7 @@ pub mod cut;
 pub mod deal;
 pub mod estimate;
 pub mod generate;
+mod given;
 pub mod learned;
 pub mod lease;
 pub mod likelihood;

@@ -52,6 +52,8 @@ pub struct Plan {
     pub cells: Vec<Cell>,
     /// What of them cannot be run.
     holes: HashSet<(Place, Variant, String)>,
+    /// What the user should know of what was left out, one line each.
+    pub notes: Vec<String>,
 }
 
 impl Plan {
@@ -141,6 +143,7 @@ impl Planner<'_> {
             }
         }
         self.check_methods(&mut plan, watch)?;
+        self.check_given(&mut plan, watch)?;
         Ok(plan)
     }
 
@@ -195,7 +198,9 @@ impl Planner<'_> {
         lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
         let (model, seed) = (self.model, self.config.seeds[0]);
-        let made = lengths.into_iter().find_map(|length| material::make(task, length, 0, seed, model).ok())?;
+        let made = lengths
+            .into_iter()
+            .find_map(|length| material::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
         made.size(&self.config.protocols, &model.tokenizer)
     }
 

@@ -52,10 +52,10 @@ impl Planner<'_> {
     /// Compares the records of an example with the example.
     fn compared(&self, dir: &Path, (task, length, seed, sample): Place, records: &[&Record]) -> Result<()> {
         let name = self.tasks[task].name();
-        let material =
-            material::make(self.tasks[task].as_ref(), length, sample, seed, self.model).with_context(|| {
-                format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
-            })?;
+        let of = self.tasks[task].as_ref();
+        let material = material::make(of, length, sample, seed, self.model, self.most_tokens()).with_context(|| {
+            format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
+        })?;
         match records.iter().find_map(|record| asked::difference(record, &material)) {
             None => Ok(()),
             Some(what) => {

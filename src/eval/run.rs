@@ -18,10 +18,11 @@ use super::config::Variant;
 use super::cut::Fitted;
 use super::estimate::OF_FILES;
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
+use super::given::passage_tokens;
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity, without_content};
 use super::material::{self, Material};
-use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
+use super::plan::{Cell, Place, Plan, Planner};
 use super::prompts;
 use super::protocol::Protocol;
 use super::reading;
@@ -30,11 +31,9 @@ use super::shared::{Shared, Text};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
 use crate::attention::{Configured, FIRST_REVISION};
-use crate::error::UsageError;
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::model::checksum::sha256_hex;
-use crate::tasks::Task;
 use crate::tasks::likelihood::{Measure, Passage, Scoring};
 use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
@@ -63,8 +62,6 @@ impl<'a> Deref for Runner<'a> {
         &self.planner
     }
 }
-
-const FILE_HINT: &str = "leave the file out, or see what happens with --allow-extrapolation";
 
 /// What of a plan is not done yet.
 #[derive(Debug, Clone)]
@@ -396,31 +393,9 @@ impl Runner<'_> {
     /// What an example is made of.
     pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
         let task = &self.tasks[place.task];
-        let make = || material::make(task.as_ref(), place.length, index, seed, self.model);
+        let make = || material::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
         make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
-    }
-
-    /// Checks an example against the model's vocabulary and context.
-    fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
-        let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
-        match material {
-            Material::Prompt(fitted) => {
-                let Fitted { example, prompt, .. } = &**fitted;
-                self.model.check_tokens(&prompt.ids)?;
-                let context = self.model.decoder.config().context_limit();
-                // What was cut to a length beyond the context was checked before.
-                if example.length > context && !task.is_sized() {
-                    return Ok(());
-                }
-                self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
-            }
-            Material::Passage(passage) => {
-                self.model.check_tokens(&passage.prompt)?;
-                passage.continuations.iter().try_for_each(|c| self.model.check_tokens(&c.tokens))?;
-                self.check_length(passage_tokens(passage), "the text", hint)
-            }
-        }
     }
 
     fn generated(
@@ -678,11 +653,6 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
     }
 }
 
-/// Tokens of a passage with its longest continuation.
-fn passage_tokens(passage: &Passage) -> usize {
-    passage.prompt.len() + passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0)
-}
-
 /// Methods that share the dense reading of a prompt, and the others: sparse from the first token, those that read by a mask read for
 /// themselves. If none but these are there, all are of the first kind.
 fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<Configured>) {
@@ -719,7 +689,7 @@ mod tests {
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
     use crate::tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
-    use crate::tasks::{Cut, Example, Handling, PromptCounter, TaskOptions, resolve};
+    use crate::tasks::{Cut, Example, Handling, PromptCounter, Task, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;

@@ -8,7 +8,7 @@ use super::owned::{self, OwnFolder};
 use super::place::{self, Place};
 use super::record::{Record, Said};
 use super::tail::{is_torn, read_line, repair, said};
-use crate::disk::{check_plain, open_here, read_here};
+use crate::disk::{check_plain, no_lfs_pointer, open_here, read_here};
 use crate::error::{UsageError, in_plain_words};
 use crate::given;
 use anyhow::{Context, Result};
@@ -222,6 +222,7 @@ pub fn load_manifest(dir: &Path) -> Result<Value> {
     let wrong = |what: String| UsageError::new(what).hint("without it records say too little: give another folder");
     let text = given::text(&path, MOST_OF_MANIFEST);
     let text = text.map_err(|e| wrong(format!("cannot read {}: {e}", path.display())))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
     Ok(serde_json::from_str(&text).map_err(|e| wrong(format!("{} is not JSON: {e}", path.display())))?)
 }
 
@@ -284,7 +285,10 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
                 notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
                 break;
             }
-            Err(e) => return Err(not_a_record(path, at, &e)),
+            Err(e) => {
+                no_lfs_pointer(path.display(), text)?;
+                return Err(not_a_record(path, at, &e));
+            }
         };
         record.check().map_err(|what| not_a_record(path, at, &what))?;
         record.share(&mut shared);

@@ -2,11 +2,14 @@
 //!
 //! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
 
-use super::record::{Choice, Comparable, Fidelity, Likelihood, Record};
+use super::record::{Choice, Comparable, Fidelity, KvTokens, Likelihood, Record};
+use crate::kv::MOST_TOKENS;
 use crate::tasks::likelihood::Measure;
 
 /// What rounding may add to a share, or take from it.
 const ROUNDING: f64 = 1e-6;
+/// More than any time, cost or number of bytes that a run records, and little enough for sums over all records.
+const MOST: f64 = 1e15;
 /// What rounding may take from a divergence, which is a sum over many probabilities.
 const DIVERGENCE_ROUNDING: f64 = 1e-3;
 
@@ -41,13 +44,14 @@ impl Record {
             ("index_reused_s", self.index_reused_s),
             ("decode_s", self.decode_s),
         ];
-        amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))?;
+        amounts.into_iter().try_for_each(|(name, value)| amount(name, value))?;
         let bytes = [
             ("kv_bytes_per_token", self.kv_bytes_per_token),
             ("shared_bytes_per_token", self.shared_bytes_per_token),
             ("select_bytes_per_token", self.select_bytes_per_token),
         ];
-        bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
+        self.kv_tokens.iter().try_for_each(KvTokens::check)?;
         self.comparable.iter().try_for_each(Comparable::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
@@ -76,7 +80,20 @@ impl Comparable {
             ("comparable.cost1_published", self.cost1_published),
             ("comparable.shared_bytes_resident", self.shared_bytes_resident),
         ];
-        amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))
+        amounts.into_iter().try_for_each(|(name, value)| amount(name, value))
+    }
+}
+
+impl KvTokens {
+    fn check(&self) -> Result<(), String> {
+        at_most("kv_tokens.context", self.context, "the tokens that can be read", MOST_TOKENS)?;
+        let context = self.context as f64;
+        match self.held >= -ROUNDING && self.held <= context * (1.0 + ROUNDING) {
+            true => Ok(()),
+            false => {
+                Err(format!("`kv_tokens.held` is {}, not from 0 to `kv_tokens.context`, {context}", shown(self.held)))
+            }
+        }
     }
 }
 
@@ -84,20 +101,20 @@ impl Record {
     /// Makes sure that times of steps are such, and that the parts of a share add up to it.
     fn check_times(&self) -> Result<(), String> {
         let parts = [("select_s", self.select_s), ("attend_s", self.attend_s), ("weights_s", self.weights_s)];
-        parts.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        parts.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
         if let (Some(select), Some(attend), Some(weights)) = (self.select_s, self.attend_s, self.weights_s) {
             let sum = select + attend + weights;
             if (sum - self.decode_s).abs() > ROUNDING * self.decode_s.max(1.0) {
                 return Err(format!("`decode_s` is {}, but its parts add up to {sum}", self.decode_s));
             }
         }
-        self.solo.iter().try_for_each(|solo| all("solo.ms", &solo.ms, |name, x| at_least(name, x, 0.0)))
+        self.solo.iter().try_for_each(|solo| all("solo.ms", &solo.ms, amount))
     }
 }
 
 impl Fidelity {
     fn check(&self) -> Result<(), String> {
-        all("fidelity.output_error", &self.output_error, |name, x| at_least(name, x, 0.0))?;
+        all("fidelity.output_error", &self.output_error, amount)?;
         shares_of("fidelity.recall", &self.recall)?;
         shares_of("fidelity.dropped_mass", &self.dropped_mass)
     }
@@ -105,11 +122,11 @@ impl Fidelity {
 
 impl Likelihood {
     fn check(&self) -> Result<(), String> {
-        at_least("likelihood.nll", self.nll, -ROUNDING)?;
+        within("likelihood.nll", self.nll, -ROUNDING, MOST)?;
         at_most("likelihood.same_top", self.same_top, "likelihood.tokens", self.tokens)?;
         let least = -DIVERGENCE_ROUNDING * self.tokens as f64;
-        at_least("likelihood.kl_sum", self.kl_sum, least)?;
-        all("likelihood.kl", &self.kl, |name, x| at_least(name, x, -DIVERGENCE_ROUNDING))
+        within("likelihood.kl_sum", self.kl_sum, least, MOST)?;
+        all("likelihood.kl", &self.kl, |name, x| within(name, x, -DIVERGENCE_ROUNDING, MOST))
     }
 }
 
@@ -135,21 +152,34 @@ impl Choice {
 fn within(name: &str, value: f64, least: f64, most: f64) -> Result<(), String> {
     match value >= least && value <= most {
         true => Ok(()),
-        false => Err(format!("`{name}` is {value}, not from {least} to {most}")),
+        false => Err(format!("`{name}` is {}, not from {least} to {most}", shown(value))),
     }
 }
 
 fn at_least(name: &str, value: f64, least: f64) -> Result<(), String> {
     match value >= least && value.is_finite() {
         true => Ok(()),
-        false => Err(format!("`{name}` is {value}, not a number from {}", least.round())),
+        false => Err(format!("`{name}` is {}, not a number from {}", shown(value), least.round())),
     }
+}
+
+/// A time, a cost or a number of bytes.
+fn amount(name: &str, value: f64) -> Result<(), String> {
+    match (0.0..=MOST).contains(&value) {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {}, not a number from 0 to {MOST:e}", shown(value))),
+    }
+}
+
+/// A number without hundreds of digits.
+fn shown(value: f64) -> String {
+    if value.is_finite() && value.abs() > MOST { format!("{value:e}") } else { value.to_string() }
 }
 
 fn share(name: &str, value: f64) -> Result<(), String> {
     match (-ROUNDING..=1.0 + ROUNDING).contains(&value) {
         true => Ok(()),
-        false => Err(format!("`{name}` is {value}, not from 0 to 1")),
+        false => Err(format!("`{name}` is {}, not from 0 to 1", shown(value))),
     }
 }
 
@@ -179,7 +209,22 @@ mod tests {
         assert_eq!(record("vt", "full", 0, 1.0).check(), Ok(()));
         assert_eq!(perplexity("topk", 0, 3.0).check(), Ok(()));
         type Spoil = fn(&mut Record);
-        let cases: [(&str, Spoil); 22] = [
+        let held = |held: f64| Some(KvTokens { held, context: 100 });
+        assert_eq!(Record { kv_tokens: held(100.0), ..record("vt", "full", 0, 1.0) }.check(), Ok(()));
+        let cases: [(&str, Spoil); 31] = [
+            ("`kv_tokens.held` is 1e300, not from 0 to `kv_tokens.context`, 100", |r| {
+                r.kv_tokens = Some(KvTokens { held: 1e300, context: 100 });
+            }),
+            ("`kv_tokens.held` is -5, not", |r| r.kv_tokens = Some(KvTokens { held: -5.0, context: 100 })),
+            ("`kv_tokens.held` is 101, not", |r| r.kv_tokens = Some(KvTokens { held: 101.0, context: 100 })),
+            ("`kv_tokens.held` is NaN, not", |r| r.kv_tokens = Some(KvTokens { held: f64::NAN, context: 100 })),
+            ("`kv_tokens.context` is 18446744073709551615, more than", |r| {
+                r.kv_tokens = Some(KvTokens { held: 1.0, context: usize::MAX });
+            }),
+            ("`cost2` is 1e308, not a number from 0 to 1e15", |r| r.cost2 = 1e308),
+            ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
+            ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),
+            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308] })),
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),

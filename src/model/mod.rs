@@ -26,6 +26,7 @@ pub mod jinja;
 mod layers;
 pub mod linear;
 pub mod lock;
+mod markup;
 mod patterns;
 pub mod rope;
 pub mod source;

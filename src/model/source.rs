@@ -20,6 +20,7 @@ use super::files::{
 use super::formats;
 use super::hub::{self, HubOptions, Wanted};
 use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
+use crate::disk::no_lfs_pointer;
 use crate::error::UsageError;
 use crate::given;
 use crate::privacy;
@@ -207,6 +208,7 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
     }
     let text = given::text(&path, given::MOST_OF_SETTINGS);
     let text = text.map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
     Ok(TextFile { name: path.display().to_string(), text: text.into() })
 }
 
@@ -404,6 +406,7 @@ fn optional(folder: &Path, name: &str) -> Result<Option<TextFile>> {
     }
     let text = given::plain(&path).and_then(|_| given::text(&path, MOST_OF_TEXTS));
     let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
     Ok(Some(TextFile { name: path.display().to_string(), text: text.into() }))
 }
 

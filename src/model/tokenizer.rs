@@ -15,6 +15,7 @@ use super::added_tokens;
 use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
 use super::config::{self, ModelConfig};
+use super::markup;
 use super::patterns;
 use super::source::{ModelTexts, TextFile};
 use crate::error::{UsageError, in_plain_words};
@@ -308,6 +309,34 @@ impl Tokenizer {
         self.run(|| self.inner.decode(ids, false))
     }
 
+    /// A sign that a user's turn was put into a chat template already, where it would be put into the model's own.
+    ///
+    /// # Errors
+    /// If the chat template fails.
+    pub fn markup_in<'t>(&self, user: &'t str) -> Result<Option<&'t str>, UsageError> {
+        let Some(chat) = &self.chat else { return Ok(None) };
+        let around = self.said(chat, MARK)?;
+        let Some((before, after)) = around.split_once(MARK) else { return Ok(None) };
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        let special: Vec<String> = added.filter(|token| token.special).map(|token| token.content).collect();
+        Ok(markup::found(user, &markup::Around { before, after, special: &special }))
+    }
+
+    /// Tokens of a text, counted no further than past `most`. It is split piece by piece, and where pieces meet a token or two
+    /// may be counted more than of the whole.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn count_past(&self, text: &str, most: usize) -> Result<usize, UsageError> {
+        let (mut count, mut rest) = (0, text);
+        while !rest.is_empty() && count <= most {
+            let (piece, others) = rest.split_at(piece_end(rest));
+            count += self.split(piece)?.len();
+            rest = others;
+        }
+        Ok(count)
+    }
+
     fn split(&self, text: &str) -> Result<Vec<u32>, UsageError> {
         let encoding = self.run(|| self.inner.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
@@ -353,6 +382,16 @@ impl Rendered {
     fn plain(user: &str, answer_prefix: &str) -> Self {
         Self { text: format!("{user}{answer_prefix}"), user_start: 0, user_cut: 0 }
     }
+}
+
+/// Where the first piece of a text ends: before the last white space of some tens of kilobytes, if there is any.
+fn piece_end(text: &str) -> usize {
+    const PIECE: usize = 1 << 16;
+    if text.len() <= PIECE {
+        return text.len();
+    }
+    let most = (0..=PIECE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    text[..most].rfind(char::is_whitespace).filter(|at| *at > PIECE / 2).unwrap_or(most)
 }
 
 /// Bytes missing at the start of `user` in `rendered`, which templates may trim; `None` if more changed.

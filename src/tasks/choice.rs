@@ -305,7 +305,7 @@ impl Definition {
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
         let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
-        if options.iter().chain(&rest).any(String::is_empty) {
+        if options.iter().chain(&rest).any(|text| text.trim().is_empty()) {
             anyhow::bail!("an option, or what follows it, is empty");
         }
         let (description, prompt) = (fields.text(&self.description)?, fields.text(&self.prompt)?);

@@ -16,7 +16,7 @@ use super::metrics::Metric;
 use super::metrics::lm_eval::distinct_answers;
 use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest};
+use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, digest};
 use crate::error::UsageError;
 
 const PREFIX: &str = "gen/";
@@ -242,6 +242,7 @@ impl Definition {
         let fields = Fields::new(&row)?;
         let answers: Vec<String> =
             serde_json::from_str(&fields.text(&self.answers)?).context("answers are no texts")?;
+        answers::check_published(self.metric, &answers)?;
         Ok(Question {
             subject,
             context: fields.text(&self.context)?,
@@ -329,6 +330,9 @@ impl Questions {
         let source = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let (examples, of_examples) = definition.examples(shots, &name, (questions.len(), subjects), options)?;
         notes.extend(of_examples);
+        let metric = definition.metric;
+        let uncompared = questions.iter().filter(|(_, question)| metric.flaw(&question.answers).is_some()).count();
+        notes.extend(answers::note(&source, uncompared, metric));
         Ok(Self { definition, name, source, questions, examples, notes })
     }
 }

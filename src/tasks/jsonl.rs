@@ -7,6 +7,7 @@
 //!   name says ([`longbench`]).
 //! - Lost in the Middle's key-value retrieval: `ordered_kv_records`, `key`, `value` (`kv_retrieval`).
 //! - LongEval's lines: `prompt`, `correct_line`, `expected_number` (`longeval`).
+//! - kvpress's: `context`, `question`, `answer_prefix`, `answer`, `task`, `max_new_tokens` (`kvpress`).
 //! - A needle in a haystack: `context`, `question`, `answer` or `answers`; the prompt is context, blank line, question.
 //! - Several questions on one context: `context`, and `turns` or `multi_turns` (`turns`). Each is an
 //!   example of its own.
@@ -14,9 +15,9 @@
 //!
 //! Metric and tokens to generate follow from that and from the prompt's shape, or are given with the path:
 //! `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked when the file is opened, and read one at a
-//! time.
+//! time. A prompt may have been put into a chat template before it was written; `chat=false` says so.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
@@ -26,8 +27,8 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
-    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest, kv_retrieval, longbench,
-    longeval, ruler, summary, turns,
+    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, digest, kv_retrieval, kvpress,
+    longbench, longeval, ruler, summary, turns,
 };
 use crate::error::UsageError;
 use crate::given;
@@ -35,7 +36,7 @@ use crate::kv::MOST_TOKENS;
 
 const PREFIX: &str = "jsonl:";
 /// What may follow the path.
-const OPTIONS: [&str; 2] = ["metric", "max_new_tokens"];
+const OPTIONS: [&str; 3] = ["metric", "max_new_tokens", "chat"];
 const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
 /// Begins the question of a prompt of unknown shape.
 const QUESTION_MARK: &str = "\nQuestion:";
@@ -47,9 +48,10 @@ impl Family for Jsonl {
     fn catalog(&self) -> Vec<TaskInfo> {
         vec![TaskInfo {
             name: format!("{PREFIX}PATH"),
-            about: "rows of a prepared file: RULER's, LongBench's, key-value retrieval, LongEval's lines, a needle, \
-                    summaries, several questions"
-                .to_owned(),
+            about:
+                "rows of a prepared file: RULER's (kvpress's too), LongBench's, key-value retrieval, LongEval's lines, \
+                    a needle, summaries, several questions"
+                    .to_owned(),
             metric: None,
             max_new_tokens: None,
             parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
@@ -76,15 +78,19 @@ struct Spec {
     path: PathBuf,
     metric: Option<Metric>,
     max_new_tokens: Option<usize>,
+    /// Whether prompts go into the model's chat template, even if they seem to be in one; they are looked at if not said.
+    chat: Option<bool>,
 }
 
 impl Spec {
+    /// What to say with the path so that rows can be scored.
+    fn scoring_hint(&self) -> String {
+        format!("say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64", self.path.display())
+    }
+
     /// The error for a row whose task cannot be told.
     fn unscored(&self, row: &Row) -> UsageError {
-        row.wrong("this prompt is of no known task, so its metric is unknown").hint(format!(
-            "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
-            self.path.display()
-        ))
+        row.wrong("this prompt is of no known task, so its metric is unknown").hint(self.scoring_hint())
     }
 
     fn parse(name: &str) -> Result<Self, UsageError> {
@@ -92,7 +98,7 @@ impl Spec {
         if rest.is_empty() {
             return Err(UsageError::new(format!("task `{name}` names no file")).hint(PATH_HINT));
         }
-        let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None };
+        let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None, chat: None };
         let Some((path, options)) = rest.rsplit_once(':').filter(|(_, o)| o.contains('=')) else {
             return Ok(spec);
         };
@@ -121,6 +127,12 @@ impl Spec {
                     UsageError::new(what).hint(format!("a whole number from 1 to {MOST_TOKENS}"))
                 })?);
             }
+            "chat" => {
+                self.chat = Some(value.parse().map_err(|_| {
+                    UsageError::new(format!("`{name}`: chat takes true or false, not `{value}`"))
+                        .hint("chat=false runs prompts that are in a chat template already")
+                })?);
+            }
             _ => return Err(UsageError::unknown("option of jsonl:", key, OPTIONS)),
         }
         Ok(())
@@ -138,6 +150,50 @@ struct Prepared {
     contexts: Vec<usize>,
     /// Whether any row may be cut.
     is_cut: bool,
+    /// Whether all rows may be.
+    cuts_all: bool,
+    notes: Vec<String>,
+}
+
+/// What is counted while rows are checked.
+#[derive(Default)]
+struct Seen {
+    usable: usize,
+    /// Examples that may be cut.
+    cut: usize,
+    /// Examples of published sets of whose answers nothing is compared, by metric.
+    uncompared: HashMap<Metric, usize>,
+    /// Tasks that rows name, as kvpress's do.
+    tasks: BTreeSet<String>,
+}
+
+impl Seen {
+    fn add(&mut self, row: &Row, prompts: &[Prompt]) {
+        self.usable += 1;
+        for prompt in prompts {
+            self.cut += usize::from(prompt.handling.cut != Cut::Nothing);
+            if prompt.metric.flaw(&prompt.references).is_some() {
+                *self.uncompared.entry(prompt.metric).or_default() += 1;
+            }
+        }
+        if kvpress::is_row(row) {
+            self.tasks.extend(row.text("task").ok().flatten().map(str::to_owned));
+        }
+    }
+
+    /// What is to be said of the file, a line each.
+    fn notes(&self, label: &str) -> Vec<String> {
+        let uncompared = self.uncompared.iter().filter_map(|(metric, count)| answers::note(label, *count, *metric));
+        let several = (self.tasks.len() > 1).then(|| {
+            let names: Vec<&str> = self.tasks.iter().map(String::as_str).collect();
+            format!(
+                "{label}: rows of {} tasks ({}) are one mean; a file each gives a score for each",
+                names.len(),
+                names.join(", ")
+            )
+        });
+        uncompared.chain(several).collect()
+    }
 }
 
 /// Where an example is found.
@@ -158,25 +214,25 @@ impl Prepared {
             return Err(unreadable(std::io::ErrorKind::IsADirectory.into()).into());
         }
         given::open(&spec.path).map_err(unreadable)?;
-        let (mut is_cut, mut usable) = (false, 0);
-        let (mut places, mut contexts, mut seen) = (Vec::new(), Vec::new(), HashMap::new());
+        let (mut places, mut contexts, mut known, mut seen) = (Vec::new(), Vec::new(), HashMap::new(), Seen::default());
         let rows = Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
             let count = turns::count(&row.fields).unwrap_or(1);
             // All questions before any is taken: a row is left out as a whole.
             let prompts: Vec<Prompt> =
                 (0..count).map(|question| Prompt::read(row, question, spec)).collect::<Result<_, _>>()?;
             for (question, prompt) in prompts.iter().enumerate() {
-                is_cut |= prompt.handling.cut != Cut::Nothing;
                 let mut context = DefaultHasher::new();
                 prompt.context.hash(&mut context);
-                contexts.push(*seen.entry(context.finish()).or_insert(places.len()));
-                places.push(Place { row: usable, question });
+                contexts.push(*known.entry(context.finish()).or_insert(places.len()));
+                places.push(Place { row: seen.usable, question });
             }
-            usable += 1;
+            seen.add(row, &prompts);
             Ok(true)
         })?;
         let name = format!("{PREFIX}{}", stem(&spec.path));
-        Ok(Self { spec: spec.clone(), name, rows, places, contexts, is_cut })
+        let notes = rows.note().into_iter().chain(seen.notes(&rows.source().label())).collect();
+        let (is_cut, cuts_all) = (seen.cut > 0, seen.cut == places.len());
+        Ok(Self { spec: spec.clone(), name, rows, places, contexts, is_cut, cuts_all, notes })
     }
 }
 
@@ -207,11 +263,20 @@ impl Task for Prepared {
     }
 
     fn inputs(&self) -> String {
-        digest::of(&(self.rows.digest(), self.spec.metric.map(Metric::name), self.spec.max_new_tokens))
+        let Spec { metric, max_new_tokens, chat, .. } = &self.spec;
+        digest::of(&(self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat))
+    }
+
+    fn is_given(&self) -> bool {
+        !self.cuts_all
+    }
+
+    fn place_of(&self, index: usize) -> Option<String> {
+        self.places.get(index).and_then(|place| self.rows.place(place.row))
     }
 
     fn notes(&self) -> Vec<String> {
-        self.rows.note().into_iter().collect()
+        self.notes.clone()
     }
 
     fn example(&self, length: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
@@ -261,12 +326,15 @@ impl Prompt {
             () if turns::count(&row.fields).is_some() => Self::turn(row, question, spec),
             () if has(kv_retrieval::PAIRS) => Self::lookup(row),
             () if has(longeval::ANSWER) => Self::line(row),
+            () if kvpress::is_row(row) => Self::kvpress(row, spec),
             () if has("context") && has("question") => Self::needle(row),
             () if has("context") && has("answers") => Self::longbench(row, spec),
             () if summary::is_row(&row.fields) => Self::summary(row),
             () if has("input") || has("outputs") => Self::ruler(row, spec),
             () => Err(unknown_kind(row)),
         }?;
+        // LongBench's rows are scored as LongBench does it, unless another metric is asked for.
+        let is_published = spec.metric.is_none() && prompt.handling.cut != Cut::Nothing;
         if let Some(metric) = spec.metric.filter(|metric| *metric != prompt.metric) {
             // A metric that was asked for takes the place of the first; the others are recorded all the same.
             if !prompt.also.is_empty() {
@@ -279,7 +347,33 @@ impl Prompt {
         if prompt.metric.needs_classes() && prompt.all_classes.is_empty() {
             prompt.all_classes = row.list("all_classes")?;
         }
+        if prompt.context.trim().is_empty() && prompt.question.trim().is_empty() {
+            return Err(row.wrong("the prompt is empty or white space"));
+        }
+        let checked = match is_published {
+            true => answers::check_published(prompt.metric, &prompt.references).map(drop),
+            false => answers::check(prompt.metric, &prompt.references),
+        };
+        checked.map_err(|e| row.at(e))?;
+        prompt.handling.plain |= spec.chat == Some(false);
+        prompt.handling.may_be_templated = spec.chat.is_none() && !prompt.handling.plain;
         Ok(prompt)
+    }
+
+    fn kvpress(row: &Row, spec: &Spec) -> Result<Self, UsageError> {
+        let kvpress::Question { context, question, answer_prefix, references } = kvpress::question(row)?;
+        let hint = |e: UsageError| e.hint(spec.scoring_hint());
+        Ok(Self {
+            context,
+            question,
+            answer_prefix,
+            references,
+            all_classes: Vec::new(),
+            metric: spec.metric.map_or_else(|| kvpress::metric(row), Ok).map_err(hint)?,
+            also: Vec::new(),
+            max_new_tokens: spec.max_new_tokens.map_or_else(|| kvpress::max_new_tokens(row), Ok).map_err(hint)?,
+            handling: Handling::default(),
+        })
     }
 
     fn ruler(row: &Row, spec: &Spec) -> Result<Self, UsageError> {
@@ -436,7 +530,7 @@ fn unknown_kind(row: &Row) -> UsageError {
 const FIELDS_NAMED: usize = 8;
 const KINDS_HINT: &str = "jsonl: takes rows of RULER (input, outputs), LongBench (context, input, answers), key-value \
                           retrieval (ordered_kv_records, key, value), LongEval's lines (prompt, correct_line, \
-                          expected_number), a needle (context, question, answer), several questions (context, turns) \
+                          expected_number), kvpress (context, question, answer, task, max_new_tokens), a needle (context, question, answer), several questions (context, turns) \
                           or a document (document, summary); published sets have tasks of their own: `spattn list tasks`";
 const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
 /// Tokens to generate for a needle, unless given with the path; enough for a sentence.
@@ -639,6 +733,126 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_nothing_are_refused_in_every_kind_of_row() {
+        let (any, number) = (":metric=string_match_part,max_new_tokens=8", ":metric=first_number,max_new_tokens=8");
+        for (row, options) in [
+            (r#"{"input": "x", "outputs": ["\n"]}"#, any),
+            (r#"{"input": "x", "outputs": ["", "y"]}"#, any),
+            (r#"{"context": "x", "question": "y", "answer": "  "}"#, ""),
+            (r#"{"context": "x", "question": "y", "answers": ["z", " "]}"#, ""),
+            (r#"{"context": "x", "question": "y", "answer": [" "], "task": "vt", "max_new_tokens": 9}"#, ""),
+            (r#"{"context": "x", "input": "y", "answers": [""], "dataset": "hotpotqa"}"#, ""),
+            (r#"{"context": "x", "input": "y", "answers": [" "], "dataset": "hotpotqa"}"#, any),
+            (r#"{"context": "x", "turns": [{"question": "a", "answers": [" "]}]}"#, any),
+            (r#"{"ordered_kv_records": [["a", " "]], "key": "a", "value": " "}"#, ""),
+            (r#"{"document": "x", "summary": [" "]}"#, ""),
+            (r#"{"input": "x", "outputs": ["seven"]}"#, number),
+            (r#"{"context": "x", "question": "y", "answer": "A"}"#, ":metric=qa_f1,max_new_tokens=8"),
+            (
+                r#"{"context": "x", "input": "y", "answers": ["The"], "dataset": "trec", "all_classes": ["The"]}"#,
+                ":metric=qa_f1",
+            ),
+        ] {
+            let (_dir, name) = file(&format!("{row}\n"));
+            let error: UsageError = open(&format!("{name}{options}")).err().expect(row).downcast().unwrap();
+            assert!(error.what.contains("rows.jsonl:1: "), "{row}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_published_row_without_words_is_scored_as_published_and_noted() {
+        let row = r#"{"context": "x", "input": "y", "answers": ["The The"], "dataset": "hotpotqa"}"#;
+        let (_dir, name) = file(row);
+        let task = open(&name).unwrap();
+        assert!(task.notes()[0].contains("1 row has answers of which `qa_f1` compares nothing"), "{:?}", task.notes());
+        assert_eq!(task.example(0, 0, 0, &Words).unwrap().score("The The"), 0.0);
+    }
+
+    #[test]
+    fn prompts_of_nothing_are_refused() {
+        for row in [
+            r#"{"input": "", "outputs": ["x"]}"#,
+            r#"{"input": " \n", "outputs": ["x"], "answer_prefix": "It is"}"#,
+            r#"{"context": "", "question": " ", "answer": "x"}"#,
+            r#"{"context": "", "question": "", "answer": "x", "task": "vt", "max_new_tokens": 3}"#,
+        ] {
+            let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
+            assert!(error.what.ends_with("rows.jsonl:1: the prompt is empty or white space"), "{error}");
+        }
+    }
+
+    /// The same prompt in kvpress's three parts is RULER's, byte for byte, and scored alike.
+    #[test]
+    fn rows_of_kvpress_are_rulers_in_parts() {
+        for name in ["ruler/niah_multivalue", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/niah_single_2"] {
+            let e = example(name, 2048, 1);
+            let of_kvpress = serde_json::json!({
+                "context": e.context, "question": e.question, "answer_prefix": e.answer_prefix, "answer": e.references,
+                "task": name.strip_prefix("ruler/"), "max_new_tokens": e.max_new_tokens, "context_length": 2048,
+            });
+            let (_dir, path) = file(&of_kvpress.to_string());
+            let row = open(&path).unwrap().example(0, 0, 0, &Words).unwrap();
+            assert_eq!((row.user_turn(), row.answer_prefix), (e.user_turn(), e.answer_prefix), "{name}");
+            assert_eq!((row.metric, row.max_new_tokens, row.references), (e.metric, e.max_new_tokens, e.references));
+        }
+    }
+
+    #[test]
+    fn rows_of_kvpress_are_never_read_as_needles() {
+        let row = |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer": ["z"]{rest}}}"#);
+        for (rest, what) in [
+            (
+                r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#,
+                "the field `task` is `longbook_qa_eng`, none of RULER's",
+            ),
+            (r#", "max_new_tokens": 40"#, "the field `task` is missing"),
+            (r#", "task": "vt", "max_new_tokens": "40""#, "the field `max_new_tokens` is no whole number"),
+        ] {
+            let error = usage_error(&row(rest), "");
+            assert!(error.what.contains(what) && error.hint.unwrap().contains("metric="), "{}", error.what);
+        }
+        let (_dir, name) = file(&row(r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#));
+        let e = open(&format!("{name}:metric=qa_f1")).unwrap().example(0, 0, 0, &Words).unwrap();
+        assert_eq!((e.user_turn().as_str(), e.metric, e.max_new_tokens), ("xy", Metric::QaF1, 40));
+        let (_dir, name) = file(&[row(r#", "task": "vt""#), row(r#", "task": "qa_1""#)].join("\n"));
+        let task = open(&name).unwrap();
+        let of = |index| task.example(0, index, 0, &Words).map(|e| (e.metric, e.max_new_tokens)).unwrap();
+        assert_eq!([of(0), of(1)], [(Metric::StringMatchAll, 30), (Metric::StringMatchPart, 32)]);
+        assert!(task.notes()[0].contains("rows of 2 tasks (qa_1, vt) are one mean"), "{:?}", task.notes());
+    }
+
+    #[test]
+    fn a_path_says_whether_rows_are_in_a_chat_template() {
+        let (_dir, name) = file(r#"{"context": "x", "question": "y", "answer": "z"}"#);
+        let handling =
+            |options: &str| open(&format!("{name}{options}")).unwrap().example(0, 0, 0, &Words).unwrap().handling;
+        for (options, plain, looked_at) in
+            [("", false, true), (":chat=false", true, false), (":chat=true", false, false)]
+        {
+            let handling = handling(options);
+            assert_eq!((handling.plain, handling.may_be_templated), (plain, looked_at), "{options}");
+        }
+        assert!(usage_error("{}", ":chat=no").what.contains("chat takes true or false, not `no`"));
+    }
+
+    #[test]
+    fn published_rows_have_answers_that_their_metric_compares() {
+        let Some(data) = shared_data() else { return };
+        let mut files = 0;
+        for folder in ["longbench", "ruler_ready/4096", "kv_retrieval", "longeval_lines"] {
+            for entry in std::fs::read_dir(data.join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|ending| ending == "jsonl") {
+                    let task = open(&format!("jsonl:{}", path.display())).unwrap_or_else(|e| panic!("{e:#}"));
+                    assert_eq!(task.notes(), Vec::<String>::new(), "{}", path.display());
+                    files += 1;
+                }
+            }
+        }
+        assert!(files >= 16 + 1 + 2 + 3, "{files}");
+    }
+
+    #[test]
     fn malformed_rows_can_be_left_out_and_are_noted() {
         let (_dir, name) =
             file("{\"input\": \"x\\nWhat is the special magic number for a?\", \"outputs\": [\"a\"]}\n{}\n");
@@ -674,12 +888,12 @@ mod tests {
             names in proptest::sample::subsequence(vec![
                 "input", "outputs", "answer_prefix", "context", "question", "answer", "answers", "dataset", "all_classes",
                 "ordered_kv_records", "key", "value", "length", "turns", "prompt", "correct_line", "expected_number", "report",
-                "summary",
-            ], 0..19),
+                "summary", "task", "max_new_tokens",
+            ], 0..21),
             values in proptest::collection::vec(proptest::sample::select(vec![
                 "null", "1", "-0.5", "\"\"", "\"x\"", "\"trec\"", "\"\\u00e9\\nQuestion: a?\"", "[]", "[\"x\", 1]", "[[\"x\", \"x\"]]", "{}", "true",
-                "[{\"question\": \"q\", \"answer\": 1}]",
-            ]), 19),
+                "[{\"question\": \"q\", \"answer\": 1}]", "\"vt\"",
+            ]), 21),
             options in proptest::sample::select(vec!["", ":metric=classification,max_new_tokens=1", ":metric=qa_f1_zh,max_new_tokens=4"]),
         ) {
             let fields: Vec<String> = names.iter().zip(values).map(|(name, value)| format!("\"{name}\": {value}")).collect();
@@ -702,6 +916,7 @@ mod tests {
                 " The special magic number", "\nWhat is the special magic number for x?", "é\u{2028}", "{context}",
             ];
             let input: String = parts.iter().map(|&i| pieces[i]).chain([tail.as_str()]).collect();
+            prop_assume!(!input.trim().is_empty());
             let row = serde_json::json!({"input": input, "outputs": ["a"]});
             let (_dir, name) = file(&row.to_string());
             let task = open(&format!("{name}:metric=string_match_all,max_new_tokens=8")).unwrap();

@@ -66,7 +66,7 @@ impl Row {
         let row: Self =
             serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(in_plain_words(&e.to_string())))?;
         let is_asked = |(key, value): &(String, String)| (key, value) == (&row.key, &row.value);
-        if row.value.is_empty() || !row.pairs().iter().any(is_asked) {
+        if row.value.trim().is_empty() || !row.pairs().iter().any(is_asked) {
             return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));
         }
         Ok(row)

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::metrics::Metric;
 use super::rows::{Row, RowSource, Rows, text_or_number};
 use super::templates::Fields;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets, digest};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use crate::error::UsageError;
 
 const FILES: [&str; 5] = [
@@ -220,6 +220,8 @@ struct Question {
     context: String,
     question: String,
     answers: Vec<String>,
+    /// Whether the answers hold anything that the metric compares.
+    compares: bool,
     cut: Cut,
 }
 
@@ -274,7 +276,7 @@ impl Name {
         };
         let answers: Option<Vec<String>> = answers.filter(|answers: &Vec<String>| !answers.is_empty());
         let answers = answers.ok_or_else(|| anyhow::anyhow!("there is no answer, or one that is no text"))?;
-        anyhow::ensure!(answers.iter().all(|answer| !answer.is_empty()), "an answer is empty");
+        let compares = answers::check_published(self.definition.metric, &answers)?;
         let cut = match self.benchmark.cut {
             Shortening::Middle => Cut::Middle,
             Shortening::Document => {
@@ -282,7 +284,7 @@ impl Name {
                 Cut::EndOfContext(separator.unwrap_or_default())
             }
         };
-        Ok(Question { context, question, answers, cut })
+        Ok(Question { context, question, answers, compares, cut })
     }
 
     /// All questions of a row, each with its place among those that the row has.
@@ -321,19 +323,22 @@ struct LongSet {
     parsed: Name,
     rows: Rows,
     places: Vec<Place>,
+    /// What is to be said of questions of whose answers nothing is compared.
+    uncompared: Option<String>,
 }
 
 impl LongSet {
     /// Opens the file and checks every row.
     fn open(name: &str, parsed: Name, options: &TaskOptions) -> Result<Self> {
         let source = parsed.source(name, options)?;
-        let (mut places, mut contexts, mut row_number) = (Vec::new(), HashMap::new(), 0);
+        let (mut places, mut contexts, mut row_number, mut uncompared) = (Vec::new(), HashMap::new(), 0, 0);
         let rows = Rows::open(source, options.skip_bad, |row| {
             let questions = parsed.questions(row).map_err(|e| row.wrong(format!("{e:#}")).hint(parsed.hint()))?;
             let Some((_, first)) = questions.first() else { return Ok(false) };
             let mut context = DefaultHasher::new();
             first.context.hash(&mut context);
             let context = *contexts.entry(context.finish()).or_insert(places.len());
+            uncompared += questions.iter().filter(|(_, question)| !question.compares).count();
             places.extend(questions.iter().map(|(turn, _)| Place { row: row_number, turn: *turn, context }));
             row_number += 1;
             Ok(true)
@@ -342,7 +347,8 @@ impl LongSet {
             let what = format!("task `{name}`: {} has no such row", rows.source().label());
             return Err(UsageError::new(what).hint(format!("`{}` takes all", parsed.definition.name)).into());
         }
-        Ok(Self { name: name.to_owned(), parsed, rows, places })
+        let uncompared = answers::note(&rows.source().label(), uncompared, parsed.definition.metric);
+        Ok(Self { name: name.to_owned(), parsed, rows, places, uncompared })
     }
 }
 
@@ -372,7 +378,7 @@ impl Task for LongSet {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.rows.note().into_iter().collect()
+        self.rows.note().into_iter().chain(self.uncompared.clone()).collect()
     }
 
     fn example(&self, length: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
@@ -381,7 +387,7 @@ impl Task for LongSet {
                 .hint("ask for fewer samples (--samples)")
         })?;
         let Name { benchmark, definition, .. } = self.parsed;
-        let Question { context, question, answers, cut } = self.parsed.question_at(&self.rows.read(row)?, turn)?;
+        let Question { context, question, answers, cut, .. } = self.parsed.question_at(&self.rows.read(row)?, turn)?;
         Ok(Example {
             task: self.name.clone(),
             length,

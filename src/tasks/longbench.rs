@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::metrics::datasets::{Dataset, LENGTH_RANGES, LengthRange};
 use super::rows::{Row, Rows};
 use super::ruler::template::substitute;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets, digest};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use crate::error::UsageError;
 
 const PREFIX: &str = "longbench/";
@@ -120,6 +120,7 @@ impl Set {
             ends_at_line: self.ends_at_line,
             first_line: self.scoring().first_line,
             until: &[],
+            may_be_templated: false,
         }
     }
 
@@ -246,21 +247,29 @@ impl Family for LongBench {
         let source = assets::longbench(options, &file)?.ok_or_else(|| missing(name, &file, options))?;
         let Name { set, range } = parsed;
         let range = range.flatten();
-        let mut there = BTreeSet::new();
+        let (mut there, mut uncompared) = (BTreeSet::new(), 0);
         let rows = Rows::open(source, options.skip_bad, |row| {
-            set.prompt(row)?;
+            let prompt = set.prompt(row)?;
+            let compares = answers::check_published(set.scoring().metric, &prompt.answers).map_err(|e| row.at(e))?;
             // Only LongBench-E needs the length.
-            let Some(range) = range else { return Ok(true) };
-            let found = LengthRange::of(length(row)?);
-            there.insert(format!("{PREFIX_E}{}/{}", set.name, found.name));
-            Ok(found == range)
+            let is_wanted = match range {
+                None => true,
+                Some(range) => {
+                    let found = LengthRange::of(length(row)?);
+                    there.insert(format!("{PREFIX_E}{}/{}", set.name, found.name));
+                    found == range
+                }
+            };
+            uncompared += usize::from(is_wanted && !compares);
+            Ok(is_wanted)
         })?;
         if rows.is_empty() {
             let what = format!("task `{name}`: {} has no row of this length", rows.source().label());
             let there: Vec<String> = there.into_iter().collect();
             return Err(UsageError::new(what).hint(format!("its rows are those of {}", there.join(", "))).into());
         }
-        Ok(Box::new(LongBenchTask { name: name.to_owned(), set, rows }))
+        let uncompared = answers::note(&rows.source().label(), uncompared, set.scoring().metric);
+        Ok(Box::new(LongBenchTask { name: name.to_owned(), set, rows, uncompared }))
     }
 }
 
@@ -279,6 +288,8 @@ struct LongBenchTask {
     name: String,
     set: &'static Set,
     rows: Rows,
+    /// What is to be said of rows of whose answers nothing is compared.
+    uncompared: Option<String>,
 }
 
 impl Task for LongBenchTask {
@@ -303,7 +314,7 @@ impl Task for LongBenchTask {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.rows.note().into_iter().collect()
+        self.rows.note().into_iter().chain(self.uncompared.clone()).collect()
     }
 
     fn example(&self, length: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {

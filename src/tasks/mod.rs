@@ -6,6 +6,7 @@
 //!
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
+pub mod answers;
 pub mod assets;
 mod choice;
 pub mod digest;
@@ -15,6 +16,7 @@ mod generation;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
+mod kvpress;
 pub mod likelihood;
 mod long_sets;
 pub mod longbench;
@@ -116,6 +118,8 @@ pub struct Handling {
     pub first_line: bool,
     /// Texts that end the answer where they come up in it, and do not belong to it.
     pub until: &'static [String],
+    /// Whether the prompt may be one that was put into a chat template before, which is then not put into another unasked.
+    pub may_be_templated: bool,
 }
 
 /// What a benchmark cuts out of a prompt that is too long.
@@ -192,6 +196,14 @@ pub trait Task: Send + Sync {
     /// Digest of everything that its examples are made of besides program, length, index, seed and tokenizer: options and
     /// data ([`digest::of`]). Where it is the same, so are the examples.
     fn inputs(&self) -> String;
+    /// Whether a file fixes the prompts, which a model may be unable to read as they are: they are looked at before a run.
+    fn is_given(&self) -> bool {
+        self.available().is_some() && !self.is_sized() && !self.is_cut()
+    }
+    /// Where the example at `index` stands in a file, as messages name it.
+    fn place_of(&self, _index: usize) -> Option<String> {
+        None
+    }
     /// What the user should know about the task's data, one line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()

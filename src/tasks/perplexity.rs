@@ -22,6 +22,7 @@ use super::options::Given;
 use super::text::decode;
 use super::text::wikitext::Detokenised;
 use super::{Family, Task, TaskInfo, TaskOptions, assets, digest, rows};
+use crate::disk::no_lfs_pointer_at;
 use crate::error::UsageError;
 use crate::given;
 use crate::kv::MOST_TOKENS;
@@ -409,6 +410,7 @@ fn read_text(path: &Path) -> Result<String> {
         let bytes = rows::read_member(&archive, &member, |packed| unpack(packed, MOST_UNPACKED, path))?;
         return Ok(decode(bytes, path)?);
     }
+    no_lfs_pointer_at(path)?;
     if path.extension().is_some_and(|e| e == "gz") {
         let file = given::open(path).map_err(|e| unreadable(path, &e))?;
         return Ok(decode(unpack(&mut MultiGzDecoder::new(file), MOST_UNPACKED, path)?, path)?);

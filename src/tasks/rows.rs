@@ -20,6 +20,7 @@ use zip::result::ZipError;
 
 use super::digest;
 use super::table::{self, LONGEST_LINE, TooLarge};
+use crate::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use crate::error::UsageError;
 use crate::foreign::contain;
 use crate::given::{self, Given, MARK};
@@ -78,6 +79,7 @@ impl RowSource {
         if path.extension().is_none_or(|ending| ending != "parquet") {
             return Ok(Self::File(path.to_owned()));
         }
+        no_lfs_pointer_at(path)?;
         let lines = contain(|| table::lines(path)).map_err(anyhow::Error::from).flatten().map_err(|e| {
             let hint = if e.is::<TooLarge>() { LARGE_HINT } else { TABLE_HINT };
             UsageError::new(format!("cannot read {}: {e:#}", path.display())).hint(hint)
@@ -91,6 +93,7 @@ impl RowSource {
     /// # Errors
     /// [`UsageError`] if it is no such document.
     pub fn document(path: &Path) -> Result<Self, UsageError> {
+        no_lfs_pointer_at(path)?;
         let lines = document_lines(path)
             .map_err(|e| UsageError::new(format!("cannot read {}: {e:#}", path.display())).hint(DOCUMENT_HINT))?;
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
@@ -172,6 +175,7 @@ pub(super) fn read_member<T, E: From<UsageError>>(
 }
 
 fn open_archive(archive: &Path) -> Result<zip::ZipArchive<BufReader<File>>, UsageError> {
+    no_lfs_pointer_at(archive)?;
     let file = BufReader::new(given::plain(archive).map_err(|e| unreadable(archive, &e))?);
     zip::ZipArchive::new(file).map_err(|e| unreadable(archive, &e))
 }
@@ -301,6 +305,11 @@ impl Row {
         }
     }
 
+    /// The same error, at this row.
+    pub fn at(&self, error: UsageError) -> UsageError {
+        UsageError { hint: error.hint, ..self.wrong(error.what) }
+    }
+
     /// An error at this row.
     pub fn wrong(&self, what: impl std::fmt::Display) -> UsageError {
         UsageError::new(format!("{}: {what}", self.place))
@@ -420,6 +429,9 @@ impl Rows {
                     return Ok(());
                 }
                 number += 1;
+                if number == 1 {
+                    no_lfs_pointer(source.label(), &line)?;
+                }
                 hash.update(&line);
                 if read as u64 > LONGEST_LINE {
                     let what = format!("{}:{number}: longer than {} MiB", source.label(), LONGEST_LINE >> 20);
@@ -480,6 +492,11 @@ impl Rows {
     /// What was left out, in one line.
     pub fn note(&self) -> Option<String> {
         self.malformed.note()
+    }
+
+    /// Where the row at `index` among the wanted stands: `FILE:LINE`.
+    pub fn place(&self, index: usize) -> Option<String> {
+        self.starts.get(index).map(|(_, number)| format!("{}:{number}", self.source.label()))
     }
 
     /// The row at `index` among the wanted.

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use super::metrics::{python, python_literal};
 use super::rows::{Malformed, RowSource, Rows};
 use super::{TaskOptions, assets};
+use crate::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use crate::error::UsageError;
 use crate::given;
 
@@ -366,6 +367,7 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
 fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
     let bytes = given::bytes(path, given::MOST_OF_TEXT)
         .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    no_lfs_pointer(path.display(), &bytes)?;
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
@@ -375,6 +377,7 @@ fn of_table<T>(
     skip_bad: bool,
     make: &impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<OfFile<T>> {
+    no_lfs_pointer_at(path)?;
     let unreadable = |e: csv::Error| UsageError::new(format!("cannot read {}: {e}", path.display()));
     let file = given::open(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);

@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Re
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 38] = [
+pub const READERS: [Reader; 39] = [
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -41,6 +41,11 @@ pub const READERS: [Reader; 38] = [
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
         r#"{"context": "Hay.", "question": "What?", "answer": "7", "answer_prefix": "It"}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"context": "Hay.", "question": "What?", "answer_prefix": "It", "answer": ["7"], "task": "vt", "max_new_tokens": 30}"#,
     ),
     reader(
         "jsonl:{}/rows.jsonl:metric=qa_f1,max_new_tokens=4",

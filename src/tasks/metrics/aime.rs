@@ -15,6 +15,11 @@ pub fn aime(prediction: &str, answer: &str) -> f64 {
     f64::from(u8::from(is_same))
 }
 
+/// Whether anything of an answer is left that is compared.
+pub fn compares(answer: &str) -> bool {
+    one_way(answer).is_none_or(|text| !text.is_empty())
+}
+
 fn in_dollars(text: &str) -> &str {
     match (text.find('$'), text.rfind('$')) {
         (Some(first), Some(last)) if first < last => &text[first + 1..last],

@@ -34,6 +34,16 @@ pub fn qa_f1_zh_characters(prediction: &str, reference: &str) -> f64 {
     qa_f1::f1(&characters(prediction), &characters(reference))
 }
 
+/// Whether a reference has words by [`qa_f1_zh`].
+pub fn compares_words(reference: &str) -> bool {
+    !normalized_words(reference).is_empty()
+}
+
+/// Whether a reference has characters by [`qa_f1_zh_characters`].
+pub fn compares_characters(reference: &str) -> bool {
+    !normalize(reference).is_empty()
+}
+
 /// `rouge_zh_score`: ROUGE-L of the words with blanks between them.
 pub fn rouge_l_zh(prediction: &str, reference: &str) -> f64 {
     rouge::rouge_l(&segment(prediction).join(" "), &segment(reference).join(" "))

@@ -57,6 +57,21 @@ fn integer(text: &str) -> Option<String> {
     is_number.then(|| if value.is_empty() { "0".to_owned() } else { format!("{minus}{value}") })
 }
 
+/// Whether an answer is a whole number.
+pub fn is_whole_number(answer: &str) -> bool {
+    integer(strip(answer)).is_some()
+}
+
+/// Whether an answer is a number.
+pub fn is_number(answer: &str) -> bool {
+    strip(answer).parse::<f64>().is_ok_and(f64::is_finite)
+}
+
+/// Whether an answer, a list of numbers as text, has any.
+pub fn has_whole_number(answer: &str) -> bool {
+    !whole_numbers(answer).is_empty()
+}
+
 /// `code_run`: 1 if the last word is the number.
 pub fn last_word_number(prediction: &str, answer: &str) -> f64 {
     let last = words_between(prediction, &['.', '`', '\'', '"', ':']).last();
@@ -77,14 +92,18 @@ pub fn first_value(prediction: &str, answer: &str) -> f64 {
 /// `math_calc`: the share of the answer's numbers before the first that the prediction's numbers do not equal. The answer
 /// is a list of whole numbers as text.
 pub fn leading_numbers(prediction: &str, answer: &str) -> f64 {
-    let answer: Vec<String> =
-        answer.split(|c: char| "[], ".contains(c) || c.is_whitespace()).filter_map(integer).collect();
+    let answer = whole_numbers(answer);
     if answer.is_empty() {
         return 0.0;
     }
     let said = digit_runs(prediction).filter_map(integer);
     let same = answer.iter().zip(said).take_while(|(a, b)| **a == *b).count();
     same as f64 / answer.len() as f64
+}
+
+/// The whole numbers of a list of them as text.
+fn whole_numbers(list: &str) -> Vec<String> {
+    list.split(|c: char| "[], ".contains(c) || c.is_whitespace()).filter_map(integer).collect()
 }
 
 /// A text with a blank for each of `marks`, and never two of them beside each other.

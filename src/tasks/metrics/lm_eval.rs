@@ -38,12 +38,19 @@ pub fn gsm8k_flexible(prediction: &str, answer: &str) -> f64 {
 }
 
 fn same_number(number: &str, answer: &str) -> f64 {
-    let bare = |text: &str| {
-        let text = text.trim().replace([',', '$'], "");
-        let text = text.rsplit("#### ").next().unwrap_or_default().to_lowercase();
-        text.strip_suffix('.').map_or(text.clone(), str::to_owned)
-    };
-    f64::from(u8::from(bare(number) == bare(answer)))
+    f64::from(u8::from(bare_number(number) == bare_number(answer)))
+}
+
+/// What `exact_match` compares of a number.
+fn bare_number(text: &str) -> String {
+    let text = text.trim().replace([',', '$'], "");
+    let text = text.rsplit("#### ").next().unwrap_or_default().to_lowercase();
+    text.strip_suffix('.').map_or(text.clone(), str::to_owned)
+}
+
+/// Whether anything of an answer of GSM8K is compared.
+pub fn compares_number(answer: &str) -> bool {
+    !bare_number(answer).is_empty()
 }
 
 /// `get-answer` of MMLU as it is thought through: what follows the first "answer is " up to the last character but one of its line,
@@ -56,8 +63,17 @@ pub fn answer_is(prediction: &str, answer: &str) -> f64 {
         Some(&line[..last])
     };
     let said = prediction.match_indices(SAID).find_map(behind).map_or(NOTHING, python::strip);
-    let bare = |text: &str| text.to_lowercase().replace(|c: char| c.is_ascii_punctuation(), "");
-    f64::from(u8::from(bare(said) == bare(answer)))
+    f64::from(u8::from(bare_letters(said) == bare_letters(answer)))
+}
+
+/// What `exact_match` compares of a text without punctuation.
+fn bare_letters(text: &str) -> String {
+    text.to_lowercase().replace(|c: char| c.is_ascii_punctuation(), "")
+}
+
+/// Whether anything of an answer is compared by [`answer_is`].
+pub fn compares_letters(answer: &str) -> bool {
+    !python::strip(&bare_letters(answer)).is_empty()
 }
 
 /// Answers that differ by more than capitals, in their order: what lm-eval makes of CoQA's before it scores, so that an

@@ -15,6 +15,16 @@ fn said(prediction: &str) -> &str {
     if prediction.is_empty() { "None" } else { prediction }
 }
 
+/// Whether a reference has a run of four words, which BLEU-4 counts.
+pub fn compares_runs(reference: &str) -> bool {
+    words(reference).nth(3).is_some()
+}
+
+/// Whether a reference is a dictionary with names.
+pub fn has_names(reference: &str) -> bool {
+    dict(reference).is_some_and(|names| names.values().any(Value::is_string))
+}
+
 /// `sentence_bleu` of n-grams of one length alone, without smoothing: clipped precision times the brevity penalty.
 pub fn bleu(n: usize, prediction: &str, reference: &str) -> f64 {
     let prediction: Vec<&str> = words(said(prediction)).collect();

@@ -31,6 +31,16 @@ fn labelled_number<'a>(label: &str, text: &'a str) -> Option<&'a str> {
     })
 }
 
+/// Whether an answer names a paragraph.
+pub fn names_paragraph(label: &str, answer: &str) -> bool {
+    labelled_number(label, answer).is_some()
+}
+
+/// Whether an answer has a digit.
+pub fn compares(answer: &str) -> bool {
+    digit_runs(answer).next().is_some()
+}
+
 /// 1 if the first number in the prediction has the value of the answer.
 pub fn first(prediction: &str, answer: &str) -> f64 {
     same_value(digit_runs(prediction).next(), answer)

@@ -32,6 +32,11 @@ pub fn exact_match(prediction: &str, reference: &str) -> f64 {
     f64::from(u8::from(equal))
 }
 
+/// Whether a reference has words after [`normalize`].
+pub fn compares(reference: &str) -> bool {
+    !normalize(reference).is_empty()
+}
+
 /// SQuAD 2's `compute_exact`: 1 if both are equal after [`normalize`].
 pub fn squad_exact(prediction: &str, reference: &str) -> f64 {
     f64::from(u8::from(normalize(prediction) == normalize(reference)))

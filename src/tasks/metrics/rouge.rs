@@ -27,6 +27,16 @@ pub fn rouge_l_recall(prediction: &str, reference: &str) -> f64 {
     overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::recall)
 }
 
+/// Whether a reference has a word.
+pub fn compares_words(reference: &str) -> bool {
+    sentences(reference).concat().iter().any(|word| !word.is_empty())
+}
+
+/// Whether a reference has two words, which ROUGE-2 counts.
+pub fn compares_pairs(reference: &str) -> bool {
+    compares_words(reference) && sentences(reference).concat().len() > 1
+}
+
 /// What two texts have in common, and how much each has.
 #[derive(Clone, Copy)]
 struct Overlap {

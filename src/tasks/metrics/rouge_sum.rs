@@ -26,6 +26,21 @@ fn counts(lines: &[Vec<u32>]) -> HashMap<u32, usize> {
     counts
 }
 
+/// Words of a reference that are compared.
+fn words_in(reference: &str) -> usize {
+    lines(reference, &mut HashMap::new()).iter().map(Vec::len).sum()
+}
+
+/// Whether a reference has a word.
+pub fn compares_words(reference: &str) -> bool {
+    words_in(reference) > 0
+}
+
+/// Whether a reference has two words, which ROUGE-2 counts.
+pub fn compares_pairs(reference: &str) -> bool {
+    words_in(reference) > 1
+}
+
 /// `rougeN`: F of the bags of n-grams.
 pub fn rouge_score_n(n: usize, prediction: &str, reference: &str) -> f64 {
     let mut ids = HashMap::new();

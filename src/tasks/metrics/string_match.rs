@@ -8,6 +8,11 @@ pub fn postprocess(prediction: &str) -> String {
     strip(&lines).to_owned()
 }
 
+/// Whether a reference holds more than what [`postprocess`] takes out of predictions.
+pub fn compares(reference: &str) -> bool {
+    !postprocess(reference).is_empty()
+}
+
 /// `string_match_all`: the share of references that occur in the prediction, both lower-cased.
 /// An empty reference occurs everywhere.
 pub fn all(prediction: &str, references: &[String]) -> f64 {

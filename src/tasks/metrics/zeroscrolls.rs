@@ -9,11 +9,32 @@ use super::rouge_sum::{rouge_score_l, rouge_score_n};
 /// The published rule writes them with `unidecode`, this one with its descendant: they agree on 425 of the 432 signs from Latin-1
 /// to Latin Extended-B and on the letters of modern Greek and Russian, not on all of other scripts.
 pub fn qa_f1_ascii(prediction: &str, reference: &str) -> f64 {
-    let [prediction, reference] = [prediction, reference].map(|text| {
-        let ascii = deunicode::deunicode(&qa_f1::normalize(text).join(" "));
-        ascii.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-    });
-    qa_f1::f1(&prediction, &reference)
+    qa_f1::f1(&ascii_words(prediction), &ascii_words(reference))
+}
+
+fn ascii_words(text: &str) -> Vec<String> {
+    let ascii = deunicode::deunicode(&qa_f1::normalize(text).join(" "));
+    ascii.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Whether a reference has words by [`qa_f1_ascii`].
+pub fn compares_words(reference: &str) -> bool {
+    !ascii_words(reference).is_empty()
+}
+
+/// Whether a reference names an option.
+pub fn has_letter(reference: &str) -> bool {
+    letter(reference).is_some()
+}
+
+/// Whether a reference has a percentage.
+pub fn has_percentage(reference: &str) -> bool {
+    percentage(reference).is_some()
+}
+
+/// Whether a reference has an order of two things or more.
+pub fn has_order(reference: &str) -> bool {
+    places(reference).is_some_and(|places| places.len() > 1)
 }
 
 /// `accuracy_score`: 1 if the first letter of A to D that is a word is that of the reference.

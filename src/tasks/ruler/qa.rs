@@ -255,8 +255,12 @@ impl Sorted {
         let wrong = |what: &str| UsageError::new(format!("{}, question {}: {what}", self.file, self.read));
         match question {
             Ok(None) => {}
-            // RULER's scorer finds an empty answer in anything.
-            Ok(Some(q)) if q.answers.is_empty() || q.answers.iter().any(String::is_empty) || q.own.is_empty() => {
+            // RULER's scorer finds a blank answer in anything.
+            Ok(Some(q))
+                if q.answers.is_empty()
+                    || q.answers.iter().any(|answer| answer.trim().is_empty())
+                    || q.own.is_empty() =>
+            {
                 let error = wrong(&format!("no answer or no document for “{}”", q.text));
                 self.bad.push(self.read, error);
             }

@@ -9,6 +9,7 @@ pub mod words;
 
 use std::path::Path;
 
+use crate::disk::no_lfs_pointer;
 use crate::error::UsageError;
 use crate::given;
 
@@ -25,8 +26,9 @@ pub fn read(path: &Path) -> Result<String, UsageError> {
 /// The text of a file's bytes, without the mark that may be at its start.
 ///
 /// # Errors
-/// If it is not UTF-8, with the line: what the model reads is what the file says, or nothing.
+/// If it is not UTF-8, with the line: what the model reads is what the file says, or nothing; if it is a pointer of Git LFS.
 pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<String, UsageError> {
+    no_lfs_pointer(path.display(), &bytes)?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let (read, why) = (&e.as_bytes()[..e.utf8_error().valid_up_to()], e.utf8_error());
         let line = 1 + read.iter().filter(|byte| **byte == b'\n').count();

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::page::{Class, Page};
 use super::percent;
 use crate::error::UsageError;
 use crate::tasks::seed::Draw;
-use crate::tasks::text::essays;
+use crate::tasks::text::{self, essays};
 
 /// The last so many parts in a thousand of every book are kept apart, to watch the loss on.
 const HELD_OUT_PER_MILLE: usize = 10;
@@ -30,10 +30,8 @@ impl Books {
     /// # Errors
     /// If the folder or a file cannot be read, or there is no text.
     pub fn from_folder(folder: &Path) -> Result<Self> {
-        let texts = essays::text_files(folder)?
-            .iter()
-            .map(|path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display())))
-            .collect::<Result<Vec<_>>>()?;
+        let texts =
+            essays::text_files(folder)?.iter().map(|path| text::read(path)).collect::<Result<Vec<_>, UsageError>>()?;
         let books = Self::new(texts);
         if books.is_empty() {
             return Err(UsageError::new(format!("there is no text in {}", folder.display()))
