@@ -711,9 +711,9 @@ fn a_full_disk_ends_a_run_that_can_be_resumed() {
     let Some(disk) = SmallDisk::mount() else {
         return eprintln!("SKIPPED: this user may not mount a small file system");
     };
-    // Room for the lock, who has it, the manifest and a few records; without the ballast for all that is drawn as well.
+    // Room for the lock, who has it, the list of files, the manifest and a few records; without the ballast for all that is drawn as well.
     let ballast = disk.0.path().join("ballast");
-    fs::write(&ballast, vec![0; (2048 - 16) * 1024]).unwrap();
+    fs::write(&ballast, vec![0; (2048 - 20) * 1024]).unwrap();
     let dir = disk.0.path().join("run");
     let run = || {
         let small = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "4", "-m", "topk:k={8,9,10}"];

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -142,10 +142,15 @@ impl OwnFolder {
             return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OTHER_FOLDER));
         }
         let path = dir.join(WRITTEN);
-        let is_listed = check_plain(&path).map_err(|e| refused(&path, &e))?;
-        let names = match is_listed {
-            true => listed(&path)?,
-            false => KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir)).collect(),
+        // One that is empty could not be written, on a full disk for example.
+        let listed = match check_plain(&path).map_err(|e| refused(&path, &e))? {
+            true => Some(listed(&path)?).filter(|_| fs::metadata(&path).is_ok_and(|file| file.len() > 0)),
+            false => None,
+        };
+        let is_listed = listed.is_some();
+        let names = match listed {
+            Some(names) => names,
+            None => KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir)).collect(),
         };
         Ok(Self { dir: dir.to_owned(), names, is_listed })
     }
@@ -180,8 +185,7 @@ impl OwnFolder {
             return Ok(());
         }
         fs::create_dir_all(&self.dir).with_context(|| format!("cannot write to the folder {}", self.dir.display()))?;
-        let heading = is_first.then_some(HEADING).into_iter();
-        append(&self.dir, heading.chain(new.iter().map(String::as_str)))?;
+        append(&self.dir, new.iter().map(String::as_str))?;
         self.is_listed = true;
         self.names.extend(new);
         Ok(())
@@ -286,13 +290,25 @@ fn refused(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OTHER_FOLDER}"))
 }
 
-/// Adds lines to the list, in one write: others may be adding to it too.
-fn append<'n>(dir: &Path, lines: impl IntoIterator<Item = &'n str>) -> Result<()> {
+/// Adds names to the list, in one write: others may be adding to it too. One that does not fit leaves the list as it was.
+fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
     let path = dir.join(WRITTEN);
-    let text: String = lines.into_iter().map(|line| format!("{line}\n")).collect();
-    open_here(&path, OpenOptions::new().create(true).append(true))
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let failed = || format!("cannot write {}", path.display());
+    let mut file = open_here(&path, OpenOptions::new().create(true).read(true).append(true)).with_context(failed)?;
+    let length = file.seek(SeekFrom::End(0)).with_context(failed)?;
+    let mut last = [b'\n'];
+    if length > 0 {
+        file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).with_context(failed)?;
+    }
+    // What was torn by a kill is no part of the next name.
+    let before = match (length, last) {
+        (0, _) => format!("{HEADING}\n"),
+        (_, [b'\n']) => String::new(),
+        _ => "\n".to_owned(),
+    };
+    let lines = names.into_iter().map(|line| format!("{line}\n"));
+    let text = std::iter::once(before).chain(lines).collect::<String>();
+    file.write_all(text.as_bytes()).inspect_err(|_| drop(file.set_len(length))).with_context(failed)
 }
 
 /// The names in a list; of a folder that somebody made up, those alone that are below it.
@@ -435,6 +451,20 @@ mod tests {
                 check(&results.join(folder), kind).unwrap_or_else(|e| panic!("{folder}: {e}"));
             }
         }
+    }
+
+    #[test]
+    fn a_list_that_was_torn_or_could_not_be_written_costs_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        put(temp.path(), WRITTEN, "");
+        put(temp.path(), "manifest.json", r#"{"program": {"name": "spattn"}, "identity": {"model": "builtin"}}"#);
+        put(temp.path(), "summary.csv", "ours");
+        write_all(temp.path(), &[("summary.csv", "new"), ("summary.md", "new")]).unwrap();
+        put(temp.path(), WRITTEN, &format!("{HEADING}\nsummary.csv\nsumm"));
+        fs::remove_file(temp.path().join("summary.md")).unwrap();
+        write_all(temp.path(), &[("summary.md", "new")]).unwrap();
+        write_all(temp.path(), &[("summary.csv", "newer"), ("summary.md", "newer")]).unwrap();
+        assert_eq!(text(temp.path(), WRITTEN), format!("{HEADING}\nsummary.csv\nsumm\nsummary.md\n"));
     }
 
     #[test]
