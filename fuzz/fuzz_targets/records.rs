@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     let _ = (read(csv::render(&report.rows)), read(json::render(&report.rows)));
     let narrow = Form { width: Some(60), no_intervals: false };
     let _ = (table::render(&report, narrow), latex::summary(&report, false));
-    let figures = read(plots::figures(&report)).unwrap_or_default();
+    let figures = read(plots::figures(&report, plots::MOST_PAGES)).unwrap_or_default();
     let samples = read(page::samples(&report)).unwrap_or_default();
     let _ = (markdown::render(&report, &[], &figures), read(page::render(&report, &figures, &samples)));
     for (rows, columns) in LAYOUTS {
