@@ -408,10 +408,10 @@ fn errors_are_bounded() {
             of_model(dir, "tokenizer_config.json", "chat_template", template.into())
         }),
         ("a shape", |dir, name| {
-            let shape = vec![1; name.len() / 2];
+            let shape = [vec![16], vec![1; name.len() / 2]].concat();
             of_header(
                 dir,
-                json!({"model.embed_tokens.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}),
+                json!({"model.embed_tokens.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 64]}}),
             )
         }),
         ("architectures", |dir, name| of_model(dir, "config.json", "architectures", json!([name]))),
