@@ -10,6 +10,7 @@ mod double_sparsity;
 mod duo_attention;
 mod expected_attention;
 mod flexprefill;
+mod forms;
 mod full;
 mod graph_search;
 mod h2o;
@@ -294,16 +295,6 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     Ok(Configured { name, settings, revision, reader: Some(Arc::new(reader)), ..decoder })
 }
 
-/// Methods that pick other tokens, or count other costs, than their first form did, with the number of their form. A change
-/// raises it, so that records of both forms are told apart.
-const REVISIONS: [(&str, u16, fn(&Policy) -> bool); 0] = [];
-
-/// Which form of its arithmetic a method has under a policy.
-fn revision(name: &str, policy: &Policy) -> u16 {
-    let raised = REVISIONS.iter().find(|(of, _, applies)| *of == name && applies(policy));
-    raised.map_or(FIRST_REVISION, |(_, revision, _)| *revision)
-}
-
 /// The setting that says who read the prompt.
 const READER: &str = "prefill";
 
@@ -323,7 +314,7 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let settings = params.finish()?;
     let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
     let params = named.collect::<Vec<_>>().join(",");
-    let (name, revision) = (entry.name.to_owned(), revision(entry.name, &policy));
+    let (name, revision) = (entry.name.to_owned(), forms::revision(entry.name, &settings, &policy));
     Ok(Configured { name, params, settings, policy, revision, method, artefact: None, reader: None })
 }
 
