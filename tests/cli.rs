@@ -612,12 +612,12 @@ fn lengths_beyond_the_context_need_the_users_word() {
     let run = || tiny(&out).args(&["--model", folder]);
     run().fails(2, "512 tokens, is beyond the context of", "--allow-extrapolation");
     assert!(!out.dir.exists());
-    // A file's rows show their length only when their turn comes.
+    // Rows of files are looked at before any is run.
     let file = model.path().join("long.jsonl");
     fs::write(&file, format!("{}\n", row(1))).unwrap();
     let task = format!("jsonl:{}", file.display());
     let rows = spattn(&["eval", "--out", out.arg(), "--model", folder, "-t", &task]);
-    let ran = rows.fails(2, "jsonl:long, example 0: the prompt with its answer, ", "leave the file out");
+    let ran = rows.fails(2, "long.jsonl:1: the prompt with its answer, ", "leave the row out");
     ran.check(!ran.stderr.contains("--resume"), "no word about records where there are none");
     run().args(&["--allow-extrapolation"]).ok();
     assert_eq!(out.records().len(), 2);
