@@ -98,7 +98,7 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
             '\\' | '|' => true,
             '<' => next.is_none_or(|n| n.is_ascii_alphabetic() || matches!(n, '/' | '!' | '?')),
             // What an address or a reference would follow.
-            ']' => next.is_none_or(|n| matches!(n, '(' | ':' | '[')),
+            ']' => next.is_some_and(|n| matches!(n, '(' | ':' | '[')),
             '&' => next.is_some_and(|n| n.is_ascii_alphanumeric() || n == '#'),
             // Addresses become links by themselves.
             ':' => after.starts_with("//"),
@@ -183,7 +183,7 @@ mod tests {
             ("www.evil.org", "www\\.evil.org"),
             ("a\n# b\u{202e}", "a # b\\\\u{202e}"),
             ("x<", "x\\<"),
-            ("éaa.b [漢]", "éaa.b [漢\\]"),
+            ("éaa.b [漢](x)", "éaa.b [漢\\](x)"),
         ] {
             assert_eq!(in_markdown(name), safe);
         }

@@ -114,10 +114,13 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
 /// The process's arguments; what is wrong with them ends it. The parser repeats them as they are, in colours, so one that
 /// holds what a terminal would obey is told in plain text.
 fn parsed() -> Cli {
+    let is_command = |arg: OsString| {
+        let arg = arg.to_string_lossy();
+        text::shown(&arg) != arg
+    };
     Cli::try_parse().unwrap_or_else(|error| {
-        let said = error.to_string();
-        if error.use_stderr() && text::shown(&said) != said {
-            eprintln!("{}", said.trim_end());
+        if error.use_stderr() && std::env::args_os().any(is_command) {
+            eprintln!("{}", error.to_string().trim_end());
             std::process::exit(error.exit_code());
         }
         error.exit()
