@@ -89,7 +89,7 @@ impl Filling<'_> {
         layout.width = self.number(chars)?.unwrap_or(0);
         if layout.width < 0 {
             layout.align = Some('<');
-            layout.width = -layout.width;
+            layout.width = layout.width.saturating_neg();
         }
         if chars.as_str().starts_with('.') {
             chars.next();
