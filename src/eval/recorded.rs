@@ -31,7 +31,7 @@ impl Planner<'_> {
     /// A [`UsageError`] that names the first record that differs, and how.
     pub fn check_recorded(&self, dir: &Path, manifest: &Value, records: &[Record]) -> Result<()> {
         let own: Vec<&Record> = records.iter().filter(|r| *r.model == *self.model.id).collect();
-        let is_same_program = programs(manifest).all(|program| is_this_program(program));
+        let is_same_program = programs(manifest).all(is_this_program);
         let changed = |task: usize| {
             let task = &self.tasks[task];
             !is_same_program || manifest[INPUTS][task.name()] != *task.inputs()

@@ -81,6 +81,9 @@ struct Wanted {
     methods: Vec<Configured>,
 }
 
+/// What an example is made of, and the digest of what it asks.
+type Made = (Rc<Material>, Rc<str>);
+
 /// An example that is ready to be run.
 #[derive(Clone)]
 struct Item {
@@ -242,7 +245,7 @@ impl Runner<'_> {
     /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
     /// next to each other. A context that cannot be made takes what is left of its seed with it.
     fn items(&self, wanted: Vec<Wanted>, plan: &mut Plan, watch: &mut dyn Watch) -> Result<Vec<Item>> {
-        let mut made: BTreeMap<(u64, usize), Option<(Rc<Material>, Rc<str>)>> = BTreeMap::new();
+        let mut made: BTreeMap<(u64, usize), Option<Made>> = BTreeMap::new();
         let mut items = Vec::new();
         for wanted in wanted {
             let Wanted { place, index, variant: Variant { seed, .. }, .. } = wanted;

@@ -787,7 +787,7 @@ mod tests {
             fs::write(&path, "theirs").unwrap();
             for mode in [OpenMode::Fresh, OpenMode::Resume, OpenMode::Overwrite] {
                 let error = usage(Store::open(dir.path(), mode, &manifest(1)).unwrap_err());
-                assert!(error.what.contains(&format!("{name}")) && error.hint.is_some(), "{error}");
+                assert!(error.what.contains(name) && error.hint.is_some(), "{error}");
                 assert!(error.what.contains("spattn did not write it"), "{error}");
                 assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
             }

@@ -84,7 +84,7 @@ impl Method for Tova {
 
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
         let k = probe.tokens_once(self.budget)?;
-        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+        Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") })
     }
 
     fn index_key(&self) -> String {

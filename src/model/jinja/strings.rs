@@ -275,9 +275,12 @@ fn is_plain_letter(c: char) -> bool {
         || matches!(c, '\u{ac00}'..='\u{d7a3}' | '\u{5d0}'..='\u{5ea}' | '\u{621}'..='\u{63a}')
 }
 
+/// Whether a character is of a case.
+type IsCase = fn(char) -> bool;
+
 /// `isupper` (or `islower`): cased characters are there, and all of this case.
 pub fn is_case(text: &str, upper: bool) -> bool {
-    let (this, other): (fn(char) -> bool, fn(char) -> bool) =
+    let (this, other): (IsCase, IsCase) =
         if upper { (char::is_uppercase, char::is_lowercase) } else { (char::is_lowercase, char::is_uppercase) };
     text.chars().any(this) && !text.chars().any(|c| other(c) || matches!(c, 'ǅ' | 'ǈ' | 'ǋ' | 'ǲ'))
 }

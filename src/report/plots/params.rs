@@ -59,7 +59,8 @@ fn is_number(value: &str) -> bool {
 
 /// The planes with several values of both parameters, in the order of their first rows.
 fn planes<'a>(rows: impl Iterator<Item = &'a SummaryRow>) -> Vec<(Plane<'a>, Vec<Placed<'a>>)> {
-    let (mut known, mut planes): (HashMap<Plane, usize>, Vec<(Plane, Vec<Placed>)>) = Default::default();
+    let mut known: HashMap<Plane, usize> = HashMap::new();
+    let mut planes: Vec<(Plane, Vec<Placed>)> = Vec::new();
     for row in rows {
         let SummaryRow { model, protocol, length, method, .. } = row;
         let numeric: Vec<(&str, &str)> =
