@@ -169,6 +169,9 @@ fn place(dir: &Path) -> Place {
     place
 }
 
+/// Changes something of a place.
+type Change = fn(&Place);
+
 /// A change, and what is said of it.
 struct Case {
     name: &'static str,
@@ -176,7 +179,7 @@ struct Case {
     /// The task after the change, where it is named with other options.
     then: Option<&'static str>,
     more: &'static [&'static str],
-    change: fn(&Place),
+    change: Change,
     /// What the refused resumption says.
     says: &'static str,
 }
@@ -184,7 +187,7 @@ struct Case {
 const ROWS: &str = "jsonl:rows.jsonl";
 const LENGTH: &[&str] = &["-l", "2500"];
 
-fn case(name: &'static str, change: fn(&Place), says: &'static str) -> Case {
+fn case(name: &'static str, change: Change, says: &'static str) -> Case {
     Case { name, task: ROWS, then: None, more: &[], change, says }
 }
 
@@ -314,6 +317,11 @@ fn cases() -> Vec<Case> {
             "`tokens.front` was [], is [65]",
         ),
         case(
+            "an added token",
+            |p| p.write("model/added_tokens.json", "{\"house\": 250}"),
+            "`tokens.added_tokens_sha256` was",
+        ),
+        case(
             "the tokenizer",
             |p| p.replace("model/tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}"),
             "`tokenizer_sha256` was",
@@ -412,7 +420,7 @@ fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
 /// What does not decide an answer may change: the run goes on, and both are one table.
 #[test]
 fn what_decides_nothing_may_change() {
-    let changes: [(&str, &str, fn(&Place)); 6] = [
+    let changes: [(&str, &str, Change); 6] = [
         ("nothing", ROWS, |_| {}),
         ("rows behind those that were asked", ROWS, |p| p.write("rows.jsonl", &lines((0..9).map(needle_row)))),
         ("an empty line", ROWS, |p| p.write("rows.jsonl", &format!("\n{}", p.read("rows.jsonl")))),

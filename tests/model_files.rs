@@ -780,7 +780,7 @@ fn a_turn_is_found_even_if_its_words_occur_elsewhere() {
     let shouting =
         builtin_with(|f| settings(f, json!({"chat_template": "{{ messages[0].content | upper }}"}))).unwrap();
     let error = shouting.encode_prompt("what?", "").unwrap_err().to_string();
-    assert_eq!(error, "builtin/tokenizer.json: the chat template changes the user's turn");
+    assert_eq!(error, "tokenizer_config.json: the chat template changes the user's turn");
 }
 
 #[test]

@@ -251,8 +251,20 @@ fn the_page_lists_what_a_run_writes() {
         assert!(page.contains(&listed), "{name} is not in docs/privacy.md");
     }
     // Fields that say where and by whom a run was made are known; others have no words of the user's.
-    let known =
-        ["program", "created", "command", "identity", "calibration", "methods", "config", "model", "memory", "machine"];
+    let known = [
+        "program",
+        "created",
+        "command",
+        "identity",
+        "calibration",
+        "inputs",
+        "methods",
+        "config",
+        "model",
+        "memory",
+        "machine",
+        "shard",
+    ];
     let manifest = json_of(&run.join("manifest.json"));
     for key in manifest.as_object().unwrap().keys() {
         assert!(
