@@ -340,7 +340,9 @@ fn check(place: &str, said: &str) {
     let ways = ["\\u", "\\\\u", "\\textbackslash{}u"];
     // The parser of arguments leaves out what it takes for colours.
     let is_of_parser = place.ends_with("that there is not") && said.contains(MARK);
-    let is_shown = is_of_parser || ways.iter().any(|way| said.contains(&format!("{MARK}{way}")));
+    // What a template raises has lost its commands before.
+    let is_raised = place.starts_with("raise_exception") && said.contains(MARK);
+    let is_shown = is_of_parser || is_raised || ways.iter().any(|way| said.contains(&format!("{MARK}{way}")));
     assert!(is_shown, "{place}: the name is not shown in {said}");
 }
 
@@ -406,7 +408,7 @@ fn errors_are_bounded() {
     let long = "x".repeat(3_000_000);
     let places: [Place; 4] = [
         ("raise_exception", |dir, name| {
-            let template = format!("{{{{ raise_exception('{name}') }}}}");
+            let template = format!("{{{{ raise_exception('{}' * {}) }}}}", &name[..1], name.len());
             of_model(dir, "tokenizer_config.json", "chat_template", template.into())
         }),
         ("a shape", |dir, name| {
