@@ -333,11 +333,12 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
     let row = |input: &str| format!("{{\"input\": \"{input}\", \"outputs\": [\"x\"], \"answer_prefix\": \"\"}}\n");
     fs::write(&rows_file, row(&long) + &row("Is the road long?")).unwrap();
     let task = format!("jsonl:{}:metric=string_match_all,max_new_tokens=8", rows_file.display());
-    let ran = m.run("file", &["--model", "builtin", "-t", &task, "-t", "ruler/niah_single_1", "-l", "512"], 1);
+    let ran =
+        m.run("file", &["--model", "builtin", "-t", &task, "-t", "ruler/niah_single_1", "-l", "512", "-n", "2"], 1);
     let said = stderr(&ran);
     let failed = said.lines().find(|line| line.starts_with("failed: builtin, jsonl:long: ")).unwrap_or_default();
     assert!(failed.contains("long.jsonl:1: the prompt with its answer"), "{said}");
-    assert_eq!(records(&m.out("file")).len(), 4);
+    assert_eq!(records(&m.out("file")).len(), 2 * (1 + 2), "two methods on the row that fits and on two examples");
 }
 
 #[test]

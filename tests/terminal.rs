@@ -117,7 +117,8 @@ fn records(dir: &Path, with: &[(&str, Value)]) -> PathBuf {
     }
     fs::write(run.join("samples.jsonl"), lines).unwrap();
     let identity = json!({"model": model, "protocol": "question", "seed": 1, "results_version": 1});
-    fs::write(run.join("manifest.json"), json!({ "identity": identity, "methods": [] }).to_string()).unwrap();
+    fs::write(run.join("manifest.json"), json!({ "program": {}, "identity": identity, "methods": [] }).to_string())
+        .unwrap();
     run
 }
 
@@ -205,7 +206,7 @@ fn status(dir: &Path, name: &str, more: &[&str]) -> Command {
 fn resumed(dir: &Path, data: &str) -> Command {
     let run = records(dir, &[]);
     let identity = json!({"model": "builtin", "protocol": "question", "seed": 42, "data": data});
-    fs::write(run.join("manifest.json"), json!({ "identity": identity }).to_string()).unwrap();
+    fs::write(run.join("manifest.json"), json!({ "program": {}, "identity": identity }).to_string()).unwrap();
     let mut command = spattn(&["eval", "-q", "-t", NEEDLE, "-l", "512", "-n", "1", "--resume", "--out"]);
     command.arg(run);
     command

@@ -97,7 +97,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     merged.order = distinct(std::mem::take(&mut merged.order));
     tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
     questions::tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
-    tell_revisions_apart(&mut loaded, &mut merged.notes);
+    tell_revisions_apart(&mut loaded, &mut merged);
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
     // The same key under another label is another record: what differs is not in the key.
@@ -219,7 +219,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
 }
 
 /// Gives records of different forms of a method rows of their own: what one computes is not what the other does.
-fn tell_revisions_apart(loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
+fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     let mut forms: BTreeMap<(Text, Text), BTreeSet<u16>> = BTreeMap::new();
     for r in loaded.iter().flatten() {
         forms.entry((r.method.clone(), r.params.clone())).or_default().insert(r.revision);
@@ -227,12 +227,21 @@ fn tell_revisions_apart(loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     forms.retain(|_, revisions| revisions.len() > 1);
     for (method, params) in forms.keys() {
         let label = if params.is_empty() { method.to_string() } else { format!("{method}:{params}") };
-        notes.push(format!("{label} was run in several forms of the method: each is in rows of its own"));
+        merged.notes.push(format!("{label} was run in several forms of the method: each is in rows of its own"));
     }
+    let of_form = |params: &str, form: u16| {
+        let separator = if params.is_empty() { "" } else { "," };
+        format!("{params}{separator}form={form}")
+    };
+    let in_place =
+        |(method, params): &(String, String)| match forms.get(&(method.as_str().into(), params.as_str().into())) {
+            Some(revisions) => revisions.iter().map(|form| (method.clone(), of_form(params, *form))).collect(),
+            None => vec![(method.clone(), params.clone())],
+        };
+    merged.order = merged.order.iter().flat_map(in_place).collect();
     for r in loaded.iter_mut().flatten() {
         if forms.contains_key(&(r.method.clone(), r.params.clone())) {
-            let separator = if r.params.is_empty() { "" } else { "," };
-            r.params = format!("{}{separator}form={}", r.params, r.revision).into();
+            r.params = of_form(&r.params, r.revision).into();
         }
     }
 }
@@ -452,6 +461,8 @@ mod tests {
         let forms = read(&[of("5", json!({}), 1), of("6", json!({}), 2)]).unwrap();
         let params: Vec<&str> = forms.records.iter().map(|r| r.params.as_str()).collect();
         assert_eq!(params, ["form=1", "form=2"]);
+        let order: Vec<&str> = forms.order.iter().map(|(_, params)| params.as_str()).collect();
+        assert_eq!(order, ["", "form=1", "form=2"], "full, and quest where it was asked for");
         assert_eq!(forms.notes, ["quest was run in several forms of the method: each is in rows of its own"]);
     }
 }
