@@ -250,12 +250,8 @@ fn cases() -> Vec<Case> {
             .of("ruler/qa_1", &["-l", "600"]),
         case("essays of a needle", |p| p.write("data/essays/a.txt", &essays("market")), "its text has changed")
             .of("needle/number:depths=50", LENGTH),
-        case(
-            "an option",
-            |p| p.write("data/winogrande/validation.jsonl", &sentences("left")),
-            "the number of tokens to score",
-        )
-        .of("mcq/winogrande", &[]),
+        case("an option", |p| p.write("data/winogrande/validation.jsonl", &sentences("dined")), "its text has changed")
+            .of("mcq/winogrande", &[]),
         case("a system prompt", |p| p.write("system.txt", "Answer in two words."), "`system_prompt` was")
             .of(ROWS, &["--system-prompt", "@system.txt"]),
         // The model.
@@ -317,8 +313,11 @@ fn cases() -> Vec<Case> {
             "`tokens.front` was [], is [65]",
         ),
         case(
-            "an added token",
-            |p| p.write("model/added_tokens.json", "{\"house\": 250}"),
+            "a special token",
+            |p| {
+                let special = json!({"104": {"content": "h", "special": true}});
+                p.set("model/tokenizer_config.json", json!({"added_tokens_decoder": special}));
+            },
             "`tokens.added_tokens_sha256` was",
         ),
         case(
