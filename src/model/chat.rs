@@ -106,7 +106,7 @@ fn told(file: &str, how: &str, fault: &Fault) -> UsageError {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let mut what: String = fault.what.chars().take(SHOWN).map(plain).collect();
     if fault.what.chars().nth(SHOWN).is_some() {
-        what.push_str("...");
+        what.push('…');
     }
     UsageError::new(format!("{file}: the chat template {how}: {line}{what}")).hint(HINT)
 }
@@ -158,6 +158,6 @@ mod tests {
     fn a_message_of_any_length_is_one_short_line_without_controls() {
         let error = render("{{ raise_exception('\\x1b]52;c;eA==\\x07 a\\nb' ~ 'x' * 5000000) }}").unwrap_err().what;
         assert!(error.chars().count() < 400 && !error.contains(char::is_control), "{error}");
-        assert!(error.contains("a bxxx") && error.ends_with("xxx..."), "{error}");
+        assert!(error.contains("a bxxx") && error.ends_with("xxx…"), "{error}");
     }
 }

@@ -4,7 +4,7 @@
 //! Chat templates are programs written for Python, and come from anyone. A crate that is an engine of its own (minijinja, which fills in the
 //! templates of our own tasks) has its own rules for types, attributes and operators, which cannot be exchanged, and allocates what a
 //! template asks for. Here every value follows Python's rules, every step and every byte is counted before it is taken
-//! ([`limits`]), and a template runs on a thread whose stack holds the deepest nesting that is allowed.
+//! (`limits`), and a template runs on a thread whose stack holds the deepest nesting that is allowed.
 //!
 //! `tests/golden/jinja.json` has what jinja2 prints for several hundred constructs.
 
