@@ -18,6 +18,19 @@ fn is_hidden(c: char) -> bool {
         | '\u{fffe}' | '\u{ffff}')
 }
 
+/// Whether there is nothing to see in a text: white space, controls, and characters that Unicode leaves unseen (zero-width
+/// spaces and joiners, marks of order, fillers, variation selectors, tags).
+pub fn is_blank(text: &str) -> bool {
+    let is_unseen = |c: char| {
+        matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+            | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}')
+    };
+    text.chars().all(|c| c.is_whitespace() || c.is_control() || is_unseen(c))
+}
+
 /// Text as people may see it, ends of lines and tabs left: what would not be shown as itself becomes `\u{1b}`.
 pub fn shown(text: &str) -> Cow<'_, str> {
     escaped(
@@ -114,10 +127,13 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A cell of a table for spreadsheets: what one of them would compute is text there, by an apostrophe before it. Numbers
-/// are none of that, with a sign or without.
+/// A cell of a table for spreadsheets: what one of them would compute is text there, by an apostrophe before it, and what a
+/// terminal would obey is written out. Numbers are none of that, with a sign or without.
 pub fn in_cell(text: &str) -> Cow<'_, str> {
-    if is_formula(text.trim_start_matches('\'')) { Cow::Owned(format!("'{text}")) } else { Cow::Borrowed(text) }
+    match is_formula(text.trim_start_matches('\'')) {
+        true => Cow::Owned(format!("'{}", shown(text))),
+        false => shown(text),
+    }
 }
 
 /// What a cell that [`in_cell`] wrote says.
@@ -205,5 +221,23 @@ mod tests {
         for text in ["=1", "'=1", "''=1", "'", "'a", "-3.5", "-x", "x"] {
             assert_eq!(of_cell(&in_cell(text)), text);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_blank() {
+        for blank in
+            ["", " \n\u{a0}\u{3000}", "\u{200b}", "\u{ad}\u{feff}\u{2800}", "\u{3164}\u{fe0f}\u{e0020}", "\u{1c}"]
+        {
+            assert!(is_blank(blank), "{blank:?}");
+        }
+        for seen in ["x", "\u{200b}x", "é", "段", "-", "\u{1f600}"] {
+            assert!(!is_blank(seen), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_cell_has_no_command_of_a_terminal() {
+        assert_eq!(in_cell("a\u{1b}]0;t\u{7}"), "a\\u{1b}]0;t\\u{7}");
+        assert_eq!(in_cell("=a\u{1b}"), "'=a\\u{1b}");
     }
 }

@@ -400,6 +400,26 @@ fn no_change_of_what_is_asked_goes_unnoticed() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// Records of another run in a folder are noticed, although its manifest says what it said.
+#[test]
+fn records_of_another_run_are_not_gone_on_with() {
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    place.write("other/rows.jsonl", &lines((5..8).map(needle_row)));
+    assert_eq!(place.eval(RUN, ROWS, FIRST).status, Some(0));
+    assert_eq!(place.eval("other", "jsonl:other/rows.jsonl", FIRST).status, Some(0));
+    let own = place.read("run/samples.jsonl");
+    place.write("run/samples.jsonl", &place.read("other/samples.jsonl"));
+    let resumed = place.eval(RUN, ROWS, &[MORE, &["--resume"]].concat());
+    assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
+    // Both under one name and number.
+    place.write("run/samples.jsonl", &format!("{own}{}", place.read("other/samples.jsonl")));
+    let resumed = place.eval(RUN, ROWS, &[FIRST, &["--resume"]].concat());
+    assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
+    let report = place.spattn(&["report", RUN, "--json"]);
+    assert!(report.stderr.contains("answer different questions under one number"), "{}", report.stderr);
+}
+
 /// A row that is gone cannot be compared; the others are still the same questions.
 #[test]
 fn a_row_that_is_gone_ends_a_resumption_and_no_report() {

@@ -295,7 +295,8 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
         records.push(record);
     }
     records.shrink_to_fit();
-    let repeated = drop_repeated(&mut records, |r| [&r.key, "", ""]);
+    let repeated =
+        drop_repeated(&mut records, |r| [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]);
     if repeated > 0 {
         notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
     }

@@ -195,7 +195,8 @@ pub struct ModelConfig {
     /// Number format of the checkpoint, if stated. What is computed in is part of a run's settings.
     #[serde(skip)]
     pub checkpoint_type: Option<CheckpointType>,
-    /// What the user should know about how the file was read, a line each.
+    /// What the user should know about how the file was read, a line each. No part of a run's identity.
+    #[serde(skip)]
     pub notes: Vec<String>,
 }
 
@@ -314,7 +315,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
     };
     let layers = keys.size("num_hidden_layers")?;
     let vocab_size = keys.size("vocab_size")?;
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = other_family(keys, architecture)?.into_iter().collect();
     Ok(ModelConfig {
         architecture,
         vocab_size,
@@ -371,6 +372,16 @@ fn architecture(keys: &Keys) -> Result<Architecture, UsageError> {
         let known = Architecture::ALL.map(Architecture::class_name).join(", ");
         keys.error("architectures", &format!("`{name}` is not supported")).hint(format!("supported: {known}"))
     })
+}
+
+/// A note where `model_type`, by which transformers chooses the class, names another family than `architectures`.
+fn other_family(keys: &Keys, architecture: Architecture) -> Result<Option<String>, UsageError> {
+    let of_class = architecture.class_name().trim_end_matches("ForCausalLM").to_lowercase();
+    let stated = keys.optional_text("model_type")?.filter(|stated| *stated != of_class);
+    Ok(stated.map(|stated| {
+        let file = keys.file;
+        format!("{file}: `model_type` is `{stated}`, and `architectures` names {architecture}, as which it is run")
+    }))
 }
 
 fn head_dim(keys: &Keys, architecture: Architecture, hidden_size: usize, heads: usize) -> Result<usize, UsageError> {

@@ -435,6 +435,11 @@ mod tests {
         assert_eq!(two.notes, ["`jsonl:validation` asks other questions in vt, qa: each is a task of its own"]);
         // Nothing in common, but made of other data.
         assert_eq!(tasks(&merged(&[&vt, &other_shard])).len(), 2);
+        // A file of another run that was put into a folder.
+        let mixed = of("mixed", json!("a"), &[asking("full", 0, "v0"), asking("quest", 0, "q0")]);
+        let told = "records of `jsonl:validation` in mixed answer different questions under one number: \
+                    their scores do not belong together";
+        assert_eq!(merged(&[&mixed]).notes, [told]);
         // Older records have no digest, but their questions.
         let old = |name: &str, question: &str| {
             let record = Record { question: question.into(), example_sha256: None, ..asking("full", 0, "") };

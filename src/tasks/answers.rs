@@ -46,7 +46,7 @@ pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
 }
 
 fn blank() -> UsageError {
-    UsageError::new("an answer is empty or white space, which is found in any prediction or equals an empty one")
+    UsageError::new("an answer is empty or white space: any prediction would hold it, or an empty one equal it")
         .hint("give the answer's text, or leave the row out")
 }
 
@@ -59,7 +59,7 @@ mod tests {
     }
 
     /// What Python's `str.strip` takes off, U+001C and U+3000 among it.
-    const BLANK: [&str; 6] = ["", " ", "\n", "\t\r\n", "\u{1c}", "\u{a0}\u{3000}"];
+    const BLANK: [&str; 8] = ["", " ", "\n", "\t\r\n", "\u{1c}", "\u{a0}\u{3000}", "\u{200b}", "\u{ad}\u{feff}"];
 
     #[test]
     fn blank_answers_are_refused_by_every_metric_alone_and_beside_others() {

@@ -20,6 +20,7 @@ use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
 use super::{Family, Task, TaskInfo, TaskOptions, digest};
 use crate::error::UsageError;
+use crate::text::is_blank;
 
 const PREFIX: &str = "mcq/";
 /// How options are written.
@@ -305,7 +306,7 @@ impl Definition {
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
         let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
-        if options.iter().chain(&rest).any(|text| text.trim().is_empty()) {
+        if options.iter().chain(&rest).any(|text| is_blank(text)) {
             anyhow::bail!("an option, or what follows it, is empty");
         }
         let (description, prompt) = (fields.text(&self.description)?, fields.text(&self.prompt)?);

@@ -33,6 +33,7 @@ use super::{
 use crate::error::UsageError;
 use crate::given;
 use crate::kv::MOST_TOKENS;
+use crate::text::is_blank;
 
 const PREFIX: &str = "jsonl:";
 /// What may follow the path.
@@ -347,7 +348,7 @@ impl Prompt {
         if prompt.metric.needs_classes() && prompt.all_classes.is_empty() {
             prompt.all_classes = row.list("all_classes")?;
         }
-        if prompt.context.trim().is_empty() && prompt.question.trim().is_empty() {
+        if is_blank(&prompt.context) && is_blank(&prompt.question) {
             return Err(row.wrong("the prompt is empty or white space"));
         }
         let checked = match is_published {
@@ -916,7 +917,7 @@ mod tests {
                 " The special magic number", "\nWhat is the special magic number for x?", "é\u{2028}", "{context}",
             ];
             let input: String = parts.iter().map(|&i| pieces[i]).chain([tail.as_str()]).collect();
-            prop_assume!(!input.trim().is_empty());
+            prop_assume!(!is_blank(&input));
             let row = serde_json::json!({"input": input, "outputs": ["a"]});
             let (_dir, name) = file(&row.to_string());
             let task = open(&format!("{name}:metric=string_match_all,max_new_tokens=8")).unwrap();

@@ -320,6 +320,8 @@ impl Row {
 pub(super) fn text_or_number(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
+        // A whole number beyond 64 bits has lost its digits when it is read.
+        Value::Number(number) if number.as_f64().is_none_or(|x| number.is_f64() && x.abs() >= 1e15) => None,
         Value::Number(number) => Some(number.to_string()),
         _ => None,
     }

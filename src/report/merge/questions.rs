@@ -1,7 +1,7 @@
 //! Tasks that have one name in several runs and ask other questions there: names come from files, and many files have one
 //! name. What was asked is compared, example by example.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Source;
 use crate::eval::record::Record;
@@ -60,6 +60,7 @@ impl Asked<'_> {
 /// Names tasks by their runs where these ask other questions under one name, and says so.
 pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let mut labels: Vec<HashMap<Named, Text>> = vec![HashMap::new(); loaded.len()];
+    notes.extend(contradictions(sources, loaded));
     for (named, runs) in asked(sources, loaded) {
         let groups = groups(&runs);
         if groups.len() < 2 {
@@ -80,6 +81,28 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
             }
         }
     }
+}
+
+/// Runs whose records of one example answer different questions, as where a file of another run was put into a folder.
+fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (source, records) in sources.iter().zip(loaded) {
+        let mut first: HashMap<(&str, &str, Example), &Record> = HashMap::new();
+        let mut tasks = BTreeSet::new();
+        for r in records {
+            let example = (r.model.as_str(), r.task.as_str(), (r.length, r.seed, r.sample));
+            if !first.entry(example).or_insert(r).asks_as(r) {
+                tasks.insert(r.task.as_str());
+            }
+        }
+        notes.extend(tasks.into_iter().map(|task| {
+            format!(
+                "records of `{task}` in {} answer different questions under one number: their scores do not belong together",
+                source.name
+            )
+        }));
+    }
+    notes
 }
 
 /// Tasks that are in several runs, by run.

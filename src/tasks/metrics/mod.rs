@@ -24,6 +24,7 @@ mod string_match;
 mod zeroscrolls;
 
 use crate::error::UsageError;
+use crate::text::is_blank;
 use serde::{Deserialize, Serialize};
 
 /// How a prediction is scored; names are those of the command line (`--metric`) and of task files.
@@ -538,7 +539,7 @@ impl Metric {
     /// right where nothing is said.
     pub fn flaw(self, references: &[String]) -> Option<Flaw> {
         let Rule { compares, nothing_is_right, .. } = self.rule();
-        if references.iter().any(|reference| python::strip(reference).is_empty()) {
+        if references.iter().any(|reference| is_blank(reference)) {
             return Some(Flaw::Blank);
         }
         let mut flawed = references.iter().filter(|reference| !compares(reference));
