@@ -18,8 +18,8 @@ fn is_hidden(c: char) -> bool {
         | '\u{fffe}' | '\u{ffff}')
 }
 
-/// Whether there is nothing to see in a text: white space, controls, and characters that Unicode leaves unseen (zero-width
-/// spaces and joiners, marks of order, fillers, variation selectors, tags).
+/// Whether there is nothing to see in a text: white space, and characters that Unicode leaves unseen (zero-width spaces and
+/// joiners, marks of order, fillers, variation selectors, tags).
 pub fn is_blank(text: &str) -> bool {
     let is_unseen = |c: char| {
         matches!(c,
@@ -28,7 +28,8 @@ pub fn is_blank(text: &str) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
             | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}')
     };
-    text.chars().all(|c| c.is_whitespace() || c.is_control() || is_unseen(c))
+    // Python takes four separators for white space as well.
+    text.chars().all(|c| c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}') || is_unseen(c))
 }
 
 /// Text as people may see it, ends of lines and tabs left: what would not be shown as itself becomes `\u{1b}`.
@@ -212,9 +213,10 @@ mod tests {
 
     #[test]
     fn formulas_are_text_and_numbers_stay_numbers() {
-        for formula in ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-", "＝1"] {
+        for formula in ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "-", "＝1"] {
             assert_eq!(in_cell(formula), format!("'{formula}"));
         }
+        assert_eq!(in_cell("\r=1"), "'\\u{d}=1", "a terminal goes back to the line's beginning");
         for plain in ["", "-3.5", "+1", "-1e-9", "1-2", "a=b", "'", "'a", "k=8"] {
             assert_eq!(in_cell(plain), plain);
         }
