@@ -756,6 +756,25 @@ mod tests {
     }
 
     #[test]
+    fn a_model_type_of_another_family_is_told_of() {
+        let notes = |changes: Value| parse(&with(changes)).unwrap().notes;
+        assert_eq!(notes(json!({"model_type": "llama"})), notes(json!({})));
+        let mistral = json!({"architectures": ["MistralForCausalLM"], "sliding_window": null});
+        assert_eq!(notes(mistral.clone()).len(), notes(json!({})).len());
+        let told = notes(json!({"model_type": "qwen3"}));
+        let expected =
+            "config.json: `model_type` is `qwen3`, and `architectures` names LlamaForCausalLM, as which it is run";
+        assert!(told.contains(&expected.to_owned()), "{told:?}");
+    }
+
+    /// What is said of a file may be put in other words without another identity.
+    #[test]
+    fn notes_are_no_part_of_what_a_run_is() {
+        let config = serde_json::to_value(parse(&with(json!({"model_type": "qwen3"}))).unwrap()).unwrap();
+        assert_eq!(config, serde_json::to_value(parse(&base()).unwrap()).unwrap());
+    }
+
+    #[test]
     fn defaults_are_those_of_the_family() {
         let c = parse(&base()).unwrap();
         assert_eq!((c.kv_heads, c.head_dim, c.rms_norm_eps), (4, 16, 1e-6));

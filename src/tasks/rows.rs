@@ -555,6 +555,21 @@ mod tests {
     const MIXED: &[u8] =
         b"\xef\xbb\xbf{\"x\": \"1\"}\n\n{\"x\": 2}\n{\"x\": \"unwanted\"}\r\nnonsense\n\xff\xfe\n{\"x\": \"3\"}";
 
+    /// What was read in floating point has not the digits that were written.
+    #[test]
+    fn numbers_that_lose_digits_are_no_answers() {
+        let text = |json: &str| text_or_number(&serde_json::from_str(json).unwrap());
+        for (json, expected) in [
+            ("12", "12"),
+            ("-3.5", "-3.5"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("\"12345678901234567890123\"", "12345678901234567890123"),
+        ] {
+            assert_eq!(text(json).as_deref(), Some(expected));
+        }
+        assert_eq!((text("12345678901234567890123"), text("1e300"), text("true")), (None, None, None));
+    }
+
     #[test]
     fn tables_have_the_rows_that_their_writer_gave_them() {
         let tables = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables");
