@@ -484,7 +484,8 @@ fn spreadsheets_compute_nothing_of_a_name() {
                 let begins = cell.chars().next().unwrap_or('x');
                 let is_number = cell.parse::<f64>().is_ok();
                 assert!(is_number || !['=', '+', '-', '@', '\t', '\r'].contains(&begins), "{path:?}: {cell:?}");
-                seen += usize::from(cell == format!("'{name}"));
+                // A terminal that shows the file obeys nothing of it either.
+                seen += usize::from(cell == format!("'{}", name.replace('\r', "\\u{d}")));
             }
         }
         assert!(seen > 0, "{name:?} is in a table, as text");
