@@ -9,7 +9,7 @@ use crate::disk::WholeFile;
 use crate::error::UsageError;
 use crate::text;
 
-/// Prints text for people on standard output, at once. Whoever read it and has seen enough (`| head`) does not stop the
+/// Prints text for people on standard output, at once. A reader that closes the pipe (`| head`) does not stop the
 /// command, which may have more to do than to print. Names in it are shown, whatever is in them ([`text::shown`]).
 ///
 /// # Errors
