@@ -25,12 +25,16 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// # Errors
 /// If it is one.
 pub fn no_lfs_pointer(name: impl Display, bytes: &[u8]) -> Result<(), UsageError> {
-    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    match text.starts_with(LFS_POINTER) {
+    match is_lfs_pointer(bytes) {
         false => Ok(()),
         true => Err(UsageError::new(format!("{name}: a Git LFS pointer, not the file itself"))
             .hint("`git lfs pull` in that repository fetches the file")),
     }
+}
+
+/// Whether bytes begin as a pointer of Git LFS does.
+pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).starts_with(LFS_POINTER)
 }
 
 /// The same of a file that another reader opens: its first bytes are looked at. What cannot be read is left to that reader.

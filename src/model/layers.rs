@@ -3,7 +3,7 @@
 //! Engines keep matrices where they compute; a [`Source`] makes them. What is named here is the layout of Hugging Face
 //! checkpoints of the Llama family.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 
@@ -120,43 +120,45 @@ impl<L, V> Layer<L, V> {
     }
 }
 
-/// The names of all tensors that a decoder is made of.
-pub(super) fn names(config: &ModelConfig) -> BTreeSet<String> {
-    let named = Named::default();
-    let Ok(_) = Parts::<(), (), ()>::load(config, &named);
-    named.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+/// The tensors that a decoder is made of: names and shapes.
+pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
+    let asked = Asked::default();
+    let Ok(_) = Parts::<(), (), ()>::load(config, &asked);
+    asked.0.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes nothing, and notes what it was asked for.
+/// Makes nothing, and notes which tensors it was asked for.
 #[derive(Default)]
-struct Named(Mutex<BTreeSet<String>>);
+struct Asked(Mutex<BTreeMap<String, Vec<usize>>>);
 
-impl Named {
-    fn note(&self, names: impl IntoIterator<Item = String>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+impl Asked {
+    fn note(&self, tensors: impl IntoIterator<Item = (String, Vec<usize>)>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(tensors);
     }
 }
 
-impl Source for Named {
+impl Source for Asked {
     type Matrix = ();
     type Linear = ();
     type Vector = ();
     type Error = Infallible;
 
-    fn matrix(&self, names: &[&str], _outputs: &[usize], _inputs: usize) -> Result<(), Infallible> {
-        self.note(names.iter().map(|name| format!("{name}.weight")));
+    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<(), Infallible> {
+        let shapes = outputs.iter().map(|rows| vec![*rows, inputs]);
+        self.note(names.iter().map(|name| format!("{name}.weight")).zip(shapes));
         Ok(())
     }
 
     fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<(), Infallible> {
         if bias {
-            self.note(names.iter().map(|name| format!("{name}.bias")));
+            let shapes = outputs.iter().map(|rows| vec![*rows]);
+            self.note(names.iter().map(|name| format!("{name}.bias")).zip(shapes));
         }
         self.matrix(names, outputs, inputs)
     }
 
-    fn vector(&self, name: &str, _len: usize) -> Result<(), Infallible> {
-        self.note([name.to_owned()]);
+    fn vector(&self, name: &str, len: usize) -> Result<(), Infallible> {
+        self.note([(name.to_owned(), vec![len])]);
         Ok(())
     }
 }

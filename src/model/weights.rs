@@ -19,6 +19,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::checksum::{Blob, sha256_hex, sha256_of_file};
 
+use crate::disk::is_lfs_pointer;
 use crate::given;
 use crate::kv::KvDtype;
 
@@ -379,6 +380,11 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
+    /// The shape of a tensor, if there is one of this name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.tensors.get(name)?.info.shape)
+    }
+
     /// What stands for the whole in errors: the file, or the index.
     pub fn label(&self) -> &str {
         &self.label
@@ -547,6 +553,9 @@ fn mix(state: u64) -> u64 {
 /// # Errors
 /// What is wrong with the index, for a message that begins with its name.
 pub fn shard_names(index: &str) -> Result<Vec<String>, String> {
+    if is_lfs_pointer(index.as_bytes()) {
+        return Err("a Git LFS pointer, not the file itself (run `git lfs pull` in that folder)".to_owned());
+    }
     let json: serde_json::Value = serde_json::from_str(index).map_err(|e| format!("not valid JSON: {e}"))?;
     let map = json.get("weight_map").and_then(|m| m.as_object()).ok_or("no object `weight_map`")?;
     let mut names = Vec::new();
@@ -643,11 +652,24 @@ const LENGTH_FIELD: u64 = 8;
 /// The format's own bound on the header.
 const LONGEST_HEADER: u64 = 100_000_000;
 
+/// Files of other kinds by the bytes that they begin with, and what to do about them.
+const OTHER_KINDS: [(&[u8], &str); 8] = [
+    (b"version ", "a Git LFS pointer, not the weights themselves (run `git lfs pull` in that folder)"),
+    (b"GGUF", "GGUF weights of llama.cpp under another name; give the safetensors checkpoint that they were made from"),
+    (b"PK\x03\x04", "weights as PyTorch pickles them, under another name; save the model with `save_pretrained`"),
+    (b"\x80\x02", "weights as PyTorch pickles them, under another name; save the model with `save_pretrained`"),
+    (b"\x89HDF", "weights of TensorFlow under another name; save the model with transformers' `save_pretrained`"),
+    (b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (b"<!DOC", "a web page, not the weights: fetch the file itself"),
+    (b"<html", "a web page, not the weights: fetch the file itself"),
+];
+
 fn not_safetensors(prefix: &[u8]) -> String {
-    if prefix == b"version " {
-        return "a Git LFS pointer, not the weights themselves (run `git lfs pull` in that folder)".to_owned();
+    let kind = OTHER_KINDS.iter().find(|(begins, _)| prefix.starts_with(begins));
+    match kind {
+        Some((_, what)) => format!("not a safetensors file, but {what}"),
+        None => "not a safetensors file".to_owned(),
     }
-    "not a safetensors file".to_owned()
 }
 
 #[cfg(test)]
@@ -721,6 +743,21 @@ mod tests {
         let int8 = leaked(r#"{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}"#, &[0, 0]);
         let unsupported = open(int8).unwrap().read("a", &[2]).unwrap_err().to_string();
         assert_eq!(unsupported, "mem: tensor `a` holds I8; only F32, F16 and BF16 can be read");
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_called_by_their_names() {
+        for (begins, said) in [
+            (&b"GGUF\x03\0\0\0\x10\0\0\0"[..], "GGUF"),
+            (b"PK\x03\x04\0\0\x08\x08\0\0", "PyTorch pickles them"),
+            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "PyTorch pickles them"),
+            (b"\x89HDF\r\n\x1a\n\0", "TensorFlow"),
+            (b"\x1f\x8b\x08\x08\xa0\xb1\xc2\x66\0", "gzip"),
+            (b"<!DOCTYPE html><html>", "a web page"),
+        ] {
+            let error = open(begins).unwrap_err().to_string();
+            assert!(error.starts_with("mem: not a safetensors file, but ") && error.contains(said), "{error}");
+        }
     }
 
     #[test]
