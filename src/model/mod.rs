@@ -20,6 +20,7 @@ pub mod download;
 pub mod engine;
 pub mod files;
 mod formats;
+mod generation;
 pub mod http;
 pub mod hub;
 pub mod jinja;

@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` may ask for: texts that stay of their size, and patterns that end.
+//! What a `tokenizer.json` may ask for: parts that are known, texts that stay of their size, and patterns that end.
 //!
 //! A tokenizer's file is data from anyone. Its normalizer and decoder may replace text again and again, and its patterns may go back over a
 //! text without end. Both are looked at before the file is used, on its own words and on texts made up here; what a pattern does with
@@ -36,6 +36,9 @@ struct Parts {
 pub fn check(text: &str) -> Result<(), String> {
     let Ok(parts) = serde_json::from_str::<Parts>(text) else { return Ok(()) };
     for (name, part) in [("normalizer", &parts.normalizer), ("decoder", &parts.decoder)] {
+        if part.as_ref().is_some_and(replaces_nothing) {
+            return Err(format!("its {name} replaces an empty text, which is between any two characters"));
+        }
         let growth = part.as_ref().map_or(1.0, growth);
         if growth > MOST_GROWTH {
             return Err(format!(
@@ -48,6 +51,94 @@ pub fn check(text: &str) -> Result<(), String> {
         collect(part, &mut patterns);
     }
     try_all(&patterns)
+}
+
+/// A part of a tokenizer: its key, the key of the list that a `Sequence` of it has, and the kinds that are known.
+type Kinds = (&'static str, &'static str, &'static [&'static str]);
+
+/// All of them, by the tokenizers library.
+const KINDS: [Kinds; 5] = [
+    ("model", "", &["BPE", "WordPiece", "WordLevel", "Unigram"]),
+    (
+        "normalizer",
+        "normalizers",
+        &[
+            "BertNormalizer",
+            "ByteLevel",
+            "Lowercase",
+            "NFC",
+            "NFD",
+            "NFKC",
+            "NFKD",
+            "Nmt",
+            "Precompiled",
+            "Prepend",
+            "Replace",
+            "Sequence",
+            "Strip",
+            "StripAccents",
+        ],
+    ),
+    (
+        "pre_tokenizer",
+        "pretokenizers",
+        &[
+            "BertPreTokenizer",
+            "ByteLevel",
+            "CharDelimiterSplit",
+            "Digits",
+            "FixedLength",
+            "Metaspace",
+            "Punctuation",
+            "Sequence",
+            "Split",
+            "UnicodeScripts",
+            "Whitespace",
+            "WhitespaceSplit",
+        ],
+    ),
+    (
+        "post_processor",
+        "processors",
+        &["BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"],
+    ),
+    (
+        "decoder",
+        "decoders",
+        &[
+            "BPEDecoder",
+            "ByteFallback",
+            "ByteLevel",
+            "CTC",
+            "Fuse",
+            "Metaspace",
+            "Replace",
+            "Sequence",
+            "Strip",
+            "WordPiece",
+        ],
+    ),
+];
+
+/// What the library's reader does not name: a part of a kind that it does not know. Returns what is wrong, and the kinds that
+/// there are.
+pub fn unknown_kind(text: &str) -> Option<(String, String)> {
+    let tokenizer: Value = serde_json::from_str(text).ok()?;
+    KINDS.iter().find_map(|(part, list, known)| {
+        let kind = unknown_in(&tokenizer[*part], list, known)?;
+        let kind: String = kind.chars().take(40).collect();
+        Some((format!("its `{part}` has a `{kind}`, which is not known"), format!("known: {}", known.join(", "))))
+    })
+}
+
+fn unknown_in<'a>(part: &'a Value, list: &str, known: &[&str]) -> Option<&'a str> {
+    let own = part["type"].as_str().filter(|kind| !known.contains(kind));
+    own.or_else(|| part[list].as_array()?.iter().find_map(|inner| unknown_in(inner, list, known)))
+}
+
+/// Whether a part replaces an empty text, which the library's own replacement gives up at.
+fn replaces_nothing(part: &Value) -> bool {
+    part["type"] == "Replace" && part["pattern"]["String"] == "" || children(part).any(replaces_nothing)
 }
 
 /// How many times longer a text may be after all replacements in this part, one after the other.
@@ -63,9 +154,8 @@ fn growth(part: &Value) -> f64 {
 fn replacement_growth(pattern: &Value, content: &str) -> f64 {
     let content = content.chars().count() as f64;
     match pattern["String"].as_str() {
-        Some(replaced) if !replaced.is_empty() => (content / replaced.chars().count() as f64).max(1.0),
+        Some(replaced) => (content / replaced.chars().count() as f64).max(1.0),
         // Between any two characters, too.
-        Some(_) => content + 1.0,
         None if pattern["Regex"].as_str().is_some_and(matches_nothing) => content + 1.0,
         None => content.max(1.0),
     }
@@ -135,7 +225,6 @@ mod tests {
             replaces(40, &json!({"Regex": "."}), "ab"),
             replaces(40, &json!({"String": "a"}), "aa"),
             replaces(40, &json!({"Regex": "x*"}), "b"),
-            replaces(40, &json!({"String": ""}), "b"),
             replaces(1, &json!({"String": "a"}), &"b".repeat(1000)),
             json!({"decoder": replaces(9, &json!({"String": "a"}), "bb")["normalizer"]}),
         ];
@@ -143,6 +232,38 @@ mod tests {
             let error = check(&tokenizer.to_string()).unwrap_err();
             assert!(error.contains("times longer, more than 256"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_empty_text_cannot_be_replaced() {
+        for part in ["normalizer", "decoder"] {
+            let tokenizer = json!({part: replaces(2, &json!({"String": ""}), "b")["normalizer"]});
+            let error = check(&tokenizer.to_string()).unwrap_err();
+            assert_eq!(error, format!("its {part} replaces an empty text, which is between any two characters"));
+        }
+    }
+
+    #[test]
+    fn a_part_of_an_unknown_kind_is_named() {
+        let named = |tokenizer: Value| unknown_kind(&tokenizer.to_string());
+        for (tokenizer, said, known) in [
+            (json!({"model": {"type": "Tiktoken"}}), "its `model` has a `Tiktoken`, which is not known", "BPE, "),
+            (
+                json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lower"}]}}),
+                "its `normalizer` has a `Lower`, which is not known",
+                "Lowercase",
+            ),
+            (json!({"decoder": {"type": "Bytes"}}), "its `decoder` has a `Bytes`, which is not known", "ByteLevel"),
+        ] {
+            let (what, hint) = named(tokenizer).unwrap();
+            assert!(what == said && hint.starts_with("known: ") && hint.contains(known), "{what} {hint}");
+        }
+        // What a replacement is called by, and what a vocabulary holds, are no kinds.
+        let fine = json!({
+            "model": {"type": "BPE", "vocab": {"type": 0}}, "normalizer": {"type": "Prepend", "prepend": "x"},
+            "pre_tokenizer": null, "post_processor": {"type": "TemplateProcessing", "special_tokens": {"type": "x"}},
+        });
+        assert_eq!(named(fine), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::added_tokens;
 use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
 use super::config::{self, ModelConfig};
+use super::generation;
 use super::markup;
 use super::patterns;
 use super::source::{ModelTexts, TextFile};
@@ -29,6 +30,8 @@ const OTHER_TOKENS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_tok
 
 /// A turn of the user that occurs in no template.
 const MARK: &str = "\u{1}the user's turn\u{1}";
+/// Another one.
+const OTHER_MARK: &str = "\u{1}another turn of the user\u{1}";
 
 /// How prompts are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,21 +112,21 @@ impl Tokenizer {
         let named = |key: &str| settings.get(key).and_then(token_text);
         let stated_bos = named("bos_token").and_then(|t| inner.token_to_id(t));
         let mut front = front(&inner, &files.tokenizer.name)?;
+        notes.extend(front_notes(files, &settings, !front.is_empty()));
         if front.is_empty() && settings.get("add_bos_token") == Some(&Value::Bool(true)) {
             match (stated_bos, named("bos_token")) {
                 (Some(bos), _) => front.push(bos),
                 (None, Some(token)) => return Err(unknown_bos(files, token)),
-                (None, None) => notes.push(format!(
-                    "{}: `add_bos_token` is true, and no `bos_token` is named: prompts begin without one",
-                    files.tokenizer.name
-                )),
+                (None, None) => {}
             }
         }
         // What is put in front is known by now, and post-processors change offsets.
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         let mut eos = config.eos_ids.clone();
         if let Some(file) = &files.generation_config {
-            eos.extend(config::eos_ids(&object(Some(file))?, &file.name, config.vocab_size)?);
+            let generation = object(Some(file))?;
+            eos.extend(config::eos_ids(&generation, &file.name, config.vocab_size)?);
+            notes.extend(generation::unread(&generation, &file.name));
         }
         eos.extend(named("eos_token").and_then(|t| inner.token_to_id(t)));
         eos.extend(turn_ends(&inner));
@@ -362,13 +365,17 @@ impl Tokenizer {
         let mut text = self.said(chat, user)?;
         // Where the user's turn starts is where a text that occurs nowhere else would stand.
         let marked = self.said(chat, MARK)?;
-        let (user_start, user_cut) = marked
-            .find(MARK)
-            .and_then(|start| Some((start, cut(user, text.get(start..)?)?)))
-            .filter(|(start, _)| text[..*start] == marked[..*start])
+        let Some(start) = marked.find(MARK) else {
+            let is_left_out = marked == self.said(chat, OTHER_MARK)?;
+            return Err(chat.fault(if is_left_out { "leaves out the user's turn" } else { "changes the user's turn" }));
+        };
+        let user_cut = text
+            .get(start..)
+            .filter(|_| text[..start] == marked[..start])
+            .and_then(|rest| cut(user, rest))
             .ok_or_else(|| chat.fault("changes the user's turn"))?;
         text.push_str(answer_prefix);
-        Ok(Rendered { text, user_start, user_cut })
+        Ok(Rendered { text, user_start: start, user_cut })
     }
 }
 
@@ -405,8 +412,9 @@ fn cut(user: &str, rendered: &str) -> Option<usize> {
 }
 
 fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> {
-    let fault = |e: &dyn std::error::Error| {
-        UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e))))
+    let fault = |e: &dyn std::error::Error| match patterns::unknown_kind(&file.text) {
+        Some((what, hint)) => UsageError::new(format!("{}: not a tokenizer: {what}", file.name)).hint(hint),
+        None => UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e)))),
     };
     patterns::check(&file.text).map_err(|what| {
         UsageError::new(format!("{}: {what}", file.name))
@@ -431,6 +439,29 @@ fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<Strin
     model.dropout = None;
     inner.with_model(model);
     Some(format!("{file}: its `dropout` of {dropout} is left out, so that a text is the same tokens each time"))
+}
+
+/// What the user should know where `tokenizer_config.json` and the post-processor of `tokenizer.json` differ on what stands around
+/// a text. Transformers 5 goes by `tokenizer.json` alone; the classes of Llama and Gemma in transformers 4 by `tokenizer_config.json`.
+fn front_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
+    let flag = |key: &str| settings.get(key).and_then(Value::as_bool);
+    let file = files.tokenizer_config.as_ref().unwrap_or(&files.tokenizer);
+    let has_bos = settings.get("bos_token").and_then(token_text).is_some();
+    let bos = match (flag("add_bos_token"), has_front) {
+        (Some(false), true) => Some(
+            "`add_bos_token` is false, and tokenizer.json puts special tokens in front of a text: they are, as in transformers 5 \
+             (some tokenizers of transformers 4 leave them out)",
+        ),
+        (Some(true), false) if has_bos => Some(
+            "`add_bos_token` is true, and tokenizer.json puts no BOS in front of a text: it is put there, as by some tokenizers of \
+             transformers 4 (transformers 5 leaves it out)",
+        ),
+        (Some(true), false) => Some("`add_bos_token` is true, and no `bos_token` is named: prompts begin without one"),
+        _ => None,
+    };
+    let eos = (flag("add_eos_token") == Some(true))
+        .then_some("`add_eos_token` is true: no EOS is put behind prompts, since the model is to go on from there");
+    bos.into_iter().chain(eos).map(|note| format!("{}: {note}", file.name)).collect()
 }
 
 fn unknown_bos(files: &ModelTexts, token: &str) -> UsageError {
