@@ -9,6 +9,13 @@ use std::sync::Once;
 #[error("it is damaged: {0}")]
 pub struct Panicked(String);
 
+impl Panicked {
+    /// The message of the panic alone.
+    pub fn said(&self) -> &str {
+        &self.0
+    }
+}
+
 thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }

@@ -304,7 +304,7 @@ fn each_fault_of_a_folder_is_one_line() {
     );
     assert_eq!(
         broken("qwen3", "model.safetensors", &write("<!DOCTYPE html>")),
-        "DIR/model.safetensors: not a safetensors file"
+        "DIR/model.safetensors: not a safetensors file, but a web page, not the weights: fetch the file itself"
     );
 }
 
@@ -781,6 +781,9 @@ fn a_turn_is_found_even_if_its_words_occur_elsewhere() {
         builtin_with(|f| settings(f, json!({"chat_template": "{{ messages[0].content | upper }}"}))).unwrap();
     let error = shouting.encode_prompt("what?", "").unwrap_err().to_string();
     assert_eq!(error, "tokenizer_config.json: the chat template changes the user's turn");
+    let silent = builtin_with(|f| settings(f, json!({"chat_template": "Hello {{ messages|length }}"}))).unwrap();
+    let error = silent.encode_prompt("what?", "").unwrap_err().to_string();
+    assert_eq!(error, "tokenizer_config.json: the chat template leaves out the user's turn");
 }
 
 #[test]
@@ -955,7 +958,99 @@ fn special_tokens_that_the_tokenizer_lacks_are_told_of() {
         ["tokenizer.json: `eos_token` `<eos>` is not in it: no answer ends by it"]
     );
     assert!(notes(json!({"bos_token": null, "add_bos_token": true}))[0].contains("no `bos_token` is named"));
-    assert_eq!(notes(json!({"add_bos_token": true})), [""; 0]);
+}
+
+/// Which tokens stand around a text was worked out by running transformers 5.24.0 and 4.46.3 (`LlamaTokenizer`) on files of these
+/// kinds: 5 goes by `tokenizer.json` alone, 4 by the flags.
+#[test]
+fn flags_that_differ_from_the_tokenizers_own_front_are_told_of() {
+    let notes = |has_front: bool, changes: Value| {
+        let tokenizer = builtin_with(|f| {
+            if !has_front {
+                edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
+            }
+            settings(f, changes);
+        });
+        tokenizer.unwrap().notes().to_vec()
+    };
+    for (has_front, changes) in [
+        (true, json!({})),
+        (true, json!({"add_bos_token": true, "add_eos_token": false})),
+        (false, json!({})),
+        (false, json!({"add_bos_token": false})),
+    ] {
+        assert_eq!(notes(has_front, changes), [""; 0]);
+    }
+    for (has_front, changes, said) in [
+        (
+            true,
+            json!({"add_bos_token": false}),
+            "`add_bos_token` is false, and tokenizer.json puts special tokens in front",
+        ),
+        (false, json!({"add_bos_token": true}), "`add_bos_token` is true, and tokenizer.json puts no BOS in front"),
+        (true, json!({"add_eos_token": true}), "`add_eos_token` is true: no EOS is put behind prompts"),
+    ] {
+        let told = notes(has_front, changes);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with(&format!("tokenizer_config.json: {said}")), "{told:?}");
+    }
+}
+
+#[test]
+fn what_would_change_greedy_answers_is_noted() {
+    let folder = copy_of("llama3");
+    let settings = json!({"repetition_penalty": 1.1, "temperature": 0.7});
+    fs::write(folder.path().join("generation_config.json"), settings.to_string()).unwrap();
+    assert_eq!(
+        notes(&folder),
+        [concat!(
+            "DIR/generation_config.json: `repetition_penalty` 1.1: not applied; answers are greedy, and end by EOS or their ",
+            "length alone"
+        )]
+    );
+}
+
+#[test]
+fn a_checkpoint_with_other_layers_or_shapes_than_its_config_is_told_by_keys() {
+    let refused = |changes: Value| {
+        let folder = copy_of("llama3");
+        edit_json(&folder, "config.json", changes);
+        let error = open(&folder).err().expect("a refusal");
+        let usage = error.downcast_ref::<UsageError>().unwrap_or_else(|| panic!("{error:#}"));
+        assert!(usage.hint.as_ref().is_some_and(|hint| hint.contains("two models")), "{usage:?}");
+        usage.what.replace(folder.path().to_str().unwrap(), "DIR")
+    };
+    for layers in [3, 500] {
+        assert_eq!(
+            refused(json!({"num_hidden_layers": layers})),
+            format!("DIR/model.safetensors: 2 layers are stored, and config.json says `num_hidden_layers` {layers}")
+        );
+    }
+    let config: Value =
+        serde_json::from_str(&fs::read_to_string(golden("models/llama3/config.json")).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, inner, heads, kv_heads) =
+        (size("hidden_size"), size("intermediate_size"), size("num_attention_heads"), size("num_key_value_heads"));
+    let head_dim = config["head_dim"].as_u64().unwrap_or(hidden / heads);
+    let label = "DIR/model.safetensors: the tensor";
+    assert_eq!(
+        refused(json!({"intermediate_size": 2 * inner})),
+        format!(
+            "{label} `model.layers.0.mlp.down_proj.weight` has shape [{hidden}, {inner}], and by config.json it is \
+             [{hidden}, {}]: `hidden_size` {hidden} by `intermediate_size` {}",
+            2 * inner,
+            2 * inner
+        )
+    );
+    assert_eq!(
+        refused(json!({"num_key_value_heads": heads})),
+        format!(
+            "{label} `model.layers.0.self_attn.k_proj.weight` has shape [{}, {hidden}], and by config.json it is \
+             [{}, {hidden}]: `num_key_value_heads` {heads} × `head_dim` {head_dim} by `hidden_size` {hidden}",
+            kv_heads * head_dim,
+            heads * head_dim
+        )
+    );
 }
 
 #[test]

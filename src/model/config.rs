@@ -207,8 +207,7 @@ impl ModelConfig {
     /// One line with the file and the key: text that is no JSON object, an unsupported architecture,
     /// activation or RoPE type, a key that is missing, of the wrong type or inconsistent with others.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
-        let root: Value =
-            serde_json::from_str(text).map_err(|e| UsageError::new(format!("{file}: not valid JSON: {e}")))?;
+        let root: Value = serde_json::from_str(text).map_err(|e| not_json(text, file, &e))?;
         let Value::Object(map) = &root else {
             return Err(UsageError::new(format!("{file}: expected a JSON object")));
         };
@@ -289,6 +288,18 @@ impl ModelConfig {
             return Err(UsageError::new(format!("{file}: `head_dim` must be even for RoPE, got {}", self.head_dim)));
         }
         Ok(())
+    }
+}
+
+/// Why a text is not JSON; Python writes numbers that JSON does not have, and reads them again.
+fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
+    let fault = UsageError::new(format!("{file}: not valid JSON: {error}"));
+    let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    match ["NaN", "Infinity"].into_iter().find(|number| words.contains(number)) {
+        Some(number) => {
+            fault.hint(format!("JSON has no `{number}`, which Python writes: put a number or null in its place"))
+        }
+        None => fault,
     }
 }
 

@@ -8,6 +8,7 @@ use ureq::{Body, BodyReader};
 use url::{Origin, Url};
 
 use crate::error::UsageError;
+use crate::foreign::contain;
 
 /// As many redirects as browsers follow, at most.
 const MOST_REDIRECTS: usize = 10;
@@ -487,7 +488,11 @@ impl Client {
             Some(token) => built.header(header::AUTHORIZATION, format!("Bearer {token}")),
             None => built,
         };
-        built.call().map_err(|error| self.unanswered(error, at))
+        // Addresses are looked up in a thread, and where there is none to be had, the library panics.
+        match contain(|| built.call()) {
+            Ok(answer) => answer.map_err(|error| self.unanswered(error, at)),
+            Err(panic) => Err(HttpError::Unresolved { host: host_of(at), detail: panic.said().to_owned() }),
+        }
     }
 
     /// The token, if it is for this address.

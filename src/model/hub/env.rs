@@ -10,8 +10,8 @@ use crate::error::UsageError;
 
 /// Variables that forbid to use the network. The first that is set decides.
 const OFFLINE: [&str; 2] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
-/// Bytes of a token file that are read; tokens are far shorter.
-const LONGEST_TOKEN: u64 = 1 << 16;
+/// Bytes of a token file, or of the list of users, that are read.
+const MOST_READ: u64 = 1 << 16;
 
 /// The variables of this process, or of a test.
 pub(super) struct Variables<'a>(pub &'a dyn Fn(&str) -> Option<OsString>);
@@ -80,8 +80,8 @@ impl Variables<'_> {
         })
     }
 
-    /// A path with `~` and variables in it as a shell has it: `~/x`, `$HOME/x`, `${HOME}/x`. A variable that is not set
-    /// stays as it is written.
+    /// A path with `~` and variables in it as a shell has it: `~/x`, `~user/x`, `$HOME/x`, `${HOME}/x`. A variable that is not
+    /// set and a user that is not known stay as they are written.
     fn expanded(&self, path: OsString) -> Result<PathBuf, UsageError> {
         let Some(text) = path.to_str() else { return Ok(path.into()) };
         let text = match text.strip_prefix('~') {
@@ -89,7 +89,11 @@ impl Variables<'_> {
                 let user = self.user()?;
                 format!("{}{rest}", user.to_string_lossy().trim_end_matches('/'))
             }
-            _ => text.to_owned(),
+            Some(rest) => {
+                let (name, below) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+                home_of(name).map_or_else(|| text.to_owned(), |home| format!("{}{below}", home.trim_end_matches('/')))
+            }
+            None => text.to_owned(),
         };
         let mut out = String::new();
         let mut rest = text.as_str();
@@ -106,6 +110,14 @@ impl Variables<'_> {
     }
 }
 
+/// The home folder of a user that this machine lists.
+fn home_of(user: &str) -> Option<String> {
+    let users = read(Path::new("/etc/passwd"))?;
+    let fields =
+        users.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields.first() == Some(&user))?;
+    fields.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
+}
+
 /// The name of a variable after `$`, and how many bytes it takes there with its braces; an empty name for none.
 fn variable(text: &str) -> (&str, usize) {
     if let Some((name, _)) = text.strip_prefix('{').and_then(|text| text.split_once('}')) {
@@ -115,13 +127,13 @@ fn variable(text: &str) -> (&str, usize) {
     (&text[..end], end)
 }
 
-/// A token file; nothing where there is none that could be read at once.
+/// A small file; nothing where there is none that could be read at once.
 fn read(path: &Path) -> Option<String> {
     if !path.is_file() {
         return None;
     }
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(LONGEST_TOKEN).read_to_end(&mut bytes).ok()?;
+    File::open(path).ok()?.take(MOST_READ).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -158,6 +170,8 @@ mod tests {
             (&[("HF_HOME", "${HOME}/x")], "/home/u/x/hub"),
             (&[("HF_HOME", "$NOTSET/x")], "$NOTSET/x/hub"),
             (&[("HF_HOME", "${NOTSET}/a$")], "${NOTSET}/a$/hub"),
+            (&[("HF_HOME", "~root/x")], "/root/x/hub"),
+            (&[("HF_HOME", "~nobody-of-this-name/x")], "~nobody-of-this-name/x/hub"),
             (&[("HF_HOME", "/a~/b")], "/a~/b/hub"),
             (&[("HUGGINGFACE_HUB_CACHE", "/old")], "/old"),
             (&[("HUGGINGFACE_HUB_CACHE", "~/old"), ("HF_HOME", "/hf")], "/home/u/old"),

@@ -85,7 +85,9 @@ impl Budget {
     pub fn make(&self, bytes: usize) -> Result<(), Fault> {
         match self.bytes.get().checked_sub(bytes as u64) {
             Some(left) => self.bytes.set(left),
-            None => return Err(Fault::new("it makes too much text or too long lists")),
+            None => {
+                return Err(Fault::new("it makes too much text or too many values; does a loop or macro have no end?"));
+            }
         }
         self.work(bytes / 64)
     }

@@ -121,8 +121,11 @@ impl Machine<'_> {
                     return Err(Fault::new("cannot assign attribute on non-namespace object"));
                 };
                 if value.changes() {
-                    let what = format!("a {} (or what holds one) in a namespace", value.type_name());
-                    return Err(unsupported(&what));
+                    let holds = match value {
+                        Value::Namespace(_) | Value::Generator(_) | Value::Loop(_) | Value::Cycler(_) => "",
+                        _ => " that holds a namespace, loop or generator",
+                    };
+                    return Err(unsupported(&format!("a {}{holds} in a namespace", value.type_name())));
                 }
                 namespace.borrow_mut().set(Value::Text(Arc::clone(attribute)), value, self.budget)
             }
