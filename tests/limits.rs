@@ -142,24 +142,53 @@ fn no_limit_on_memory_ends_a_run_by_a_signal() {
 
 // ---- threads ----
 
+/// A command that may have so many processes, threads among them, in an open folder with a copy of the program. Root runs it as
+/// `user`, one for each test, since processes are counted by user.
+fn with_processes(most: usize, user: u32, dir: &Path, args: &[&str]) -> Command {
+    // Limits on processes do not bind root.
+    let is_root = fs::read_to_string("/proc/self/status").unwrap().lines().any(|line| line == "Uid:\t0\t0\t0\t0");
+    let program = dir.join("spattn");
+    if !program.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_spattn"), &program).unwrap();
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut command = Command::new("prlimit");
+    command.args([&format!("--nproc={most}:{most}"), "--"]).current_dir(dir);
+    if is_root {
+        command.args(["setpriv", &format!("--reuid={user}"), "--regid=65534", "--clear-groups"]);
+    }
+    command.arg(program).args(args);
+    command
+}
+
+#[test]
+fn an_address_that_cannot_be_looked_up_for_lack_of_a_thread_is_one_line() {
+    let dir = folder();
+    let run = |most: usize| {
+        let mut command =
+            with_processes(most, 65_533, dir.path(), &["eval", "--model", "a/b", "-n", "1", "--threads", "2"]);
+        command.env("HF_ENDPOINT", "http://localhost:9").env("HOME", dir.path()).env_remove("HF_HUB_OFFLINE");
+        command.output()
+    };
+    let mut said = Vec::new();
+    for most in 1..=6 {
+        let Ok(output) = run(most) else {
+            println!("skipped: no process can be run under a limit here");
+            return;
+        };
+        assert_eq!(output.status.code(), Some(1), "{most}: {output:?}");
+        said.push(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    assert!(said.iter().all(|said| said.contains("error: ") && !said.contains("panicked")), "{said:?}");
+    let has = |part: &str| said.iter().any(|said| said.contains(part));
+    // Other processes of that user count as well, and may leave no number at which just this thread is lacking.
+    assert!(has("cannot start threads: ") || has("(failed to spawn thread"), "{said:?}");
+}
+
 #[test]
 fn where_there_are_no_threads_every_command_says_so() {
     let dir = folder();
-    // Limits on processes do not bind root.
-    let is_root = fs::read_to_string("/proc/self/status").unwrap().lines().any(|line| line == "Uid:\t0\t0\t0\t0");
-    // What another user may run, in a folder that is open to him.
-    let program = dir.path().join("spattn");
-    fs::copy(env!("CARGO_BIN_EXE_spattn"), &program).unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let args = |args: &[&str]| -> Command {
-        let mut command = Command::new("prlimit");
-        command.args(["--nproc=1:1", "--"]).current_dir(dir.path());
-        if is_root {
-            command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
-        }
-        command.arg(&program).args(args);
-        command
-    };
+    let args = |args: &[&str]| with_processes(1, 65_534, dir.path(), args);
     if !args(&["list", "methods"]).output().is_ok_and(|probe| probe.status.success()) {
         println!("skipped: no process can be run under a limit here");
         return;

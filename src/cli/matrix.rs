@@ -803,7 +803,9 @@ impl Watch for Watcher {
 
     fn failed(&mut self, failure: Failure) -> Result<()> {
         if self.on_failure == OnFailure::Stop {
-            return Err(failure.error.context(failure.what));
+            // Some errors begin with the model's name already.
+            let is_named = failure.error.to_string().starts_with(&format!("{}: ", failure.what));
+            return Err(if is_named { failure.error } else { failure.error.context(failure.what) });
         }
         // While a matrix is planned nothing else is shown, and there may be thousands of models to look for.
         match self.is_planning && self.failures.is_empty() {
