@@ -4,21 +4,57 @@
 //! a model's own template would be a turn within a turn.
 
 /// What whole prompts begin with, of whatever model: those of RULER's `template.py`, and the openings of usual templates.
-const OPENINGS: [&str; 14] = [
+const OPENINGS: [&str; 29] = [
     "[INST]",
     "<s>[INST]",
+    "[SYSTEM_PROMPT]",
+    "<s>[SYSTEM_PROMPT]",
     "<|im_start|>",
+    "<|im_system|>",
+    "<|im_user|>",
     "<|begin_of_text|>",
     "<|start_header_id|>",
+    "<|header_start|>",
     "<|startoftext|>",
+    "<|bom|>",
     "<|user|>",
     "<|system|>",
+    "[|user|]",
+    "[|system|]",
+    "<|start|>system<|message|>",
+    "<|start_of_role|>",
     "<start_of_turn>",
     "<bos><start_of_turn>",
     "<BOS_TOKEN>",
     "<|START_OF_TURN_TOKEN|>",
+    "<SPECIAL_10>",
     "[gMASK]",
+    "<｜begin▁of▁sentence｜>",
+    "<｜User｜>",
     "A chat between a curious user and an artificial intelligence assistant.",
+    "You are a helpful assistant. USER:",
+    // RWKV's, which has words of the assistant before the user's.
+    "User: hi\n\nAssistant: Hi. I am your assistant",
+];
+
+/// What whole prompts end with: the beginning of the answer's turn, where a system prompt may come before the user's.
+const ENDINGS: [&str; 6] = [
+    "[/INST]",
+    "<|im_start|>assistant",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "<start_of_turn>model",
+    "<|assistant|>",
+    "<｜Assistant｜>",
+];
+
+/// Words that open the first turn and the answer's: a text that begins with the one and ends with the other is a dialogue that
+/// waits for its next turn. `Question:` and `Answer:` are not among them, as prompts of examples are written so.
+const TURNS: [(&str, &str); 5] = [
+    ("User:", "Assistant:"),
+    ("USER:", "ASSISTANT:"),
+    ("Human:", "Assistant:"),
+    ("### User:", "### Assistant:"),
+    ("### Instruction:", "### Response:"),
 ];
 
 /// Special tokens that documents hold as well, as tags of HTML.
@@ -43,8 +79,21 @@ pub fn found<'t>(user: &'t str, own: &Around<'_>) -> Option<&'t str> {
     let is_own = |token: &&String| own.before.contains(token.as_str()) || own.after.contains(token.as_str());
     let is_sign = |token: &&String| !token.trim().is_empty() && !TAGS.contains(&token.as_str());
     let special = || own.special.iter().filter(is_own).filter(is_sign).find_map(|token| at(token));
-    let opening = OPENINGS.iter().find(|opening| text.starts_with(**opening));
-    special().or_else(|| opening.map(|opening| &text[..opening.len()])).or_else(|| between(text, own))
+    let opening = || OPENINGS.iter().find(|opening| text.starts_with(**opening)).map(|opening| &text[..opening.len()]);
+    let ending = || ENDINGS.iter().find(|ending| text.ends_with(**ending)).and_then(|ending| last(text, ending));
+    let is_dialogue = |(first, last): &&(&str, &str)| text.starts_with(first) && ends_in_words(text, last);
+    let dialogue = || TURNS.iter().find(is_dialogue).and_then(|(_, answer)| last(text, answer));
+    special().or_else(opening).or_else(ending).or_else(dialogue).or_else(|| between(text, own))
+}
+
+/// The part of a text that it ends with.
+fn last<'t>(text: &'t str, ending: &str) -> Option<&'t str> {
+    text.get(text.len().checked_sub(ending.len())?..)
+}
+
+/// Whether a text ends with these words, and not in the middle of another.
+fn ends_in_words(text: &str, ending: &str) -> bool {
+    text.strip_suffix(ending).is_some_and(|before| before.ends_with(char::is_whitespace))
 }
 
 /// The end of a turn in a text that begins as the template's own turn does, or ends as it does.
@@ -99,6 +148,79 @@ mod tests {
         }
         let ruler = "A chat between a curious user and an artificial intelligence assistant. The assistant ... USER: Hi ASSISTANT:";
         assert!(sign(ruler, CHATML).is_some());
+    }
+
+    /// The templates of `scripts/data/template.py` in NVIDIA's RULER and its forks, around a task, with and without the answer
+    /// prefix behind them; and other usual ones.
+    #[test]
+    fn a_text_in_any_of_rulers_templates_is_told() {
+        for [before, after] in [
+            ["[INST] ", " [/INST]"],
+            [
+                "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, \
+                 and polite answers to the user's questions. USER: ",
+                " ASSISTANT:",
+            ],
+            ["You are a helpful assistant. USER: ", " ASSISTANT: "],
+            [
+                "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+                "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+            ],
+            ["[gMASK]sop<|user|> \n ", "<|assistant|> \n "],
+            [
+                "User: hi\n\nAssistant: Hi. I am your assistant and I will provide expert full response in full details. Please \
+                 feel free to ask any question and I will always answer it\n\nUser: ",
+                "\n\nAssistant:",
+            ],
+            ["<|user|>\n", "<|end|>\n<|assistant|>\n"],
+            ["<|user|> ", " <|end|> <|assistant|>"],
+            [
+                "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
+                "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            ],
+            ["<|startoftext|><|bom|><|system|> <|eom|><|bom|><|user|> ", "<|eom|><|bom|><|assistant|>"],
+            ["<SPECIAL_10>System\n\n<SPECIAL_11>User\n", "\n<SPECIAL_11>Assistant\n"],
+            ["<｜begin▁of▁sentence｜><｜User｜>", "<｜Assistant｜>"],
+            ["<｜begin▁of▁sentence｜>You help.<｜User｜>", "<｜Assistant｜><think>\n"],
+        ] {
+            for behind in ["", " The special magic number is"] {
+                let text = format!("{before}A text. What is the number?{after}{behind}");
+                for own in [CHATML, MISTRAL, VICUNA, NONE, BARE] {
+                    assert!(sign(&text, own).is_some(), "{text:?}");
+                }
+            }
+        }
+        for (text, told) in [
+            ("You help.\n\n[INST] Hi [/INST]", "[/INST]"),
+            ("You help.<｜User｜>Hi<｜Assistant｜>", "<｜Assistant｜>"),
+            ("User: Hi\n\nAssistant:", "Assistant:"),
+            ("USER: Hi ASSISTANT:", "ASSISTANT:"),
+            ("\n\nHuman: Hi\n\nAssistant:", "Assistant:"),
+            ("### Instruction:\nHi\n\n### Response:\n", "### Response:"),
+        ] {
+            assert_eq!(sign(text, NONE), Some(told), "{text}");
+        }
+    }
+
+    /// Prompts as TREC's, SAMSum's, TriviaQA's, MeetingBank's and few-shot ones are written.
+    #[test]
+    fn dialogues_and_examples_are_in_no_template() {
+        for text in [
+            "Question: How far is it ?\nType: Distance\nQuestion: Who is it ?\nType:",
+            "Dialogue: Amanda: I baked cookies.\nJerry: Sure!\nSummary: Amanda baked.\nDialogue: User: hi\nAssistant: hello\nSummary:",
+            "Passage:\nA text.\nQuestion:\nWho?\nAnswer:",
+            "Q: What is red?\nA:",
+            "User: Where is my order?\nAgent: It is on its way.\n\nWhat did the user ask for?",
+            "User: hi\n\nAssistant: hello\n\nSummarize the dialogue above.",
+            "Summarize this.\n\nUser: hi\nAssistant:",
+            "User manuals call the assistant by a word such as Assistant:",
+            "Human: a word. Which word follows myAssistant:",
+            "Instruction: add.\nInput: 1 1\nOutput:",
+        ] {
+            for own in [CHATML, MISTRAL, NONE] {
+                assert_eq!(sign(text, own), None, "{text}");
+            }
+        }
     }
 
     #[test]
