@@ -116,6 +116,9 @@ impl ModelSource {
                 _ => UsageError::new(what).hint(FOLDER_HINT),
             });
         }
+        if spec.contains(',') {
+            return Err(several_models(spec));
+        }
         let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
         if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
             return Err(UsageError::new(format!("the model folder `{spec}` does not exist")).hint(FOLDER_HINT));
@@ -210,6 +213,13 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
     let text = text.map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
     no_lfs_pointer(path.display(), text.as_bytes())?;
     Ok(TextFile { name: path.display().to_string(), text: text.into() })
+}
+
+/// The error for models with commas between them.
+fn several_models(spec: &str) -> UsageError {
+    let each: Vec<String> = spec.split(',').map(|model| format!("--model {}", model.trim())).collect();
+    UsageError::new(format!("`{spec}` is no model: it is a list"))
+        .hint(format!("give --model once for each, where a command takes several, as a sweep does: {}", each.join(" ")))
 }
 
 fn not_a_model(spec: &str) -> UsageError {
@@ -469,6 +479,14 @@ mod tests {
         assert_eq!(error("builtin:x").0, "unknown built-in model `x`");
         assert_eq!(error("buitlin").1, "did you mean `builtin`?");
         assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder, nor a hub id");
+        for list in ["m,m2", "a/b,c/d@main", "builtin, m"] {
+            let (what, hint) = error(list);
+            assert!(
+                what.contains("is no model: it is a list") && hint.contains("give --model once for each"),
+                "{hint}"
+            );
+        }
+        assert!(error("m,m2").1.ends_with("--model m --model m2"));
         assert!(ModelSource::parse("a/b@../../c").is_err());
         assert!(ModelSource::parse("a/..").is_err());
     }
