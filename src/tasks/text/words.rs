@@ -241,7 +241,7 @@ fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
 
 fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
     let path = folder.join(file);
-    let text = super::read(&path).map_err(|e| e.hint(LIST_HINT))?;
+    let text = super::read(&path).map_err(|e| UsageError { hint: e.hint.or(Some(LIST_HINT.to_owned())), ..e })?;
     let words: Vec<String> = text.lines().map(str::trim).filter(|w| !w.is_empty()).map(str::to_owned).collect();
     let words = sorted_set(words);
     if words.len() < LEAST_WORDS {
