@@ -12,12 +12,84 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error::UsageError;
+
 /// Bytes that a config, a prompt or another text of settings may have.
 pub const MOST_OF_SETTINGS: u64 = 16 << 20;
 /// Bytes that a text to be read by a model may have: it is split into tokens as a whole.
 pub const MOST_OF_TEXT: u64 = 2 << 30;
 /// The mark that a file in UTF-8 may begin with.
 pub const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A format that holds a file in another form than its text.
+struct Packed {
+    what: &'static str,
+    /// Its first bytes.
+    first: &'static [u8],
+    /// How its text is had; `FILE` stands for the file.
+    hint: &'static str,
+}
+
+const PACKED: [Packed; 9] = [
+    Packed { what: "gzip", first: b"\x1f\x8b", hint: "unpack it, or give what `zcat FILE` writes: jsonl:<(zcat FILE)" },
+    Packed {
+        what: "zstd",
+        first: b"\x28\xb5\x2f\xfd",
+        hint: "unpack it, or give what `zstdcat FILE` writes: jsonl:<(zstdcat FILE)",
+    },
+    Packed {
+        what: "xz",
+        first: b"\xfd7zXZ\0",
+        hint: "unpack it, or give what `xzcat FILE` writes: jsonl:<(xzcat FILE)",
+    },
+    Packed { what: "bzip2", first: b"BZh", hint: "unpack it, or give what `bzcat FILE` writes: jsonl:<(bzcat FILE)" },
+    Packed {
+        what: "lz4",
+        first: b"\x04\x22\x4d\x18",
+        hint: "unpack it, or give what `lz4cat FILE` writes: jsonl:<(lz4cat FILE)",
+    },
+    Packed {
+        what: "a zip archive",
+        first: b"PK\x03\x04",
+        hint: "under a name that ends in .zip, a file in it is given as jsonl:FILE/MEMBER",
+    },
+    Packed { what: "a 7z archive", first: b"7z\xbc\xaf\x27\x1c", hint: "unpack it" },
+    Packed { what: "a table in Parquet", first: b"PAR1", hint: "give it under a name that ends in .parquet" },
+    Packed {
+        what: "a table in Arrow's format",
+        first: b"ARROW1",
+        hint: "write it as JSON lines or Parquet: `to_json` and `to_parquet` of the data set",
+    },
+];
+
+/// Makes sure that what was read from a file of text is not packed; `name` is how messages name the file.
+///
+/// # Errors
+/// If it begins as a packed file does.
+pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
+    // Of bzip2 a digit follows that is not the same in all files.
+    let is_so = |packed: &&Packed| {
+        bytes.starts_with(packed.first) && (packed.what != "bzip2" || bytes[3..].get(1..7) == Some(b"1AY&SY"))
+    };
+    match PACKED.iter().find(is_so) {
+        None => Ok(()),
+        Some(Packed { what, hint, .. }) => {
+            Err(UsageError::new(format!("{name}: {what}, not lines of text")).hint(hint.replace("FILE", name)))
+        }
+    }
+}
+
+/// The same of a file that another reader opens: its first bytes are looked at. What cannot be read is left to that reader.
+///
+/// # Errors
+/// As [`no_packed`].
+pub fn no_packed_at(path: &Path) -> Result<(), UsageError> {
+    let mut first = Vec::new();
+    match plain(path).and_then(|file| file.take(16).read_to_end(&mut first)) {
+        Ok(_) => no_packed(&path.display().to_string(), &first),
+        Err(_) => Ok(()),
+    }
+}
 
 /// What a pipe may take.
 #[derive(Debug, Clone, Copy)]
@@ -357,6 +429,27 @@ mod tests {
         assert_eq!(bytes(Path::new("/dev/null"), 10).unwrap(), b"");
         assert_eq!(open(Path::new("/")).unwrap_err().kind(), ErrorKind::IsADirectory);
         assert!(plain(Path::new("/dev/null")).unwrap_err().to_string().contains("save it as a file"));
+    }
+
+    /// First bytes as `gzip`, `zstd`, `xz`, `bzip2`, `zip` and pyarrow write them.
+    #[test]
+    fn packed_files_are_told_by_their_first_bytes() {
+        for (bytes, what, hint) in [
+            (&b"\x1f\x8b\x08\x00"[..], "r.x: gzip, not lines of text", "jsonl:<(zcat r.x)"),
+            (b"\x28\xb5\x2f\xfd\x24", "r.x: zstd, ", "jsonl:<(zstdcat r.x)"),
+            (b"\xfd7zXZ\x00\x00", "r.x: xz, ", "jsonl:<(xzcat r.x)"),
+            (b"BZh91AY&SY\x01", "r.x: bzip2, ", "jsonl:<(bzcat r.x)"),
+            (b"BZh11AY&SY\x01", "r.x: bzip2, ", "jsonl:<(bzcat r.x)"),
+            (b"PK\x03\x04\x14", "r.x: a zip archive, ", "jsonl:r.x/MEMBER"),
+            (b"PAR1\x15", "r.x: a table in Parquet, ", "ends in .parquet"),
+            (b"ARROW1\0\0", "r.x: a table in Arrow's format, ", "to_json"),
+        ] {
+            let error = no_packed("r.x", bytes).unwrap_err();
+            assert!(error.what.starts_with(what) && error.hint.as_ref().unwrap().contains(hint), "{error:?}");
+        }
+        for text in ["", "{\"x\": 1}", "[", "BZh", "PK", "PAR", "\u{feff}{}"] {
+            assert_eq!(no_packed("r.x", text.as_bytes()), Ok(()));
+        }
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn malformed_rows_stop_a_run_unless_they_are_to_be_skipped() {
     fails(
         &args,
         2,
-        &["hotpotqa.jsonl:2: the field `context` is not text", "1 more of 5 rows are malformed (line 5)", "--skip-bad"],
+        &["hotpotqa.jsonl:2: the field `context` is not text", "1 more of 5 rows is malformed (line 5)", "--skip-bad"],
     );
     let ran = ok(&[&args[..], &["--skip-bad"]].concat());
     assert!(

@@ -181,11 +181,10 @@ impl Damage {
 }
 
 impl Opened {
-    /// The number before ` malformed rows are left out`; 0 without a note.
+    /// The number before ` malformed rows are left out`, of one ` malformed row is left out`; 0 without a note.
     fn left_out(&self) -> usize {
-        let number = |note: &String| -> Option<usize> {
-            note.split_once(" malformed rows are left out")?.0.rsplit(' ').next()?.parse().ok()
-        };
+        let number =
+            |note: &String| -> Option<usize> { note.split_once(" malformed row")?.0.rsplit(' ').next()?.parse().ok() };
         self.notes.iter().map(|note| number(note).expect("a note says how many")).sum()
     }
 }

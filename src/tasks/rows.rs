@@ -18,14 +18,15 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use zip::result::ZipError;
 
-use super::digest;
 use super::table::{self, LONGEST_LINE, TooLarge};
+use super::{answers, digest};
 use crate::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use crate::error::UsageError;
 use crate::foreign::contain;
 use crate::given::{self, Given, MARK};
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
+const CR_HINT: &str = "`tr '\\r' '\\n'` writes lines that end in LF";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
 const DOCUMENT_HINT: &str =
     "a JSON document is expected: a list of rows, or an object with the rows as its list `data`";
@@ -94,6 +95,7 @@ impl RowSource {
     /// [`UsageError`] if it is no such document.
     pub fn document(path: &Path) -> Result<Self, UsageError> {
         no_lfs_pointer_at(path)?;
+        given::no_packed_at(path)?;
         let lines = document_lines(path)
             .map_err(|e| UsageError::new(format!("cannot read {}: {e:#}", path.display())).hint(DOCUMENT_HINT))?;
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
@@ -286,7 +288,13 @@ impl Row {
     /// # Errors
     /// If it is not, or is no text.
     pub fn required(&self, name: &str) -> Result<&str, UsageError> {
-        self.text(name)?.ok_or_else(|| self.wrong(format!("the field `{name}` is missing")))
+        self.text(name)?.ok_or_else(|| self.absent(name))
+    }
+
+    /// The error for a field that has to be there, and is not or holds nothing.
+    pub fn absent(&self, name: &str) -> UsageError {
+        let how = if self.fields.contains_key(name) { "null" } else { "missing" };
+        self.wrong(format!("the field `{name}` is {how}"))
     }
 
     /// A list of texts or numbers that is not empty.
@@ -295,13 +303,29 @@ impl Row {
     /// If it is missing or anything else.
     pub fn list(&self, name: &str) -> Result<Vec<String>, UsageError> {
         let wrong = |what: &str| self.wrong(format!("the field `{name}` {what}"));
-        let value = self.fields.get(name).ok_or_else(|| wrong("is missing"))?;
+        let value = self.fields.get(name).filter(|value| !value.is_null()).ok_or_else(|| self.absent(name))?;
         let list = value.as_array().ok_or_else(|| wrong("is not a list"))?;
         let texts: Option<Vec<String>> = list.iter().map(text_or_number).collect();
         match texts {
             Some(texts) if !texts.is_empty() => Ok(texts),
             Some(_) => Err(wrong("is empty")),
             None => Err(wrong("holds something other than texts and numbers")),
+        }
+    }
+
+    /// The acceptable answers, in `answer` or `answers`: one text, or a list of texts or numbers.
+    ///
+    /// # Errors
+    /// If there is none, or it is something else, such as a list in a text.
+    pub fn answers(&self) -> Result<Vec<String>, UsageError> {
+        let is_said = |name: &str| self.fields.get(name).is_some_and(|value| !value.is_null());
+        let name = match is_said("answer") || (self.fields.contains_key("answer") && !is_said("answers")) {
+            true => "answer",
+            false => "answers",
+        };
+        match self.text(name) {
+            Ok(Some(one)) => answers::check_one(one).map(|()| vec![one.to_owned()]).map_err(|e| self.at(e)),
+            _ => self.list(name),
         }
     }
 
@@ -317,7 +341,7 @@ impl Row {
 }
 
 /// A value as an answer's text.
-pub(super) fn text_or_number(value: &Value) -> Option<String> {
+pub fn text_or_number(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         // A whole number beyond 64 bits has lost its digits when it is read.
@@ -370,7 +394,8 @@ impl Malformed {
                 let mut error = first.error.clone();
                 if !more.is_empty() {
                     let (others, all) = (more.len(), usable + self.bad.len());
-                    error.what += &format!("; {others} more of {all} rows are malformed ({})", self.places(more));
+                    let are = if others == 1 { "is" } else { "are" };
+                    error.what += &format!("; {others} more of {all} rows {are} malformed ({})", self.places(more));
                 }
                 let hints = error.hint.take().into_iter().chain((usable > 0).then(|| SKIP_HINT.to_owned()));
                 error.hint = Some(hints.collect::<Vec<_>>().join("; ")).filter(|h| !h.is_empty());
@@ -383,8 +408,11 @@ impl Malformed {
     /// What was left out, in one line; `None` if nothing was.
     pub fn note(&self) -> Option<String> {
         let first = self.bad.first()?;
-        let (count, places) = (self.bad.len(), self.places(&self.bad));
-        Some(format!("{}: {count} malformed rows are left out ({places}); the first: {}", self.file, first.error))
+        let rows = match self.bad.len() {
+            1 => "1 malformed row is".to_owned(),
+            count => format!("{count} malformed rows are"),
+        };
+        Some(format!("{}: {rows} left out ({}); the first: {}", self.file, self.places(&self.bad), first.error))
     }
 
     /// `line 3`, or `lines 3, 5, 8 ...`.
@@ -433,6 +461,7 @@ impl Rows {
                 number += 1;
                 if number == 1 {
                     no_lfs_pointer(source.label(), &line)?;
+                    given::no_packed(&source.label(), &line)?;
                 }
                 hash.update(&line);
                 if read as u64 > LONGEST_LINE {
@@ -523,6 +552,10 @@ impl Rows {
         let line = if number == 1 { line.strip_prefix(MARK).unwrap_or(line) } else { line };
         let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
         let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
+            if has_lines_of_old(text) {
+                return UsageError::new(format!("{place}: lines end in CR alone, which ends no line here"))
+                    .hint(CR_HINT);
+            }
             // The parser's own "at line 1" would contradict the line of the file.
             let reason = e.to_string();
             let reason = reason.split(" at line ").next().unwrap_or_default();
@@ -533,6 +566,13 @@ impl Rows {
             _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
         }
     }
+}
+
+/// Whether a line holds several, as Mac OS wrote them before it was a Unix.
+fn has_lines_of_old(line: &str) -> bool {
+    let mut lines = line.split('\r').filter(|line| !line.trim().is_empty());
+    let begins = |line: Option<&str>| line.is_some_and(|line| line.trim_start().starts_with('{'));
+    begins(lines.next()) && begins(lines.next())
 }
 
 #[cfg(test)]
@@ -615,6 +655,37 @@ mod tests {
         assert!(last.place.ends_with("rows.jsonl:7"));
         assert!(rows.note().unwrap().contains("3 malformed rows are left out (lines 3, 5, 6)"));
         assert!(rows.read(2).is_err());
+    }
+
+    #[test]
+    fn one_row_is_counted_as_one() {
+        let (_dir, source) = file(b"{\"x\": \"1\"}\n3\n");
+        let rows = Rows::open(source.clone(), true, has_x).unwrap();
+        assert!(rows.note().unwrap().contains(": 1 malformed row is left out (line 2); the first: "));
+        let (_dir, source) = file(b"{\"x\": \"1\"}\n3\n4\n");
+        let error = Rows::open(source, false, has_x).unwrap_err().to_string();
+        assert!(error.ends_with("; 1 more of 3 rows is malformed (line 3)"), "{error}");
+    }
+
+    #[test]
+    fn lines_that_end_in_cr_alone_are_told() {
+        for bytes in
+            [&b"{\"x\": \"1\"}\r{\"x\": \"2\"}\r"[..], b"{\"x\": \"1\"}\r\r{\"x\": \"2\"}", b"\r{\"x\": 1} \r {}\r"]
+        {
+            let (_dir, source) = file(bytes);
+            let error = Rows::open(source, false, has_x).unwrap_err().downcast::<UsageError>().unwrap();
+            assert!(error.what.ends_with("rows.jsonl:1: lines end in CR alone, which ends no line here"), "{error}");
+            assert!(error.hint.unwrap().contains("tr '\\r' '\\n'"));
+        }
+        for (bytes, what) in
+            [(&b"{\"x\": \"1\"} {\"x\": \"2\"}\r\n"[..], "trailing characters"), (b"{\"x\": \"a\rb\"}", "control")]
+        {
+            let (_dir, source) = file(bytes);
+            let error = Rows::open(source, false, has_x).unwrap_err().to_string();
+            assert!(error.contains("not JSON: ") && error.contains(what), "{error}");
+        }
+        let (_dir, source) = file(b"{\"x\": \"1\"}\r\n{\"x\": \"2\"}\r\n");
+        assert_eq!(Rows::open(source, false, has_x).unwrap().len(), 2);
     }
 
     #[test]

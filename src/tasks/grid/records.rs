@@ -270,7 +270,7 @@ mod tests {
             assert!(error.contains("kv.jsonl:3: ") && error.contains(what), "{error}");
             let file = PairFile::open(&path, true).unwrap();
             assert_eq!((file.rows.len(), file.source().as_str()), (1, "kv.jsonl"));
-            assert!(file.notes()[0].contains("1 malformed rows are left out (line 3)"), "{:?}", file.notes());
+            assert!(file.notes()[0].contains("1 malformed row is left out (line 3)"), "{:?}", file.notes());
         }
         std::fs::write(&path, "\n").unwrap();
         assert!(PairFile::open(&path, true).err().unwrap().to_string().contains("no row"));

@@ -573,7 +573,7 @@ mod tests {
                 "2 more of 5 rows are malformed (questions 4, 5)",
                 2,
             ),
-            ("ruler/qa_2", "question 2: missing field `answer`", "1 more of 3 rows are malformed (question 3)", 1),
+            ("ruler/qa_2", "question 2: missing field `answer`", "1 more of 3 rows is malformed (question 3)", 1),
         ] {
             let error = made(name, false).err().unwrap().to_string();
             assert!(error.contains(first) && error.contains(others), "{error}");
