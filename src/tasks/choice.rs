@@ -219,9 +219,8 @@ impl Questions {
         let name = format!("{PREFIX}{}{}", definition.name, shots.suffix(0));
         let read = |patterns: &[String]| {
             let files = templates::found(options, patterns, &name, &definition.hub)?;
-            let published = (patterns, &definition.hub);
             let make = |row, path: &Path| definition.question(row, path);
-            Ok::<_, anyhow::Error>((templates::make_all(&files, options.skip_bad, published, make)?, files))
+            Ok::<_, anyhow::Error>((templates::make_all(&files, options.skip_bad, &definition.hub, make)?, files))
         };
         let (made, files) = read(&definition.files)?;
         let mut notes = made.notes.clone();
@@ -601,6 +600,9 @@ mod tests {
         assert!(hint("mcq/mmlu").contains(write), "{}", hint("mcq/mmlu"));
         assert!(hint("mcq/piqa").contains("d('baber/piqa', split='validation').to_json('piqa/validation.jsonl')"));
         assert!(what("mcq/arc_easy:shot=1", &[]).contains("`shot=1` cannot be read"));
+        let fields = first("mcq/piqa", &[("piqa/valid.jsonl", "{}")]).unwrap_err().downcast::<UsageError>().unwrap();
+        let hint = fields.hint.unwrap();
+        assert_eq!(hint, "rows have the fields of baber/piqa on the Hugging Face hub (`spattn data fetch piqa`)");
         let table = b"question,choice0,choice1,choice2,choice3,answer\nq,a,b,c,d,A\n\xff,a,b,c,d,B\nq,a,b,c,d,E\n";
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("mmlu/test")).unwrap();
@@ -610,7 +612,7 @@ mod tests {
             MultipleChoice.make("mcq/mmlu", &options)
         };
         let error = open(false).err().unwrap().to_string();
-        assert!(error.contains("x_test.csv:3: not UTF-8") && error.contains("1 more of 3 rows are malformed (line 4)"));
+        assert!(error.contains("x_test.csv:3: not UTF-8") && error.contains("1 more of 3 rows is malformed (line 4)"));
         let task = open(true).unwrap();
         assert_eq!(task.available(), Some(1));
         assert!(task.notes()[0].contains("2 malformed rows are left out (lines 3, 4)"), "{:?}", task.notes());

@@ -262,7 +262,7 @@ impl Drawn {
     fn read(&self, name: &str, hub: &Hub, options: &TaskOptions) -> Result<(Vec<String>, Vec<String>)> {
         let files = templates::found(options, &self.files, name, hub)?;
         let solved = |row: Map<String, Value>, _: &Path| Fields::new(&row)?.text(&self.solved);
-        let made = templates::make_all(&files, options.skip_bad, (&self.files, hub), solved)?;
+        let made = templates::make_all(&files, options.skip_bad, hub, solved)?;
         let notes = made.notes.clone();
         let mut placed = made.in_published_order();
         placed.sort_unstable_by_key(|(place, _)| *place);
@@ -308,7 +308,6 @@ impl Questions {
     fn open(definition: &'static Definition, shots: Shots, options: &TaskOptions) -> Result<Self> {
         let name = format!("{PREFIX}{}{}", definition.name, shots.suffix(definition.shots));
         let files = templates::found(options, &definition.files, &name, &definition.hub)?;
-        let published = (definition.files.as_slice(), &definition.hub);
         let subjects = definition.by_subject.as_ref().map(BySubject::read).transpose()?.unwrap_or_default();
         let read = |row, path: &Path| {
             let questions = definition.questions(row, path)?;
@@ -320,7 +319,7 @@ impl Questions {
                 None => Ok(questions),
             }
         };
-        let Made { items, mut notes, .. } = templates::make_all(&files, options.skip_bad, published, read)?;
+        let Made { items, mut notes, .. } = templates::make_all(&files, options.skip_bad, &definition.hub, read)?;
         let items = templates::alternating(items, |row: &Vec<Question>| row.first().map_or("", |q| q.subject.as_str()));
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {
@@ -412,6 +411,25 @@ mod tests {
         assert_eq!(example.references, ["1,234"]);
         assert_eq!(example.score(" It is 1000 + 234. The answer is 1234.\n\nWell."), 1.0);
         assert_eq!(example.handling.until, ["Q:", "</s>", "<|im_end|>"]);
+    }
+
+    /// GSM8K's answers stand behind `####`; without it, lm-eval compares with the whole text, which nothing equals.
+    #[test]
+    fn sums_whose_answer_is_not_marked_are_refused() {
+        for name in ["gen/gsm8k_cot", "gen/gsm8k:shots=0"] {
+            let row = r#"{"question": "How many?", "answer": "Three and four is 7"}"#;
+            let error = task(name, "gsm8k/test.jsonl", row, false).err().unwrap().to_string();
+            assert!(error.contains("test.jsonl:1: there is no `####` in the text"), "{error}");
+            assert!(task(name, "gsm8k/test.jsonl", r#"{"question": "a", "answer": "b #### "}"#, false).is_err());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("gsm8k")).unwrap();
+        let row = |answer: &str| format!("{{\"question\": \"q\", \"answer\": \"{answer}\"}}\n");
+        std::fs::write(dir.path().join("gsm8k/test.jsonl"), row("#### 7")).unwrap();
+        std::fs::write(dir.path().join("gsm8k/train.jsonl"), row("#### 7").repeat(5) + &row("7")).unwrap();
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
+        let error = Generation.make("gen/gsm8k", &options).err().unwrap().to_string();
+        assert!(error.contains("train.jsonl:6: there is no `####` in the text"), "{error}");
     }
 
     #[test]
@@ -576,6 +594,6 @@ mod tests {
         assert!(error.contains("validation.jsonl:2: "), "{error}");
         let task = task("gen/coqa", "coqa/validation.jsonl", &text, true).unwrap();
         assert_eq!(task.available(), Some(4));
-        assert!(task.notes()[0].contains("1 malformed rows are left out (line 2)"), "{:?}", task.notes());
+        assert!(task.notes()[0].contains("1 malformed row is left out (line 2)"), "{:?}", task.notes());
     }
 }

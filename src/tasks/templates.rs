@@ -57,6 +57,7 @@ impl Fields {
         env.add_filter("without_markup", without_markup);
         env.add_filter("stripped", stripped);
         env.add_filter("found", found_in);
+        env.add_filter("holding", holding);
         env.add_filter("with_letter", with_letter);
         env.add_filter("number_list", number_list);
         env.add_filter("literal", literal);
@@ -116,6 +117,13 @@ fn found_in(field: &Filled, pattern: &str) -> Result<String, Error> {
     let pattern = Regex::new(pattern).map_err(|e| failed(e.to_string()))?;
     let found = pattern.find(text).ok_or_else(|| failed(format!("nothing like `{pattern}` is in the text")))?;
     Ok(found.as_str().to_owned())
+}
+
+/// The text itself, where it holds a mark without which it cannot be read.
+fn holding(field: &Filled, mark: &str) -> Result<String, Error> {
+    let text = text_of(field)?;
+    let none = || Error::new(ErrorKind::InvalidOperation, format!("there is no `{mark}` in the text"));
+    if text.contains(mark) { Ok(text.to_owned()) } else { Err(none()) }
 }
 
 /// An answer, alone, in a list, or with its letter, and its letter among the options.
@@ -222,7 +230,13 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    /// What to tell a user who has no such rows, or others, of the files that fit one of `patterns`.
+    /// What to tell a user whose rows are others.
+    fn fields(&self) -> String {
+        let fetch = self.set.as_ref().map_or_else(String::new, |set| format!(" (`spattn data fetch {set}`)"));
+        format!("rows have the fields of {} on the Hugging Face hub{fetch}", self.name)
+    }
+
+    /// What to tell a user who has no such rows, of the files that fit one of `patterns`.
     fn hint(&self, patterns: &[String]) -> String {
         let (file, split) = written(patterns);
         let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
@@ -294,7 +308,7 @@ impl<T> Made<T> {
 }
 
 /// Makes something of every row of JSON lines, of JSON documents, of tables in Parquet or of MMLU's own. Labels in a file beside one
-/// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`. `patterns` and `hub` say which rows are meant.
+/// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`. `hub` says which rows are meant.
 ///
 /// # Errors
 /// A [`UsageError`] if a file cannot be read or has no usable row, and, unless `skip_bad`, if a row is malformed or
@@ -302,7 +316,7 @@ impl<T> Made<T> {
 pub(super) fn make_all<T>(
     files: &[PathBuf],
     skip_bad: bool,
-    (patterns, hub): (&[String], &Hub),
+    hub: &Hub,
     make: impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<Made<T>> {
     let (mut items, mut notes) = (Vec::new(), Vec::new());
@@ -311,7 +325,7 @@ pub(super) fn make_all<T>(
         let read = if is_table { of_table(path, skip_bad, &make) } else { of_lines(path, skip_bad, &make) };
         let (of_file, note) = read.map_err(|e| match e.downcast() {
             Ok(UsageError { what, hint }) => {
-                let hints: Vec<String> = hint.into_iter().chain([hub.hint(patterns)]).collect();
+                let hints: Vec<String> = hint.into_iter().chain([hub.fields()]).collect();
                 UsageError::new(what).hint(hints.join("; ")).into()
             }
             Err(other) => other,
@@ -378,6 +392,7 @@ fn of_table<T>(
     make: &impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<OfFile<T>> {
     no_lfs_pointer_at(path)?;
+    given::no_packed_at(path)?;
     let unreadable = |e: csv::Error| UsageError::new(format!("cannot read {}: {e}", path.display()));
     let file = given::open(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
