@@ -17,6 +17,7 @@ use super::rows::{Row, Rows};
 use super::ruler::template::substitute;
 use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use crate::error::UsageError;
+use crate::text::is_blank;
 
 const PREFIX: &str = "longbench/";
 const PREFIX_E: &str = "longbench_e/";
@@ -65,6 +66,8 @@ pub struct Set {
     chat: bool,
     #[serde(default)]
     ends_at_line: bool,
+    #[serde(default = "yes")]
+    asks: bool,
     context_template: String,
     question_template: String,
 }
@@ -134,6 +137,11 @@ impl Set {
 
     fn read(&self, row: &Row) -> Result<Prompt, UsageError> {
         let values = [("context", row.required("context")?), ("input", row.required("input")?)];
+        // Summaries, counts and code are asked for without `input`; published files have an empty text there.
+        let asks = self.asks && self.question_template.contains("{input}");
+        if let Some((name, _)) = values.iter().find(|(name, text)| is_blank(text) && (asks || *name == "context")) {
+            return Err(row.wrong(format!("the field `{name}` is empty or white space")));
+        }
         let classes = self.scoring().metric.needs_classes();
         Ok(Prompt {
             context: substitute(&self.context_template, &values),
@@ -250,7 +258,10 @@ impl Family for LongBench {
         let (mut there, mut uncompared) = (BTreeSet::new(), 0);
         let rows = Rows::open(source, options.skip_bad, |row| {
             let prompt = set.prompt(row)?;
-            let compares = answers::check_published(set.scoring().metric, &prompt.answers).map_err(|e| row.at(e))?;
+            let metric = set.scoring().metric;
+            let Prompt { answers, all_classes, .. } = &prompt;
+            let compares = answers::check_published(metric, answers).map_err(|e| row.at(e))?;
+            let is_a_class = answers::check_classes(metric, answers, all_classes, true).map_err(|e| row.at(e))?;
             // Only LongBench-E needs the length.
             let is_wanted = match range {
                 None => true,
@@ -260,7 +271,7 @@ impl Family for LongBench {
                     found == range
                 }
             };
-            uncompared += usize::from(is_wanted && !compares);
+            uncompared += usize::from(is_wanted && !(compares && is_a_class));
             Ok(is_wanted)
         })?;
         if rows.is_empty() {
@@ -459,11 +470,37 @@ mod tests {
         }
     }
 
+    /// A row without text or without a question asks nothing; sets whose prompt asks by itself have no `input`.
+    #[test]
+    fn rows_that_ask_nothing_are_refused() {
+        let without = ["gov_report", "multi_news", "vcsum", "passage_count", "lcc", "repobench-p"];
+        for set in SETS.iter() {
+            let opened = |field: &str, text: &str| {
+                let mut row = row(1);
+                row[field] = text.into();
+                row["all_classes"] = json!(["x", "y"]);
+                let (_dir, options) = options(&[(&format!("{}.jsonl", set.name), json!([row]))]);
+                task(&format!("{PREFIX}{}", set.name), &options).map(drop).map_err(|e| e.to_string())
+            };
+            for blank in ["", " \n", "\u{3000}"] {
+                let error = opened("context", blank).unwrap_err();
+                assert!(error.ends_with("the field `context` is empty or white space"), "{}: {error}", set.name);
+                let input = opened("input", blank);
+                assert_eq!(input.is_ok(), without.contains(&set.name.as_str()), "{}: {input:?}", set.name);
+            }
+        }
+    }
+
     #[test]
     fn classes_are_needed_where_they_are_scored() {
-        let (_dir, options) = options(&[("trec.jsonl", json!([row(1)]))]);
+        let (_dir, options) = self::options(&[("trec.jsonl", json!([row(1)]))]);
         let error = task("longbench/trec", &options).err().unwrap().downcast::<UsageError>().unwrap();
         assert!(error.what.contains("trec.jsonl:1: the field `all_classes`"), "{error}");
+        let mut other = row(1);
+        other["all_classes"] = json!(["z"]);
+        let (_dir, options) = self::options(&[("trec.jsonl", json!([other]))]);
+        let notes = task("longbench/trec", &options).unwrap().notes();
+        assert!(notes[0].contains("1 row has answers of which `classification` compares nothing"), "{notes:?}");
     }
 
     /// The prompt as Python's `str.format` fills it: an independent, slower way.
