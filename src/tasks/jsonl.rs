@@ -164,35 +164,43 @@ struct Seen {
     cut: usize,
     /// Examples of published sets of whose answers nothing is compared, by metric.
     uncompared: HashMap<Metric, usize>,
-    /// Tasks that rows name, as kvpress's do.
+    /// Tasks or data sets that rows name, as kvpress's and LongBench's do.
     tasks: BTreeSet<String>,
+    metrics: BTreeSet<&'static str>,
 }
 
 impl Seen {
     fn add(&mut self, row: &Row, prompts: &[Prompt]) {
         self.usable += 1;
         for prompt in prompts {
-            self.cut += usize::from(prompt.handling.cut != Cut::Nothing);
-            if prompt.metric.flaw(&prompt.references).is_some() {
-                *self.uncompared.entry(prompt.metric).or_default() += 1;
+            let Prompt { metric, references, all_classes, handling, .. } = prompt;
+            self.cut += usize::from(handling.cut != Cut::Nothing);
+            self.metrics.insert(metric.name());
+            let is_a_class = answers::check_classes(*metric, references, all_classes, true).unwrap_or(false);
+            if metric.flaw(references).is_some() || !is_a_class {
+                *self.uncompared.entry(*metric).or_default() += 1;
             }
         }
-        if kvpress::is_row(row) {
-            self.tasks.extend(row.text("task").ok().flatten().map(str::to_owned));
-        }
+        let named = match prompts.iter().any(|prompt| prompt.handling.cut != Cut::Nothing) {
+            true => Some("dataset"),
+            false => kvpress::is_row(row).then_some("task"),
+        };
+        self.tasks.extend(named.and_then(|name| row.text(name).ok().flatten()).map(str::to_owned));
     }
 
     /// What is to be said of the file, a line each.
     fn notes(&self, label: &str) -> Vec<String> {
         let uncompared = self.uncompared.iter().filter_map(|(metric, count)| answers::note(label, *count, *metric));
-        let several = (self.tasks.len() > 1).then(|| {
-            let names: Vec<&str> = self.tasks.iter().map(String::as_str).collect();
-            format!(
-                "{label}: rows of {} tasks ({}) are one mean; a file each gives a score for each",
-                names.len(),
-                names.join(", ")
-            )
-        });
+        let list = |kind: &str, names: Vec<&str>| format!("{} {kind} ({})", names.len(), names.join(", "));
+        let tasks = list("tasks", self.tasks.iter().map(String::as_str).collect());
+        let metrics = list("metrics", self.metrics.iter().copied().collect());
+        let rows = match (self.tasks.len() > 1, self.metrics.len() > 1) {
+            (false, false) => None,
+            (false, true) => Some(format!("rows of {metrics} are one mean")),
+            (true, false) => Some(format!("rows of {tasks} are one mean")),
+            (true, true) => Some(format!("rows of {tasks} are one mean, over {metrics}")),
+        };
+        let several = rows.map(|rows| format!("{label}: {rows}; a file each gives a score for each"));
         uncompared.chain(several).collect()
     }
 }
@@ -323,6 +331,7 @@ impl Prompt {
     /// The prompt of a row's question at `question`; most rows have but one.
     fn read(row: &Row, question: usize, spec: &Spec) -> Result<Self, UsageError> {
         let has = |name: &str| row.fields.contains_key(name);
+        answers::check_same(&row.fields, &ANSWERS).map_err(|e| row.at(e))?;
         let mut prompt = match () {
             () if turns::count(&row.fields).is_some() => Self::turn(row, question, spec),
             () if has(kv_retrieval::PAIRS) => Self::lookup(row),
@@ -356,6 +365,8 @@ impl Prompt {
             false => answers::check(prompt.metric, &prompt.references),
         };
         checked.map_err(|e| row.at(e))?;
+        answers::check_classes(prompt.metric, &prompt.references, &prompt.all_classes, is_published)
+            .map_err(|e| row.at(e))?;
         prompt.handling.plain |= spec.chat == Some(false);
         prompt.handling.may_be_templated = spec.chat.is_none() && !prompt.handling.plain;
         Ok(prompt)
@@ -378,6 +389,7 @@ impl Prompt {
     }
 
     fn ruler(row: &Row, spec: &Spec) -> Result<Self, UsageError> {
+        no_other_prompt(row)?;
         let hint = |e: UsageError| UsageError { hint: e.hint.or_else(|| Some(FIELDS_HINT.to_owned())), ..e };
         let input = row.required("input").map_err(hint)?;
         let given_prefix = row.text("answer_prefix").map_err(hint)?;
@@ -498,17 +510,20 @@ impl Prompt {
     }
 
     fn needle(row: &Row) -> Result<Self, UsageError> {
-        let references = match row.text("answer") {
-            Ok(Some(answer)) => vec![answer.to_owned()],
-            Ok(None) => row.list("answers")?,
-            Err(_) => row.list("answer")?,
-        };
+        answers::check_same(&row.fields, &QUESTIONS).map_err(|e| row.at(e))?;
+        let references = row.answers()?;
         if references.iter().any(String::is_empty) {
             return Err(row.wrong("the answer is empty"));
         }
+        let (context, question) = (row.required("context")?, row.required("question")?);
+        for (name, text, other) in [("context", context, question), ("question", question, context)] {
+            if is_blank(text) && !is_blank(other) {
+                return Err(row.wrong(format!("the field `{name}` is empty or white space")));
+            }
+        }
         Ok(Self {
-            context: format!("{}\n\n", row.required("context")?),
-            question: row.required("question")?.to_owned(),
+            context: format!("{context}\n\n"),
+            question: question.to_owned(),
             answer_prefix: row.text("answer_prefix")?.unwrap_or_default().to_owned(),
             references,
             all_classes: Vec::new(),
@@ -518,6 +533,26 @@ impl Prompt {
             handling: Handling::default(),
         })
     }
+}
+
+/// Fields of which one holds the answers.
+const ANSWERS: [&str; 3] = ["answer", "answers", "outputs"];
+/// Fields of which one holds the question.
+const QUESTIONS: [&str; 2] = ["question", "input"];
+
+/// Makes sure that all of the prompt is in `input`.
+fn no_other_prompt(row: &Row) -> Result<(), UsageError> {
+    let Ok(Some(input)) = row.text("input") else { return Ok(()) };
+    for name in ["context", "question"] {
+        let Ok(Some(text)) = row.text(name) else { continue };
+        if !input.contains(text.trim()) {
+            let what = format!("the field `{name}` is not part of `input`, which is a whole prompt beside `outputs`");
+            return Err(row.wrong(what).hint(
+                "a row has input and outputs, or context, question and answer; take out the field that is not meant",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The error for a row that none of the readers is for.
@@ -741,7 +776,10 @@ mod tests {
             (r#"{"input": "x", "outputs": ["", "y"]}"#, any),
             (r#"{"context": "x", "question": "y", "answer": "  "}"#, ""),
             (r#"{"context": "x", "question": "y", "answers": ["z", " "]}"#, ""),
-            (r#"{"context": "x", "question": "y", "answer": [" "], "task": "vt", "max_new_tokens": 9}"#, ""),
+            (
+                r#"{"context": "x", "question": "y", "answer": [" "], "answer_prefix": "", "task": "vt", "max_new_tokens": 9}"#,
+                "",
+            ),
             (r#"{"context": "x", "input": "y", "answers": [""], "dataset": "hotpotqa"}"#, ""),
             (r#"{"context": "x", "input": "y", "answers": [" "], "dataset": "hotpotqa"}"#, any),
             (r#"{"context": "x", "turns": [{"question": "a", "answers": [" "]}]}"#, any),
@@ -775,7 +813,7 @@ mod tests {
             r#"{"input": "", "outputs": ["x"]}"#,
             r#"{"input": " \n", "outputs": ["x"], "answer_prefix": "It is"}"#,
             r#"{"context": "", "question": " ", "answer": "x"}"#,
-            r#"{"context": "", "question": "", "answer": "x", "task": "vt", "max_new_tokens": 3}"#,
+            r#"{"context": "", "question": "", "answer": "x", "answer_prefix": "", "task": "vt", "max_new_tokens": 3}"#,
         ] {
             let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
             assert!(error.what.ends_with("rows.jsonl:1: the prompt is empty or white space"), "{error}");
@@ -800,7 +838,8 @@ mod tests {
 
     #[test]
     fn rows_of_kvpress_are_never_read_as_needles() {
-        let row = |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer": ["z"]{rest}}}"#);
+        let row =
+            |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer_prefix": "", "answer": ["z"]{rest}}}"#);
         for (rest, what) in [
             (
                 r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#,
@@ -820,6 +859,144 @@ mod tests {
         let of = |index| task.example(0, index, 0, &Words).map(|e| (e.metric, e.max_new_tokens)).unwrap();
         assert_eq!([of(0), of(1)], [(Metric::StringMatchAll, 30), (Metric::StringMatchPart, 32)]);
         assert!(task.notes()[0].contains("rows of 2 tasks (qa_1, vt) are one mean"), "{:?}", task.notes());
+    }
+
+    #[test]
+    fn rows_of_several_metrics_in_one_mean_are_noted_in_every_kind_of_row() {
+        let longbench = |set: &str| {
+            format!(r#"{{"context": "x", "input": "y", "answers": ["z"], "all_classes": ["z"], "dataset": "{set}"}}"#)
+        };
+        let ruler =
+            |question: &str| serde_json::json!({"input": format!("x\n{question}"), "outputs": ["z"]}).to_string();
+        let vt = ruler("Question: Find all variables that are assigned the value 1 in the text above.");
+        let qa = ruler(
+            "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\nQuestion: a?",
+        );
+        let needle = r#"{"context": "x", "question": "y", "answer": "z"}"#.to_owned();
+        for (rows, note) in [
+            (
+                [longbench("trec"), longbench("hotpotqa")],
+                "rows of 2 tasks (hotpotqa, trec) are one mean, over 2 metrics (classification, qa_f1); a file each",
+            ),
+            (
+                [longbench("qasper"), longbench("hotpotqa")],
+                "rows of 2 tasks (hotpotqa, qasper) are one mean; a file each",
+            ),
+            ([vt.clone(), qa], "rows of 2 metrics (string_match_all, string_match_part) are one mean; a file each"),
+            ([needle, vt.clone()], "rows of 2 metrics (string_match_all, string_match_part) are one mean; a file each"),
+        ] {
+            let (_dir, name) = file(&rows.join("\n"));
+            let notes = open(&name).unwrap().notes();
+            assert!(notes.len() == 1 && notes[0].contains(note), "{note}: {notes:?}");
+            let notes = open(&format!("{name}:metric=rouge_l,max_new_tokens=8")).unwrap().notes();
+            assert!(notes.iter().all(|note| !note.contains("metrics")), "{notes:?}");
+        }
+        let (_dir, name) = file(&[vt.clone(), vt].join("\n"));
+        assert_eq!(open(&name).unwrap().notes(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rows_that_can_be_read_in_two_ways_are_refused() {
+        for (row, what) in [
+            (r#"{"context": "x", "question": "y", "answer": "z", "answers": ["w"]}"#, "`answer` and `answers` differ"),
+            (r#"{"context": "x", "question": "y", "answer": "z", "outputs": ["w"]}"#, "`answer` and `outputs` differ"),
+            (r#"{"input": "x", "outputs": ["z"], "answer": "w"}"#, "`answer` and `outputs` differ"),
+            (
+                r#"{"context": "x", "input": "y", "answers": ["z"], "answer": "w", "dataset": "hotpotqa"}"#,
+                "`answer` and `answers` differ",
+            ),
+            (r#"{"context": "x", "question": "y", "input": "w", "answers": ["z"]}"#, "`question` and `input` differ"),
+            (r#"{"context": "x", "input": "y", "outputs": ["z"]}"#, "the field `context` is not part of `input`"),
+            (r#"{"question": "x", "input": "y", "outputs": ["z"]}"#, "the field `question` is not part of `input`"),
+        ] {
+            let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
+            assert!(error.what.contains("rows.jsonl:1: ") && error.what.contains(what), "{error}");
+            assert!(error.hint.is_some());
+        }
+        for row in [
+            r#"{"context": "x", "question": "y", "answer": "z", "answers": ["z"]}"#,
+            r#"{"input": "x y", "outputs": ["z"], "answer": "z", "context": "x"}"#,
+        ] {
+            let (_dir, name) = file(row);
+            assert!(open(&format!("{name}:metric=string_match_all,max_new_tokens=8")).is_ok(), "{row}");
+        }
+    }
+
+    /// What NVIDIA's `scripts/data/synthetic/*.py` write, field by field: niah.py, then variable_tracking.py and the others.
+    #[test]
+    fn rows_as_rulers_own_generator_writes_them_run_unchanged() {
+        for name in ["ruler/niah_multivalue", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/niah_single_2"] {
+            let e = example(name, 2048, 1);
+            let mut row = serde_json::json!({
+                "index": 17, "input": e.user_turn(), "outputs": e.references, "length": 2001, "length_w_model_temp": 2009,
+                "answer_prefix": e.answer_prefix,
+            });
+            if name.contains("niah") {
+                row["token_position_answer"] = 1044.into();
+            }
+            let (_dir, path) = file(&format!("{row}\n"));
+            let task = open(&path).unwrap();
+            let read = task.example(0, 0, 0, &Words).unwrap();
+            assert_eq!((read.user_turn(), read.answer_prefix), (e.user_turn(), e.answer_prefix), "{name}");
+            assert_eq!((read.metric, read.references, task.notes().len()), (e.metric, e.references, 0), "{name}");
+        }
+    }
+
+    #[test]
+    fn fields_that_are_null_are_said_to_be() {
+        for (row, what) in [
+            (r#"{"context": "x", "question": "y", "answer": null}"#, "the field `answer` is null"),
+            (r#"{"context": "x", "question": "y", "answers": null}"#, "the field `answers` is null"),
+            (r#"{"context": null, "question": "y", "answer": "z"}"#, "the field `context` is null"),
+            (r#"{"input": "x", "outputs": null}"#, "the field `outputs` is null"),
+            (r#"{"context": "x", "input": null, "answers": ["z"], "dataset": "qasper"}"#, "the field `input` is null"),
+        ] {
+            let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
+            assert!(error.what.ends_with(what), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_in_a_text_is_no_answer_in_any_kind_of_row() {
+        for row in [
+            r#"{"context": "x", "question": "y", "answer": "['a', 'b']"}"#,
+            r#"{"context": "x", "question": "y", "answers": "['a' 'b']"}"#,
+            r#"{"context": "x", "question": "y", "answer": "['a']", "answer_prefix": "", "task": "vt"}"#,
+            r#"{"context": "x", "turns": [{"question": "a", "answer": "[\"a\"]"}]}"#,
+            r#"{"document": "x", "summary": "['a', 'b']"}"#,
+        ] {
+            let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
+            assert!(error.what.contains("an answer is a list that was written as a text"), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_of_half_a_prompt_are_refused() {
+        for (row, what) in [
+            (r#"{"context": " ", "question": "y", "answer": "z"}"#, "the field `context` is empty or white space"),
+            (r#"{"context": "x", "question": "", "answer": "z"}"#, "the field `question` is empty or white space"),
+            (r#"{"context": "x", "input": " ", "answers": ["z"], "dataset": "qasper"}"#, "the field `input` is empty"),
+            (r#"{"context": "", "input": "y", "answers": ["z"], "dataset": "lcc"}"#, "the field `context` is empty"),
+            (r#"{"context": "x", "turns": [{"question": " ", "answer": "a"}]}"#, "there is no question"),
+        ] {
+            let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
+            assert!(error.what.contains(what), "{error}");
+        }
+    }
+
+    #[test]
+    fn classes_are_told_apart_and_an_answer_is_one() {
+        let row =
+            |classes: &str| format!(r#"{{"context": "x", "question": "y", "answer": "z", "all_classes": {classes}}}"#);
+        for (classes, what) in [
+            ("[]", "the field `all_classes` is empty"),
+            ("[\"z\", \"\"]", "a name in `all_classes` is empty"),
+            ("[\"z\", \"z\"]", "`all_classes` names \"z\" twice"),
+            ("[\"w\"]", "no answer is one of `all_classes`"),
+        ] {
+            let error = usage_error(&row(classes), ":metric=classification");
+            assert!(error.what.contains(what), "{error}");
+        }
     }
 
     #[test]
@@ -860,7 +1037,7 @@ mod tests {
         let options = TaskOptions { skip_bad: true, ..TaskOptions::default() };
         let task = resolve(std::slice::from_ref(&name), &options).unwrap().remove(0);
         assert_eq!(task.available(), Some(1));
-        assert!(task.notes()[0].contains("1 malformed rows are left out (line 2)"), "{:?}", task.notes());
+        assert!(task.notes()[0].contains("1 malformed row is left out (line 2)"), "{:?}", task.notes());
         assert!(open(&name).is_err());
     }
 

@@ -16,6 +16,10 @@ use crate::kv::MOST_TOKENS;
 
 const TASK: &str = "task";
 const TOKENS: &str = "max_new_tokens";
+const PREFIX: &str = "answer_prefix";
+/// kvpress reads no row without it.
+const PREFIX_HINT: &str = "kvpress's rows have it, empty where nothing begins the answer: \"answer_prefix\": \"\"; other rows with context and \
+                           question have neither `task` nor `max_new_tokens`";
 /// The fields that other rows with context and question do not have.
 const OWN: [&str; 2] = [TASK, TOKENS];
 
@@ -43,15 +47,11 @@ pub fn is_row(row: &Row) -> bool {
 /// # Errors
 /// If a field is missing or of another type.
 pub fn question(row: &Row) -> Result<Question, UsageError> {
-    let answers = if row.fields.contains_key("answer") { "answer" } else { "answers" };
     Ok(Question {
         context: row.required("context")?.to_owned(),
         question: row.text("question")?.unwrap_or_default().to_owned(),
-        answer_prefix: row.text("answer_prefix")?.unwrap_or_default().to_owned(),
-        references: match row.text(answers) {
-            Ok(Some(one)) => vec![one.to_owned()],
-            _ => row.list(answers)?,
-        },
+        answer_prefix: row.required(PREFIX).map_err(|e| e.hint(PREFIX_HINT))?.to_owned(),
+        references: row.answers()?,
     })
 }
 
@@ -124,6 +124,30 @@ mod tests {
             assert!(is_row(&of));
             assert_eq!((metric(&of).unwrap().name(), max_new_tokens(&of).unwrap()), (metric_name, count), "{kind}");
         }
+    }
+
+    /// kvpress reads the answer prefix of every row, and every element of its list of answers.
+    #[test]
+    fn a_row_has_an_answer_prefix_and_a_list_that_is_one() {
+        let base = json!({"context": "c", "question": "q", "answer_prefix": "", "answer": ["a"], "task": "vt"});
+        let with = |name: &str, value: Value| {
+            let mut fields = base.clone();
+            fields[name] = value;
+            question(&row(fields))
+        };
+        let mut without = base.clone();
+        without.as_object_mut().unwrap().remove(PREFIX);
+        let told =
+            |read: Result<Question, UsageError>| read.map_err(|e| (e.what, e.hint.unwrap_or_default())).unwrap_err();
+        let (what, hint) = told(question(&row(without)));
+        assert_eq!(what, "f.jsonl:3: the field `answer_prefix` is missing");
+        assert!(hint.contains("\"answer_prefix\": \"\""), "{hint}");
+        assert_eq!(told(with(PREFIX, Value::Null)).0, "f.jsonl:3: the field `answer_prefix` is null");
+        for list in ["['a', 'b']", "['a' 'b']", "[\"a\"]"] {
+            assert!(told(with("answer", list.into())).0.contains("an answer is a list that was written as a text"));
+        }
+        assert_eq!(told(with("answer", Value::Null)).0, "f.jsonl:3: the field `answer` is null");
+        assert_eq!(with("answer", "a".into()).unwrap().references, ["a"]);
     }
 
     #[test]

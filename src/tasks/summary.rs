@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::answers::check_one;
 use super::metrics::Metric;
 use super::ruler::template::substitute;
 use crate::error::UsageError;
@@ -77,6 +78,9 @@ pub fn row(fields: &Map<String, Value>, place: &str) -> Result<Summary, UsageErr
         one => text(one).map(|one| vec![one]),
     };
     let references = references.filter(|r| !r.is_empty()).ok_or_else(|| no_text(&names.summary))?;
+    if let [one] = references.as_slice() {
+        check_one(one).map_err(|e| UsageError { hint: e.hint, ..wrong(e.what) })?;
+    }
     Ok(Summary {
         context: substitute(&DEFINITION.context_template, &[("document", &document)]),
         question: DEFINITION.question_template.clone(),
@@ -108,6 +112,7 @@ mod tests {
             (r#"{"document": 3, "summary": "x"}"#, "`document` is empty or no text"),
             (r#"{"document": "x", "summary": []}"#, "`summary` is empty or no text"),
             (r#"{"document": "x"}"#, "no document with a summary"),
+            (r#"{"document": "x", "summary": "['a', 'b']"}"#, "a list that was written as a text"),
         ] {
             let error = row(&fields(text), "f.jsonl:3").unwrap_err();
             assert!(error.what.starts_with("f.jsonl:3: ") && error.what.contains(what), "{error}");

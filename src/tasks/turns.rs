@@ -6,7 +6,10 @@
 
 use serde_json::{Map, Value};
 
+use super::answers::{check_one, check_same};
+use super::rows::text_or_number;
 use crate::error::UsageError;
+use crate::text::is_blank;
 
 /// Names of the list, of a question and of its answers.
 const LISTS: [&str; 2] = ["turns", "multi_turns"];
@@ -25,7 +28,7 @@ pub struct Turn {
 }
 
 fn first<'a>(fields: &'a Map<String, Value>, names: &[&str]) -> Option<&'a Value> {
-    names.iter().find_map(|name| fields.get(*name))
+    names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()))
 }
 
 /// How many questions a row has, if it is one with several.
@@ -42,22 +45,27 @@ pub fn turn(fields: &Map<String, Value>, number: usize, place: &str) -> Result<T
         UsageError::new(format!("{place}: {what}"))
             .hint("a row with several questions has context, and turns: a list of objects with question and answers")
     };
-    let context = fields.get("context").and_then(Value::as_str).ok_or_else(|| wrong("there is no context"))?;
+    let at = |e: UsageError| UsageError { hint: e.hint, ..wrong(&e.what) };
+    check_same(fields, &LISTS).map_err(at)?;
+    let context = fields.get("context").and_then(Value::as_str).filter(|context| !is_blank(context));
+    let context = context.ok_or_else(|| wrong("there is no context"))?;
     let turns = first(fields, &LISTS).and_then(Value::as_array).filter(|t| !t.is_empty());
     let turn = turns.ok_or_else(|| wrong("there is no list of questions"))?.get(number).and_then(Value::as_object);
     let which = |what: &str| wrong(&format!("question {}: {what}", number + 1));
     let turn = turn.ok_or_else(|| which("no JSON object"))?;
-    let question = first(turn, &QUESTIONS).and_then(Value::as_str).ok_or_else(|| which("there is no question"))?;
-    let text = |value: &Value| match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    };
+    let at = |e: UsageError| UsageError { hint: e.hint, ..which(&e.what) };
+    check_same(turn, &QUESTIONS).and_then(|()| check_same(turn, &ANSWERS)).map_err(at)?;
+    let question = first(turn, &QUESTIONS).and_then(Value::as_str).filter(|question| !is_blank(question));
+    let question = question.ok_or_else(|| which("there is no question"))?;
+    let text = |value: &Value| text_or_number(value).filter(|text| !text.is_empty());
     let references: Option<Vec<String>> = match first(turn, &ANSWERS) {
         Some(Value::Array(several)) => several.iter().map(text).collect(),
         one => one.and_then(text).map(|one| vec![one]),
     };
     let references = references.filter(|r| !r.is_empty()).ok_or_else(|| which("there is no answer"))?;
+    if let Some(Value::String(one)) = first(turn, &ANSWERS) {
+        check_one(one).map_err(at)?;
+    }
     Ok(Turn { context: format!("{context}\n\n"), question: question.to_owned(), references })
 }
 
@@ -92,6 +100,28 @@ mod tests {
             (r#"{"context": "C", "turns": [3]}"#, "question 1: no JSON object"),
             (r#"{"context": "C", "turns": [{}]}"#, "question 1: there is no question"),
             (r#"{"context": "C", "turns": [{"question": "q", "answers": []}]}"#, "question 1: there is no answer"),
+            (r#"{"context": " ", "turns": [{"question": "q", "answers": ["a"]}]}"#, "there is no context"),
+            (r#"{"context": "C", "turns": [{"question": " ", "answers": ["a"]}]}"#, "question 1: there is no question"),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "input": "r", "answer": "a"}]}"#,
+                "question 1: the fields `question` and `input` differ",
+            ),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "answers": ["a"], "answer": "b"}]}"#,
+                "question 1: the fields `answers` and `answer` differ",
+            ),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "answer": "a"}], "multi_turns": []}"#,
+                "the fields `turns` and `multi_turns` differ",
+            ),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "answer": "['a', 'b']"}]}"#,
+                "question 1: an answer is a list that was written as a text",
+            ),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "answer": 12345678901234567890123}]}"#,
+                "question 1: there is no answer",
+            ),
         ] {
             let error = turn(&fields(text), 0, "f.jsonl:3").unwrap_err();
             assert!(error.what.starts_with("f.jsonl:3: ") && error.what.contains(what), "{error}");
