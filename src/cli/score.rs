@@ -15,7 +15,7 @@ use crate::eval::store::SAMPLES;
 use crate::given;
 use crate::tasks::metrics::datasets::{Dataset, LengthRange};
 use crate::tasks::metrics::{Metric, first_line};
-use crate::tasks::rows::{Row, RowSource, Rows};
+use crate::tasks::rows::{Row, RowSource, Rows, text_or_number};
 use crate::tasks::{answers, longbench};
 
 /// Score predictions made elsewhere, or those of a run again.
@@ -312,7 +312,9 @@ impl Scorer {
             true => answers::check_published(rule.metric, &references),
             false => answers::check(rule.metric, &references).map(|()| true),
         };
-        let compares = compares.map_err(|e| row.at(e))?;
+        let is_a_class = answers::check_classes(rule.metric, &references, &classes, rule.is_published);
+        let is_a_class = is_a_class.map_err(|e| row.at(e))?;
+        let compares = compares.map_err(|e| row.at(e))? && is_a_class;
         let group = match self.by_length {
             true => format!("{name} {}", LengthRange::of(longbench::length(row)?).name).trim().to_owned(),
             false => name,
@@ -393,12 +395,17 @@ fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a 
 }
 
 fn prediction(row: &Row) -> Result<&str, UsageError> {
+    at(row, answers::check_same(&row.fields, &PREDICTION))?;
     let (name, value) = field(row, &PREDICTION)?;
     value.as_str().ok_or_else(|| row.wrong(format!("field `{name}` is not a string")))
 }
 
 fn references(row: &Row) -> Result<Vec<String>, UsageError> {
+    at(row, answers::check_same(&row.fields, &REFERENCES))?;
     let (name, value) = field(row, &REFERENCES)?;
+    if let Value::String(one) = value {
+        at(row, answers::check_one(one))?;
+    }
     let references = strings(row, name, value)?;
     if references.is_empty() {
         return Err(row.wrong(format!("field `{name}` is empty")));
@@ -414,10 +421,8 @@ fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
 
 /// One string or a list of strings; numbers are taken as they are written.
 fn strings(row: &Row, name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
-    let one = |value: &Value| match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Number(number) => Ok(number.to_string()),
-        _ => Err(row.wrong(format!("field `{name}` is not a string or a list of strings"))),
+    let one = |value: &Value| {
+        text_or_number(value).ok_or_else(|| row.wrong(format!("field `{name}` is not a string or a list of strings")))
     };
     match value {
         Value::Array(values) => values.iter().map(one).collect(),
@@ -580,6 +585,53 @@ mod tests {
         let report = score(rows, Some("qa_f1"), None).unwrap();
         assert_eq!((report.n, report.rows), (3, vec![1.0, 0.0, 1.0]));
         assert!((report.score - 200.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rows_that_can_be_read_in_two_ways_or_name_no_class_are_refused() {
+        for (row, metric, dataset, what) in [
+            (
+                r#"{"pred": "x", "answers": ["a"], "outputs": ["b"]}"#,
+                Some("qa_f1"),
+                None,
+                "`answers` and `outputs` differ",
+            ),
+            (
+                r#"{"pred": "x", "prediction": "y", "answers": ["a"]}"#,
+                Some("qa_f1"),
+                None,
+                "`prediction` and `pred` differ",
+            ),
+            (r#"{"pred": "x", "answers": "['a', 'b']"}"#, Some("qa_f1"), None, "a list that was written as a text"),
+            (
+                r#"{"pred": "x", "answers": [12345678901234567890123]}"#,
+                Some("qa_f1"),
+                None,
+                "is not a string or a list",
+            ),
+            (r#"{"pred": "a", "answers": ["a"], "all_classes": []}"#, None, Some("trec"), "`all_classes` is empty"),
+            (
+                r#"{"pred": "a", "answers": ["a"], "all_classes": ["a", " "]}"#,
+                None,
+                Some("lsht"),
+                "is empty or white space",
+            ),
+            (r#"{"pred": "a", "answers": ["a"], "all_classes": []}"#, Some("classification"), None, "is empty"),
+            (
+                r#"{"pred": "a", "answers": ["a"], "all_classes": ["b"]}"#,
+                Some("classification"),
+                None,
+                "no answer is one of",
+            ),
+        ] {
+            let error = score(row, metric, dataset).map(|report| report.score).unwrap_err();
+            assert!(error.what.contains("rows.jsonl:1: ") && error.what.contains(what), "{error}");
+        }
+        let same = r#"{"pred": "x", "prediction": "x", "answers": ["x"], "outputs": "x"}"#;
+        assert_eq!(score(same, Some("qa_f1"), None).unwrap().rows, [1.0]);
+        let none = r#"{"pred": "a", "answers": ["a"], "all_classes": ["b"]}"#;
+        let report = score(none, None, Some("trec")).unwrap();
+        assert!(report.rows == [0.0] && report.notes[0].contains("1 row has answers of which"), "{:?}", report.notes);
     }
 
     #[test]
