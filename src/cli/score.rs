@@ -416,6 +416,9 @@ fn references(row: &Row) -> Result<Vec<String>, UsageError> {
 fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
     let needed = |e: UsageError| e.hint(format!("metric `{metric}` needs the list of all class names"));
     let (name, value) = field(row, &["all_classes"]).map_err(needed)?;
+    if !value.is_array() {
+        return Err(needed(row.wrong(format!("field `{name}` is not a list"))));
+    }
     strings(row, name, value)
 }
 
@@ -615,6 +618,12 @@ mod tests {
                 None,
                 Some("lsht"),
                 "is empty or white space",
+            ),
+            (
+                r#"{"pred": "a", "answers": ["a"], "all_classes": "a"}"#,
+                None,
+                Some("trec"),
+                "`all_classes` is not a list",
             ),
             (r#"{"pred": "a", "answers": ["a"], "all_classes": []}"#, Some("classification"), None, "is empty"),
             (

@@ -158,8 +158,9 @@ mod tests {
 
     /// By metric: answers of which it compares nothing, and one of which it compares something. What each rule takes out
     /// is as its published program has it: articles and ASCII punctuation (SQuAD, LongBench, CoQA), what is no letter or
-    /// digit of ASCII (`rouge_score`), full stops (`rouge`), commas and dollars (GSM8K), LaTeX's spacing (AIME).
-    const NOTHING: [(&str, &[&str], &str); 24] = [
+    /// digit of ASCII (`rouge_score`), full stops (`rouge`), commas and dollars (GSM8K), LaTeX's spacing (AIME); what is found in a
+    /// prediction is a number (GSM8K), or one of four letters (LongBench v2).
+    const NOTHING: [(&str, &[&str], &str); 26] = [
         ("string_match_all", &["\u{1}\u{2}"], "!"),
         ("string_match_part", &["\u{1}\n\u{7}"], "the"),
         ("qa_f1", &["the", "A", "a, an: the!", "?!"], "thesis"),
@@ -179,7 +180,9 @@ mod tests {
         ("retrieval_zh", &["7", "Paragraph 7"], "段落7"),
         ("count", &["seven"], "7"),
         ("first_number", &["seven", "-"], "0"),
-        ("gsm8k_strict", &["$", ",", ".", "$,."], "7"),
+        ("gsm8k_strict", &["$", ",", ".", "$,.", "seven", "7 apples", "[invalid]", "-"], "7"),
+        ("gsm8k_hashes", &["$", "seven", "7 apples", "1/2", "--7"], "-1,234.50"),
+        ("correct_letter", &["E", "a", "A.", "0", "a rose"], "D"),
         ("answer_is", &["!", "(.)"], "(A)"),
         ("aime", &["\\!", "\\left\\right", "^\\circ"], "204"),
         ("bleu_4", &["of three words"], "of as many as five"),

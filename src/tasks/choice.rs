@@ -297,18 +297,30 @@ impl Definition {
         let fields = Fields::new(&row)?;
         let options = fields.list(&self.options)?;
         let labels = self.labels.as_deref().map_or(Ok(Vec::new()), |labels| fields.list(labels))?;
-        let right = fields.value(&self.right)?.to_string();
+        anyhow::ensure!(
+            labels.is_empty() || labels.len() == options.len(),
+            "{} labels for {} options",
+            labels.len(),
+            options.len()
+        );
+        let twice = labels.iter().enumerate().find(|(at, label)| labels[..*at].contains(label));
+        anyhow::ensure!(twice.is_none(), "two options have one label");
+        let named = fields.value(&self.right)?;
+        let right = named.to_string();
+        // Where options have labels, a text is one of them, and a number may be a place.
+        let is_place = labels.is_empty() || named.is_number();
         let right = labels
             .iter()
             .position(|label| *label == right)
-            .or_else(|| right.parse().ok())
+            .or_else(|| right.parse().ok().filter(|_| is_place))
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
+        anyhow::ensure!(options.len() > 1, "there is one option, which cannot be wrong");
         let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
         if options.iter().chain(&rest).any(|text| is_blank(text)) {
             anyhow::bail!("an option, or what follows it, is empty");
         }
-        let (description, prompt) = (fields.text(&self.description)?, fields.text(&self.prompt)?);
+        let (description, prompt) = (fields.text(&self.description)?, fields.prompt(&self.prompt)?);
         Ok(Question { description, prompt, options, rest, right, subject, row: hasher.finish(), place: 0 })
     }
 }
@@ -546,7 +558,7 @@ mod tests {
         let arc = |first: usize, count: usize| -> String {
             let row = |i: usize| {
                 format!(
-                    "{{\"question\": \"q{i}\", \"choices\": {{\"text\": [\"a{i}\"], \"label\": [\"A\"]}}, \"answerKey\": \"A\"}}\n"
+                    "{{\"question\": \"q{i}\", \"choices\": {{\"text\": [\"a{i}\", \"b\"], \"label\": [\"A\", \"B\"]}}, \"answerKey\": \"A\"}}\n"
                 )
             };
             (first..first + count).map(row).collect()
@@ -595,6 +607,31 @@ mod tests {
         );
         assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "\nx")]).contains("test.jsonl:2: not JSON: "));
         assert!(what("mcq/arc_easy", &[]).contains("needs data that are not there"));
+        let arc = |text: &str, label: &str, key: &str| {
+            format!(r#"{{"question": "Why?", "choices": {{"text": {text}, "label": {label}}}, "answerKey": {key}}}"#)
+        };
+        for (row, said) in [
+            (arc(r#"["a", "b"]"#, r#"["A"]"#, r#""A""#), "1 labels for 2 options"),
+            (arc(r#"["a", "b"]"#, r#"["A", "B", "C"]"#, r#""C""#), "3 labels for 2 options"),
+            (arc(r#"["a", "b"]"#, r#"["A", "A"]"#, r#""A""#), "two options have one label"),
+            (arc(r#"["a", "b"]"#, r#"["A", "B"]"#, r#""1""#), "`1` names none of 2 options"),
+            (arc(r#"["a"]"#, r#"["A"]"#, r#""A""#), "there is one option, which cannot be wrong"),
+            (arc(r#""ab""#, r#""AB""#, r#""A""#), "no list for `choices.text`"),
+            (arc(r#"["a", null]"#, r#"["A", "B"]"#, r#""A""#), "has an item that is none, no text"),
+        ] {
+            let error = what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", &row)]);
+            assert!(error.contains("test.jsonl:1: ") && error.contains(said), "{error}");
+        }
+        for (row, said) in [
+            (r#"{"goal": " ", "sol1": "a", "sol2": "b", "label": 0}"#, "the field `goal` is empty or white space"),
+            (r#"{"goal": null, "sol1": "a", "sol2": "b", "label": 0}"#, "a field is none, no text"),
+            (r#"{"goal": ["g"], "sol1": "a", "sol2": "b", "label": 0}"#, "a field is sequence, no text"),
+            (r#"{"goal": "g", "sol1": ["a"], "sol2": "b", "label": 0}"#, "has an item that is sequence, no text"),
+        ] {
+            assert!(what("mcq/piqa", &[("piqa/valid.jsonl", row)]).contains(said), "{row}");
+        }
+        let five = r#"{"question": "q", "choices": ["a", "b", "c", "d", "e"], "answer": 3, "subject": "anatomy"}"#;
+        assert!(what("mcq/mmlu", &[("mmlu/test/all.jsonl", five)]).contains("5 choices, not 4"));
         let hint = |name: &str| first(name, &[]).unwrap_err().downcast::<UsageError>().unwrap().hint.unwrap();
         let write = "d('cais/mmlu', 'all', split='test').to_json('mmlu/test/all.jsonl')";
         assert!(hint("mcq/mmlu").contains(write), "{}", hint("mcq/mmlu"));

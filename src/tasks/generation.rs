@@ -245,8 +245,8 @@ impl Definition {
         answers::check_published(self.metric, &answers)?;
         Ok(Question {
             subject,
-            context: fields.text(&self.context)?,
-            question: fields.text(&self.question)?,
+            context: fields.prompt(&self.context)?,
+            question: fields.prompt(&self.question)?,
             answers: distinct_answers(&answers).into_iter().cloned().collect(),
         })
     }
@@ -420,7 +420,23 @@ mod tests {
             let row = r#"{"question": "How many?", "answer": "Three and four is 7"}"#;
             let error = task(name, "gsm8k/test.jsonl", row, false).err().unwrap().to_string();
             assert!(error.contains("test.jsonl:1: there is no `####` in the text"), "{error}");
-            assert!(task(name, "gsm8k/test.jsonl", r#"{"question": "a", "answer": "b #### "}"#, false).is_err());
+            for (row, said) in [
+                (r#"{"question": "a", "answer": "b #### "}"#, "an answer is empty or white space"),
+                (r#"{"question": " ", "answer": "b #### 7"}"#, "the field `question` is empty or white space"),
+                (r#"{"question": ["a"], "answer": "b #### 7"}"#, "a field is sequence, no text"),
+                (r#"{"question": null, "answer": "b #### 7"}"#, "a field is none, no text"),
+            ] {
+                let error = task(name, "gsm8k/test.jsonl", row, false).err().unwrap().to_string();
+                assert!(error.contains("test.jsonl:1: ") && error.contains(said), "{error}");
+            }
+            let notes = |answer: &str| {
+                let row = format!(r#"{{"question": "a", "answer": "b #### {answer}"}}"#);
+                task(name, "gsm8k/test.jsonl", &row, false).unwrap().notes()
+            };
+            assert_eq!(notes("1,234"), Vec::<String>::new());
+            for answer in ["seven", "7 apples"] {
+                assert!(notes(answer)[0].contains("1 row has answers of which"), "{:?}", notes(answer));
+            }
         }
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("gsm8k")).unwrap();

@@ -22,6 +22,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use serde_json::Value;
 
 use super::metrics::Metric;
 use super::options::Given;
@@ -167,6 +168,8 @@ struct Seen {
     /// Tasks or data sets that rows name, as kvpress's and LongBench's do.
     tasks: BTreeSet<String>,
     metrics: BTreeSet<&'static str>,
+    /// Fields that are a part of other programs' prompts, and of none here.
+    unread: BTreeSet<&'static str>,
 }
 
 impl Seen {
@@ -180,6 +183,11 @@ impl Seen {
             if metric.flaw(references).is_some() || !is_a_class {
                 *self.uncompared.entry(*metric).or_default() += 1;
             }
+        }
+        let is_said = |name: &&&str| row.fields.get(**name).is_some_and(|value| !is_nothing(value));
+        self.unread.extend(UNREAD.iter().filter(is_said));
+        if prompts.iter().all(|prompt| prompt.answer_prefix.is_empty()) {
+            self.unread.extend([PREFIX_FIELD].iter().filter(is_said));
         }
         let named = match prompts.iter().any(|prompt| prompt.handling.cut != Cut::Nothing) {
             true => Some("dataset"),
@@ -201,7 +209,10 @@ impl Seen {
             (true, true) => Some(format!("rows of {tasks} are one mean, over {metrics}")),
         };
         let several = rows.map(|rows| format!("{label}: {rows}; a file each gives a score for each"));
-        uncompared.chain(several).collect()
+        let unread: Vec<String> = self.unread.iter().map(|name| format!("`{name}`")).collect();
+        let unread = (!unread.is_empty())
+            .then(|| format!("{label}: of some rows {} is not read, and is no part of the prompt", unread.join(", ")));
+        uncompared.chain(several).chain(unread).collect()
     }
 }
 
@@ -359,6 +370,11 @@ impl Prompt {
         }
         if is_blank(&prompt.context) && is_blank(&prompt.question) {
             return Err(row.wrong("the prompt is empty or white space"));
+        }
+        let prefix = row.text(PREFIX_FIELD)?.unwrap_or_default().trim();
+        if !prefix.is_empty() && prompt.question.trim_end().ends_with(prefix) {
+            let what = format!("the prompt ends with the `{PREFIX_FIELD}` already, and it would be there twice");
+            return Err(row.wrong(what).hint(format!("take it out of one of them: \"{PREFIX_FIELD}\": \"\"")));
         }
         let checked = match is_published {
             true => answers::check_published(prompt.metric, &prompt.references).map(drop),
@@ -535,6 +551,32 @@ impl Prompt {
     }
 }
 
+const PREFIX_FIELD: &str = "answer_prefix";
+/// Fields that other programs put into prompts, or score by; those of RULER and LongBench are not among them.
+const UNREAD: [&str; 11] = [
+    "choices",
+    "examples",
+    "few_shot",
+    "instruction",
+    "instructions",
+    "messages",
+    "metric",
+    "options",
+    "prompt_template",
+    "system",
+    "system_prompt",
+];
+
+/// Whether a field says nothing.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => is_blank(text),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
 /// Fields of which one holds the answers.
 const ANSWERS: [&str; 3] = ["answer", "answers", "outputs"];
 /// Fields of which one holds the question.
@@ -615,7 +657,6 @@ mod tests {
     use crate::tasks::ruler::testing::{Words, example, shared_data};
     use crate::tasks::{catalog, resolve};
     use proptest::prelude::*;
-    use serde_json::Value;
 
     fn file(rows: &str) -> (tempfile::TempDir, String) {
         let dir = tempfile::tempdir().unwrap();
@@ -920,6 +961,43 @@ mod tests {
             let (_dir, name) = file(row);
             assert!(open(&format!("{name}:metric=string_match_all,max_new_tokens=8")).is_ok(), "{row}");
         }
+    }
+
+    #[test]
+    fn an_answer_prefix_is_put_behind_a_prompt_once() {
+        let ask = "x\nWhat is the special magic number for a-b mentioned in the provided text?";
+        let prefix = " The special magic number for a-b mentioned in the provided text is";
+        let row = |input: String, prefix: &str| {
+            serde_json::json!({"input": input, "outputs": ["7"], "answer_prefix": prefix}).to_string()
+        };
+        let error = usage_error(&row(format!("{ask}{prefix}"), prefix), "");
+        assert!(error.what.ends_with("the prompt ends with the `answer_prefix` already, and it would be there twice"));
+        for (input, prefix) in [(ask.to_owned(), prefix), (ask.to_owned(), " "), (format!("{ask}{prefix}"), "")] {
+            let (_dir, name) = file(&row(input, prefix));
+            assert!(open(&name).is_ok(), "{prefix}");
+        }
+    }
+
+    #[test]
+    fn fields_that_belong_to_other_programs_prompts_are_noted() {
+        let row = |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer": "z"{rest}}}"#);
+        for (rest, named) in [
+            (r#", "options": ["z", "w"]"#, Some("`options`")),
+            (r#", "instruction": "Be brief.", "system": "You help.""#, Some("`instruction`, `system`")),
+            (r#", "options": [], "instruction": null, "system": " ", "id": 3, "depth": 50"#, None),
+            (r#", "answer_prefix": "It is""#, None),
+        ] {
+            let (_dir, name) = file(&row(rest));
+            let notes = open(&name).unwrap().notes();
+            match named {
+                None => assert_eq!(notes, Vec::<String>::new()),
+                Some(named) => assert!(notes[0].contains(&format!("of some rows {named} is not read")), "{notes:?}"),
+            }
+        }
+        let longbench =
+            r#"{"context": "x", "input": "y", "answers": ["z"], "dataset": "qasper", "answer_prefix": "It is"}"#;
+        let (_dir, name) = file(longbench);
+        assert!(open(&name).unwrap().notes()[0].contains("`answer_prefix` is not read"));
     }
 
     /// What NVIDIA's `scripts/data/synthetic/*.py` write, field by field: niah.py, then variable_tracking.py and the others.

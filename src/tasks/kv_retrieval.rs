@@ -69,6 +69,9 @@ impl Row {
         if row.value.trim().is_empty() || !row.pairs().iter().any(is_asked) {
             return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));
         }
+        if row.pairs().iter().any(|(key, value)| *key == row.key && *value != row.value) {
+            return Err(wrong(format!("the pairs give `{}` more than one value", row.key)));
+        }
         Ok(row)
     }
 
@@ -128,6 +131,11 @@ mod tests {
     fn a_row_without_its_answer_is_an_error() {
         let error = row(r#"{"ordered_kv_records": [["a", "1"]], "key": "a", "value": "2"}"#).unwrap_err();
         assert_eq!(error.what, "rows.jsonl:1: the pairs do not give `a` the value `2`");
+        let error = row(r#"{"ordered_kv_records": [["a", "1"], ["a", "2"]], "key": "a", "value": "1"}"#).unwrap_err();
+        assert_eq!(error.what, "rows.jsonl:1: the pairs give `a` more than one value");
+        let same =
+            r#"{"ordered_kv_records": [["a", "1"], ["a", "1"], ["b", "2"], ["b", "3"]], "key": "a", "value": "1"}"#;
+        assert!(row(same).is_ok(), "others may have two");
         let error = row(r#"{"ordered_kv_records": [["a", "1"]], "key": "a"}"#).unwrap_err();
         assert!(error.what.contains("missing field `value`"), "{error}");
     }

@@ -17,6 +17,7 @@ use super::rows::{Row, RowSource, Rows, text_or_number};
 use super::templates::Fields;
 use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use crate::error::UsageError;
+use crate::text::is_blank;
 
 const FILES: [&str; 5] = [
     include_str!("../../tasks/longbench_v2.toml"),
@@ -269,7 +270,9 @@ impl Name {
 
     fn question(&self, fields: &Fields) -> Result<Question> {
         let Definition { prompt, answers, .. } = self.definition;
-        let (context, question) = (fields.text(&prompt.context)?, fields.text(&prompt.question)?);
+        let (context, question) = (fields.prompt(&prompt.context)?, fields.prompt(&prompt.question)?);
+        let is_written = !is_blank(&prompt.question);
+        anyhow::ensure!(!(is_written && is_blank(&question)), "the question is empty or white space");
         let answers = match serde_json::to_value(fields.value(answers)?)? {
             Value::Array(several) => several.iter().map(text_or_number).collect(),
             one => text_or_number(&one).map(|one| vec![one]),
@@ -535,6 +538,30 @@ mod tests {
         }
     }
 
+    /// The letters that `pred.py` of LongBench v2 finds are A to D.
+    #[test]
+    fn questions_of_nothing_are_refused_and_answers_that_none_can_give_noted() {
+        let with = |name: &str, value: &str| {
+            let mut row = question(0, "short", "easy");
+            row[name] = value.into();
+            open("longbench_v2", "data.json", &json!([row]).to_string(), false)
+        };
+        for name in ["context", "question", "choice_B"] {
+            let error = with(name, " ").err().unwrap().to_string();
+            assert!(error.ends_with(&format!("the field `{name}` is empty or white space")), "{error}");
+        }
+        for (answer, notes) in [("C", 0), ("c", 1), ("E", 1), ("1", 1)] {
+            let told = with("answer", answer).unwrap().remove(0).notes();
+            assert_eq!(told.len(), notes, "{answer}: {told:?}");
+        }
+        let row = r#"{"context": "x", "multi_turns": [{"input": " ", "answer": "1"}]}"#;
+        let error = open("scbench/kv", "scbench/scbench_kv.jsonl", row, false).err().unwrap().to_string();
+        assert!(error.ends_with("the question is empty or white space"), "{error}");
+        let row = r#"{"context": "x", "input": "", "answer": ["12345"]}"#;
+        let error = open("infinitebench/passkey", "infinitebench/passkey.jsonl", row, false).err().unwrap().to_string();
+        assert!(error.ends_with("the field `input` is empty or white space"), "{error}");
+    }
+
     #[test]
     fn malformed_rows_are_named_with_what_they_lack() {
         let good = r#"{"context": "x", "input": "Q?", "answer": ["b"], "options": ["a", "b", "c", "d"]}"#;
@@ -545,6 +572,14 @@ mod tests {
             ),
             (r#"{"context": "x", "input": "Q?", "answer": ["b"], "options": ["a", "b"]}"#, "a field is missing"),
             (r#"{"input": "Q?", "answer": ["b"], "options": ["a", "b", "c", "d"]}"#, "a field is missing"),
+            (
+                r#"{"context": " ", "input": "Q?", "answer": ["b"], "options": ["a", "b", "c", "d"]}"#,
+                "the field `context` is empty or white space",
+            ),
+            (
+                r#"{"context": "x", "input": "Q?", "answer": ["b"], "options": ["a", "b", null, "d"]}"#,
+                "a field is none, no text",
+            ),
             ("{", "not JSON"),
         ] {
             let text = format!("{good}\n{bad}\n");

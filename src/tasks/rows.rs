@@ -6,6 +6,7 @@
 //! data sets on the Hugging Face hub are, or a JSON document with a list of rows, as CoQA's is: its rows are then taken
 //! for lines.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde::Deserializer;
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use zip::result::ZipError;
@@ -561,11 +562,37 @@ impl Rows {
             let reason = reason.split(" at line ").next().unwrap_or_default();
             UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column())).hint(FILE_HINT)
         })?;
-        match value {
-            Value::Object(fields) => Ok(Row { fields, place, number }),
+        match (value, given_twice(text)) {
+            (Value::Object(_), Some(name)) => {
+                Err(UsageError::new(format!("{place}: the field `{name}` is there twice, and only one can be meant")))
+            }
+            (Value::Object(fields), None) => Ok(Row { fields, place, number }),
             _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
         }
     }
+}
+
+/// The first field that an object has twice: a parser takes the last.
+fn given_twice(object: &str) -> Option<String> {
+    struct Names;
+    impl<'de> Visitor<'de> for Names {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Option<String>, A::Error> {
+            let (mut names, mut twice) = (BTreeSet::new(), None);
+            while let Some((name, IgnoredAny)) = fields.next_entry::<String, IgnoredAny>()? {
+                if let Some(name) = names.replace(name) {
+                    twice.get_or_insert(name);
+                }
+            }
+            Ok(twice)
+        }
+    }
+    serde_json::Deserializer::from_str(object).deserialize_map(Names).ok().flatten()
 }
 
 /// Whether a line holds several, as Mac OS wrote them before it was a Unix.
@@ -665,6 +692,20 @@ mod tests {
         let (_dir, source) = file(b"{\"x\": \"1\"}\n3\n4\n");
         let error = Rows::open(source, false, has_x).unwrap_err().to_string();
         assert!(error.ends_with("; 1 more of 3 rows is malformed (line 3)"), "{error}");
+    }
+
+    #[test]
+    fn a_field_that_is_there_twice_is_refused() {
+        for (row, twice) in [
+            ("{\"x\": \"1\", \"x\": \"2\"}", true),
+            ("{\"x\": \"1\", \"y\": 2, \"\\u0079\": 3}", true),
+            ("{\"x\": \"1\", \"X\": \"2\"}", false),
+            ("{\"x\": \"1\", \"y\": {\"x\": [\"x\"]}}", false),
+        ] {
+            let (_dir, source) = file(row.as_bytes());
+            let error = Rows::open(source, false, has_x).err().map(|e| e.to_string()).unwrap_or_default();
+            assert_eq!(error.contains("is there twice, and only one can be meant"), twice, "{row}: {error}");
+        }
     }
 
     #[test]

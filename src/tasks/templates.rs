@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value as Filled};
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value as Filled};
 use regex::Regex;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +22,7 @@ use super::{TaskOptions, assets};
 use crate::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use crate::error::UsageError;
 use crate::given;
+use crate::text::is_blank;
 
 /// The tasks that a file of definitions lists.
 ///
@@ -54,10 +55,13 @@ impl Fields {
         env.set_syntax(SyntaxConfig::builder().keep_trailing_newline(true).build()?);
         env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_formatter(written_out);
         env.add_filter("without_markup", without_markup);
         env.add_filter("stripped", stripped);
         env.add_filter("found", found_in);
         env.add_filter("holding", holding);
+        env.add_filter("four", four);
+        env.add_filter("said", said);
         env.add_filter("with_letter", with_letter);
         env.add_filter("number_list", number_list);
         env.add_filter("literal", literal);
@@ -78,6 +82,22 @@ impl Fields {
         self.env.render_str(template, &self.seen).map_err(|e| unfilled(template, &e))
     }
 
+    /// The text that a template of a prompt gives, of whose fields none may be blank.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text), or if one is.
+    pub fn prompt(&self, template: &str) -> Result<String> {
+        let used = self.env.template_from_str(template).map(|t| t.undeclared_variables(false)).unwrap_or_default();
+        let is_blank = |name: &&String| {
+            let field = self.row.get_attr(name).unwrap_or_default();
+            !MAY_BE_BLANK.contains(&name.as_str()) && field.as_str().is_some_and(is_blank)
+        };
+        match used.iter().filter(is_blank).min() {
+            Some(name) => anyhow::bail!("the field `{name}` is empty or white space"),
+            None => self.text(template),
+        }
+    }
+
     /// What an expression gives.
     ///
     /// # Errors
@@ -92,8 +112,31 @@ impl Fields {
     /// # Errors
     /// As [`text`](Self::text), or if it is no list.
     pub fn list(&self, expression: &str) -> Result<Vec<String>> {
-        Ok(self.value(expression)?.try_iter()?.map(|value| value.to_string()).collect())
+        let list = self.value(expression)?;
+        // A text would give its letters.
+        anyhow::ensure!(matches!(list.kind(), ValueKind::Seq | ValueKind::Iterable), "no list for `{expression}`");
+        let item = |value: Filled| match is_text(&value) {
+            true => Ok(value.to_string()),
+            false => Err(anyhow::anyhow!("`{expression}` has an item that is {}, no text", value.kind())),
+        };
+        list.try_iter()?.map(item).collect()
     }
+}
+
+/// Fields that published rows leave empty: HellaSwag's rest of a context.
+const MAY_BE_BLANK: [&str; 1] = ["ctx_b"];
+
+/// Whether a value has one written form in a prompt.
+fn is_text(value: &Filled) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool)
+}
+
+/// Writes a value into a text. What is no text would stand in it as a program writes it: `none`, or a list in brackets.
+fn written_out(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Filled) -> Result<(), Error> {
+    if is_text(value) || value.is_undefined() {
+        return minijinja::escape_formatter(out, state, value);
+    }
+    Err(Error::new(ErrorKind::InvalidOperation, format!("a field is {}, no text", value.kind())))
 }
 
 /// The text that a field is.
@@ -124,6 +167,25 @@ fn holding(field: &Filled, mark: &str) -> Result<String, Error> {
     let text = text_of(field)?;
     let none = || Error::new(ErrorKind::InvalidOperation, format!("there is no `{mark}` in the text"));
     if text.contains(mark) { Ok(text.to_owned()) } else { Err(none()) }
+}
+
+/// A text that is not blank.
+fn said(field: &Filled) -> Result<String, Error> {
+    match text_of(field)? {
+        text if is_blank(text) => Err(Error::new(ErrorKind::InvalidOperation, "a field is empty or white space")),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// Whether a list has as many options as a prompt shows.
+fn four(choices: &Filled) -> Result<bool, Error> {
+    match choices.len() {
+        Some(4) => Ok(true),
+        count => {
+            let what = format!("{} choices, not 4", count.unwrap_or(0));
+            Err(Error::new(ErrorKind::InvalidOperation, what))
+        }
+    }
 }
 
 /// An answer, alone, in a list, or with its letter, and its letter among the options.
@@ -418,6 +480,8 @@ fn table_row(record: &csv::ByteRecord) -> Result<Map<String, Value>> {
     let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|e| anyhow::anyhow!("not UTF-8: {e}"))?;
     anyhow::ensure!(record.len() == 6, "a row has {} columns, not question, four choices and answer", record.len());
     let choices: Vec<Value> = (1..5).map(|i| record[i].into()).collect();
-    let row = [("question", record[0].into()), ("choices", choices.into()), ("answer", record[5].into())];
+    // The right one, by its letter or by its place.
+    let answer = record[5].trim().parse::<u64>().map_or_else(|_| record[5].into(), Value::from);
+    let row = [("question", record[0].into()), ("choices", choices.into()), ("answer", answer)];
     Ok(row.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }

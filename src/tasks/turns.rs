@@ -47,6 +47,9 @@ pub fn turn(fields: &Map<String, Value>, number: usize, place: &str) -> Result<T
     };
     let at = |e: UsageError| UsageError { hint: e.hint, ..wrong(&e.what) };
     check_same(fields, &LISTS).map_err(at)?;
+    if let Some(name) = QUESTIONS.iter().chain(&ANSWERS).find(|name| fields.get(**name).is_some_and(|v| !v.is_null())) {
+        return Err(wrong(&format!("the field `{name}` is beside a list of questions, which have their own")));
+    }
     let context = fields.get("context").and_then(Value::as_str).filter(|context| !is_blank(context));
     let context = context.ok_or_else(|| wrong("there is no context"))?;
     let turns = first(fields, &LISTS).and_then(Value::as_array).filter(|t| !t.is_empty());
@@ -100,6 +103,10 @@ mod tests {
             (r#"{"context": "C", "turns": [3]}"#, "question 1: no JSON object"),
             (r#"{"context": "C", "turns": [{}]}"#, "question 1: there is no question"),
             (r#"{"context": "C", "turns": [{"question": "q", "answers": []}]}"#, "question 1: there is no answer"),
+            (
+                r#"{"context": "C", "turns": [{"question": "q", "answers": ["a"]}], "question": "r"}"#,
+                "the field `question` is beside a list of questions",
+            ),
             (r#"{"context": " ", "turns": [{"question": "q", "answers": ["a"]}]}"#, "there is no context"),
             (r#"{"context": "C", "turns": [{"question": " ", "answers": ["a"]}]}"#, "question 1: there is no question"),
             (

@@ -193,6 +193,11 @@ pub fn correct_letter(prediction: &str, answer: &str) -> f64 {
     right(said == Some(answer))
 }
 
+/// Whether an answer is a letter that [`correct_letter`] finds.
+pub fn is_letter(answer: &str) -> bool {
+    matches!(answer, "A" | "B" | "C" | "D")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

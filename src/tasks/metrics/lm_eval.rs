@@ -48,9 +48,11 @@ fn bare_number(text: &str) -> String {
     text.strip_suffix('.').map_or(text.clone(), str::to_owned)
 }
 
-/// Whether anything of an answer of GSM8K is compared.
+/// Whether an answer of GSM8K is a number, as those are that are found in predictions.
 pub fn compares_number(answer: &str) -> bool {
-    !bare_number(answer).is_empty()
+    let bare = bare_number(answer);
+    let digits = bare.strip_prefix('-').unwrap_or(&bare);
+    digits.contains(|c: char| c.is_ascii_digit()) && digits.chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
 /// `get-answer` of MMLU as it is thought through: what follows the first "answer is " up to the last character but one of its line,

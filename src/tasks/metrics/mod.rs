@@ -343,7 +343,7 @@ static RULES: [Rule; 54] = [
         "correct_letter",
         "LongBench v2: 1 if the letter after \"The correct answer is\" is the reference",
         |p, r, _| best(r, |r| infinitebench::correct_letter(p, r)),
-    ),
+    ).comparing(infinitebench::is_letter),
     rule(
         Metric::Word,
         "word",
