@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -163,6 +163,56 @@ fn a_folder_of_the_version_before_there_were_lists_goes_on_and_is_drawn_and_thro
     run(dir, &["report", "r", "--out", "o"]).ok();
     fs::remove_file(dir.join("o/.written")).unwrap();
     run(dir, &["report", "r", "--out", "o"]).ok();
+}
+
+#[test]
+fn a_folder_that_lost_its_list_keeps_what_others_put_there() {
+    let temp = TempDir::new().unwrap();
+    let dir = temp.path();
+    run(dir, &[&TINY[..], &["--out", "r"]].concat()).ok();
+    let theirs =
+        ["summary.tex", "tables/results.tex", "tables/pivot.csv", "plots/mine.svg", "plots/mine.png", "prompts/a.gz"];
+    for name in theirs {
+        let path = dir.join("r").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "theirs").unwrap();
+    }
+    let kept =
+        || theirs.iter().for_each(|name| assert_eq!(fs::read(dir.join("r").join(name)).unwrap(), b"theirs", "{name}"));
+    let forget = || fs::remove_file(dir.join("r/.written")).unwrap();
+    forget();
+    let before = files(&dir.join("r"));
+    run(dir, &["report", "r"]).fails(2, "summary.tex is there, and spattn did not write it", "move it away");
+    assert_eq!(files(&dir.join("r")), before);
+    let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
+    kept();
+    ran.check(records(&dir.join("r/samples.jsonl")) == 2, "two records");
+    // With the list it is the same.
+    run(dir, &["report", "r"]).fails(2, "summary.tex is there, and spattn did not write it", "move it away");
+    kept();
+}
+
+/// What each command writes shows that it is the program's own: without the list it is replaced as it is with it.
+#[test]
+fn commands_know_their_files_without_the_list() {
+    let temp = TempDir::new().unwrap();
+    let tune = "tune -q -t needle/number:depths=50 -l 512 -m";
+    for (out, args) in [
+        ("bench", "bench attention -q -c 512 -m topk:k=64 --rounds 3".to_owned()),
+        ("analysis", "analyze mass recall -q -t ruler/niah_single_1 -l 512 -n 1 -m topk:k=16 --dump".to_owned()),
+        ("tuned", format!("{tune} topk --parameter k --range 8..16 --steps 2 -n 8")),
+        ("shapes", format!("{tune} magicpig --target density=0.2 --prompts 1 --queries 1 --draws 1")),
+        ("schedules", format!("{tune} topk:k=64 --schedules --prompts 1")),
+    ] {
+        let words: Vec<&str> = args.split(' ').chain(["--out", out]).collect();
+        run(temp.path(), &words).ok();
+        let list = temp.path().join(out).join(".written");
+        let names = || fs::read_to_string(&list).unwrap().lines().map(str::to_owned).collect::<BTreeSet<_>>();
+        let written = names();
+        fs::remove_file(&list).unwrap();
+        run(temp.path(), &[&words[..], &["--overwrite"]].concat()).ok();
+        assert_eq!(names(), written, "{out}");
+    }
 }
 
 // ---- folders that go away ----

@@ -36,6 +36,7 @@ pub mod scores;
 pub mod shared;
 mod shares;
 pub mod sharing;
+mod signs;
 mod solo;
 pub mod stated;
 pub mod stats;

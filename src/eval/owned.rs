@@ -1,8 +1,9 @@
 //! Which files of a results folder this program wrote: only those are ever replaced or removed, whatever a flag says.
 //!
 //! Each such folder has a list of them, [`WRITTEN`], a name a line. It only grows, except where a run is thrown away. Folders from
-//! before there were lists are known by what only this program writes: a manifest, a page, a result. Nothing is written through a
-//! link, as a folder may be somebody else's.
+//! before there were lists, and those that lost theirs, are known by what only this program writes: a manifest, a page, a result.
+//! In these, what a file holds has to show that this program wrote it ([`signs`](super::signs)); any other is somebody else's.
+//! Nothing is written through a link, as a folder may be somebody else's.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::signs::is_shown;
 use crate::disk::{check_plain, open_here, read_here, write_whole_here};
 use crate::error::UsageError;
 
@@ -150,7 +152,7 @@ impl OwnFolder {
         let is_listed = listed.is_some();
         let names = match listed {
             Some(names) => names,
-            None => KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir)).collect(),
+            None => shown(dir),
         };
         Ok(Self { dir: dir.to_owned(), names, is_listed })
     }
@@ -290,6 +292,14 @@ fn refused(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OTHER_FOLDER}"))
 }
 
+/// The files that show by themselves that this program wrote them, of the kinds that a folder is known to hold.
+fn shown(dir: &Path) -> BTreeSet<String> {
+    let of_kinds = KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir));
+    let mut names: BTreeSet<String> = of_kinds.collect();
+    names.retain(|name| is_shown(dir, name));
+    names
+}
+
 /// Adds names to the list, in one write: others may be adding to it too. One that does not fit leaves the list as it was.
 fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
     let path = dir.join(WRITTEN);
@@ -413,21 +423,30 @@ mod tests {
     fn a_folder_from_before_there_were_lists_is_known_by_what_is_in_it() {
         let manifest = r#"{"program": {"name": "spattn"}, "identity": {"model": "builtin"}}"#;
         let page = "<!doctype html>\n<title>builtin – spattn</title>";
-        // What makes it known, a file of such a folder, and what writes it.
-        let table: [(&str, &str, &str, &Kind); 9] = [
-            ("manifest.json", manifest, "samples.jsonl", &RUN),
-            ("manifest.json", manifest, "plots/a.png", &RUN),
-            ("manifest.json", manifest, "tables/a.tex", &REPORT),
-            ("report.html", page, "summary.csv", &REPORT),
-            ("manifest.json", r#"{"program": {}, "bench": {}}"#, "bench.csv", &BENCH),
-            ("analyze.json", r#"{"manifest": {}, "analyses": []}"#, "dump/0000.safetensors", &ANALYSIS),
-            ("measured.jsonl", "{\"of\":{\"model\":\"m\"}}\n", "tune.md", &TUNE),
-            ("result.json", r#"{"name": "a", "variant": "builtin", "ran": []}"#, "plot.svg", &ITEM),
-            ("plan.json", r#"{"cells": [], "shards": [], "submissions": []}"#, "matrix.toml", &SWEEP),
+        let figure = "<svg width=\"660\" height=\"470\" viewBox=\"0 0 660 470\" xmlns=\"http://www.w3.org/2000/svg\">\n\
+                      <rect x=\"0\" y=\"0\" width=\"660\" height=\"470\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>\n";
+        let tensors = "01234567{\"__metadata__\":{\"spattn\":\"{}\"}}";
+        // What makes it known, a file of such a folder and how it begins, and what writes it.
+        let table: [(&str, &str, &str, &str, &Kind); 9] = [
+            ("manifest.json", manifest, "samples.jsonl", "{\"key\":\"ab\"", &RUN),
+            ("manifest.json", manifest, "plots/a.svg", figure, &RUN),
+            ("manifest.json", manifest, "tables/a.tex", "% Needs \\usepackage{array,booktabs,siunitx}.", &REPORT),
+            ("report.html", page, "summary.csv", "model,task,length,method,params,protocol,n,score,ci_low,", &REPORT),
+            ("manifest.json", r#"{"program": {}, "bench": {}}"#, "bench.csv", "op,shape,device,dtype,threads", &BENCH),
+            ("analyze.json", r#"{"manifest": {}, "analyses": []}"#, "dump/0000.safetensors", tensors, &ANALYSIS),
+            ("measured.jsonl", "{\"of\":{\"model\":\"m\"}}\n", "tune.md", "# K and L\n", &TUNE),
+            ("result.json", r#"{"name": "a", "variant": "builtin", "ran": []}"#, "plot.svg", figure, &ITEM),
+            (
+                "plan.json",
+                r#"{"cells": [], "shards": [], "submissions": []}"#,
+                "matrix.toml",
+                "# The matrix as it was planned, flags",
+                &SWEEP,
+            ),
         ];
-        for (mark, known, name, kind) in table {
+        for (mark, known, name, ours, kind) in table {
             let temp = tempfile::tempdir().unwrap();
-            put(temp.path(), name, "ours");
+            put(temp.path(), name, ours);
             assert!(check(temp.path(), kind).is_err(), "{name}: without {mark} it may be anybody's");
             put(temp.path(), mark, "{}");
             assert!(check(temp.path(), kind).is_err(), "{name}: {mark} of another");
@@ -435,6 +454,12 @@ mod tests {
             check(temp.path(), kind).unwrap_or_else(|e| panic!("{name}: {e}"));
             write_all(temp.path(), &[(name, "new")]).unwrap();
             assert!(text(temp.path(), WRITTEN).contains(mark), "all that was there is listed with it");
+            // What does not begin so is another's.
+            fs::remove_file(temp.path().join(WRITTEN)).unwrap();
+            put(temp.path(), name, "theirs");
+            assert!(write_all(temp.path(), &[(name, "new")]).is_err(), "{name}");
+            OwnFolder::of(temp.path()).unwrap().clear(&[kind]).unwrap();
+            assert_eq!(text(temp.path(), name), "theirs");
         }
     }
 
@@ -447,8 +472,12 @@ mod tests {
             ("papers/topk/figure-11", &ITEM),
             ("papers/topk/figure-2", &ITEM),
         ] {
-            if results.join(folder).is_dir() {
-                check(&results.join(folder), kind).unwrap_or_else(|e| panic!("{folder}: {e}"));
+            let dir = results.join(folder);
+            if dir.is_dir() {
+                check(&dir, kind).unwrap_or_else(|e| panic!("{folder}: {e}"));
+                let own = OwnFolder::of(&dir).unwrap();
+                let unknown = kind.files(&dir).into_iter().find(|name| !own.names.contains(name));
+                assert_eq!(unknown, None, "{folder}");
             }
         }
     }
@@ -458,7 +487,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         put(temp.path(), WRITTEN, "");
         put(temp.path(), "manifest.json", r#"{"program": {"name": "spattn"}, "identity": {"model": "builtin"}}"#);
-        put(temp.path(), "summary.csv", "ours");
+        put(temp.path(), "summary.csv", "model,task,length,method,params,protocol,n,score,ci_low,ci_high\n");
         write_all(temp.path(), &[("summary.csv", "new"), ("summary.md", "new")]).unwrap();
         put(temp.path(), WRITTEN, &format!("{HEADING}\nsummary.csv\nsumm"));
         fs::remove_file(temp.path().join("summary.md")).unwrap();

@@ -1,0 +1,169 @@
+//! By what a file shows that this program wrote it, where no list says so: how its text begins, which keys it has, how its bytes are
+//! packed. A file's name alone shows nothing.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::disk::read_here;
+use crate::given::MARK;
+
+/// Bytes of a file that are read where it has to be read whole.
+const MOST_BYTES: u64 = 256 << 20;
+/// Bytes at a file's beginning that show what it is.
+const BEGINNING: u64 = 4096;
+
+/// What this program's files of a name have.
+enum Sign {
+    /// One of these texts stands at the beginning.
+    Begins(&'static [&'static str]),
+    /// All of these stand near the beginning.
+    Holds(&'static [&'static str]),
+    /// A JSON object with all of these keys.
+    Keys(&'static [&'static str]),
+    /// As figures are drawn: white, with a size.
+    Figure,
+    /// As the figure beside it is made pixels of: twice its size, and nothing else in the file.
+    Pixels,
+    /// A prompt, packed without a time and a name.
+    Packed,
+    /// A table of a report, or one that the page of an analysis links to.
+    Table,
+    /// Tensors with what is known of them.
+    Tensors,
+}
+
+use Sign::{Begins, Figure, Holds, Keys, Packed, Pixels, Table, Tensors};
+
+const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
+
+/// Signs by a file's name: the first line that fits it counts; `*` stands for any name without a folder.
+const SIGNS: [(&str, Sign); 33] = [
+    // An empty one is of a run that failed before its first record.
+    ("samples.jsonl", Begins(&["{\"key\""])),
+    ("manifest.json", Keys(&["program"])),
+    ("summary.csv", Begins(&["model,task,length,method,params,protocol,n,score,ci_low,"])),
+    ("summary.md", Begins(&["# Results\n\n- model: "])),
+    ("summary.tex", OF_LATEX),
+    ("summary.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": "])),
+    ("depths.csv", Begins(&["model,task,length,depth,method,params,protocol,"])),
+    ("metrics.csv", Begins(&["model,task,length,method,params,protocol,metric,"])),
+    ("report.html", Holds(&[" – spattn</title>"])),
+    ("attempts.jsonl", Begins(&["{\"started\":", "{\"failed\":", "{\"ended\":"])),
+    ("tune.json", Keys(&["run"])),
+    ("tune.csv", Begins(&["method,parameter,value,spec,", "K,L,density_predicted,", "schedule,value,layer,"])),
+    ("tune.md", Begins(&["# The smallest budgets\n", "# K and L\n", "# Budgets by layer\n"])),
+    ("measured.jsonl", Begins(&["{\"of\":"])),
+    ("bench.json", Holds(&["[\n  {\n    \"op\": \"", "\n    \"shape\": "])),
+    ("bench.csv", Begins(&["op,shape,device,dtype,"])),
+    ("bench.md", Begins(&["# Bench\n\nOn this machine "])),
+    ("analyze.json", Keys(&["manifest", "analyses"])),
+    ("analyze.md", Begins(&["# What attention looks like\n"])),
+    ("result.json", Keys(&["name", "variant", "ran"])),
+    ("table.csv", Begins(&["row,column,published,measured,"])),
+    ("RESULTS.md", Begins(&["# The papers, reproduced"])),
+    ("plan.json", Keys(&["cells", "shards", "submissions"])),
+    ("matrix.toml", Begins(&["# The matrix as it was planned"])),
+    ("sweep.sbatch", Holds(&["#!/bin/bash\n", "spattn"])),
+    ("tables/*.tex", OF_LATEX),
+    ("tables/*.md", Holds(&["**", " by ", "**\n\n| "])),
+    ("tables/*.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": ", "\"measure\": "])),
+    ("tables/*.csv", Table),
+    ("prompts/*.gz", Packed),
+    ("*.svg", Figure),
+    ("*.png", Pixels),
+    ("*.safetensors", Tensors),
+];
+/// Whether a file of a folder shows that this program wrote it.
+pub fn is_shown(dir: &Path, name: &str) -> bool {
+    match SIGNS.iter().find(|(pattern, _)| fits(name, pattern)) {
+        Some((_, sign)) => sign.is_at(dir, name),
+        // A unit of an item of a paper.
+        None => name.ends_with(".json") && Keys(&["identity", "program"]).is_at(dir, name),
+    }
+}
+
+fn fits(name: &str, pattern: &str) -> bool {
+    let Some((folder, ending)) = pattern.split_once('*') else { return name == pattern };
+    // Figures are in `plots/` or, a paper's, beside its table.
+    let is_below = folder.is_empty() || name.starts_with(folder);
+    is_below && name.ends_with(ending)
+}
+
+/// Whether the page of an analysis, which is this program's, links to a table.
+fn is_linked(dir: &Path, name: &str) -> bool {
+    const PAGE: &str = "analyze.md";
+    let page = read_here(&dir.join(PAGE), MOST_BYTES).unwrap_or_default();
+    is_shown(dir, PAGE) && String::from_utf8_lossy(&page).contains(&format!("]({name})"))
+}
+
+impl Sign {
+    fn is_at(&self, dir: &Path, name: &str) -> bool {
+        let read = |most| read_here(&dir.join(name), most).unwrap_or_default();
+        match self {
+            Begins(texts) => {
+                let bytes = read(BEGINNING);
+                let text = String::from_utf8_lossy(bytes.strip_prefix(MARK).unwrap_or(&bytes)).replace("\r\n", "\n");
+                texts.iter().any(|begin| text.starts_with(begin)) || name == "samples.jsonl" && is_empty(dir, name)
+            }
+            Holds(texts) => {
+                let bytes = read(BEGINNING);
+                let text = String::from_utf8_lossy(&bytes).replace("\r\n", "\n");
+                texts.iter().all(|held| text.contains(held)) || name.ends_with(".json") && text.trim() == "[]"
+            }
+            Keys(keys) => {
+                let bytes = read(MOST_BYTES);
+                let value = serde_json::from_slice::<Value>(bytes.strip_prefix(MARK).unwrap_or(&bytes));
+                value.is_ok_and(|value| keys.iter().all(|key| !value[*key].is_null()))
+            }
+            Figure => size(&String::from_utf8_lossy(&read(BEGINNING))).is_some(),
+            Pixels => {
+                let drawn = name.strip_suffix("png").map(|stem| dir.join(format!("{stem}svg")));
+                let drawn = drawn.and_then(|path| read_here(&path, BEGINNING).ok()).unwrap_or_default();
+                let size = size(&String::from_utf8_lossy(&drawn));
+                size.is_some_and(|(width, height)| pixels(&read(MOST_BYTES)) == Some((2 * width, 2 * height)))
+            }
+            Table => Begins(&["model,protocol,measure,"]).is_at(dir, name) || is_linked(dir, name),
+            Packed => {
+                let stem = name.strip_suffix(".txt.gz").and_then(|stem| stem.rsplit_once('-'));
+                let is_named =
+                    stem.is_some_and(|(_, hash)| hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()));
+                is_named && read(10) == *b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+            }
+            Tensors => read(BEGINNING).get(8..).is_some_and(|head| head.starts_with(b"{\"__metadata__\":{\"spattn\":")),
+        }
+    }
+}
+
+fn is_empty(dir: &Path, name: &str) -> bool {
+    std::fs::metadata(dir.join(name)).is_ok_and(|file| file.len() == 0)
+}
+
+/// Width and height of a figure of this program's, by its first two lines.
+fn size(svg: &str) -> Option<(u32, u32)> {
+    let mut lines = svg.lines();
+    let (first, second) = (lines.next()?, lines.next()?);
+    let mut numbers = first.strip_prefix("<svg width=\"")?.split('"');
+    let (width, height) = (numbers.next()?, numbers.nth(1)?);
+    let head = format!("\" viewBox=\"0 0 {width} {height}\" xmlns=\"http://www.w3.org/2000/svg\">");
+    let white = format!(
+        "<rect x=\"0\" y=\"0\" width=\"{width}\" height=\"{height}\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>"
+    );
+    (first.ends_with(&head) && second == white).then(|| width.parse().ok().zip(height.parse().ok())).flatten()
+}
+
+/// Width and height of a PNG in four channels that holds nothing but pixels: no program's name, no density of print.
+fn pixels(png: &[u8]) -> Option<(u32, u32)> {
+    let number = |at: usize| Some(u32::from_be_bytes(png.get(at..at + 4)?.try_into().ok()?));
+    if !png.starts_with(b"\x89PNG\r\n\x1a\n") || png.get(24..26)? != [8, 6] {
+        return None;
+    }
+    let mut at = 8;
+    while at < png.len() {
+        if ![b"IHDR", b"IDAT", b"IEND"].contains(&png.get(at + 4..at + 8)?.try_into().ok()?) {
+            return None;
+        }
+        at += 12 + number(at)? as usize;
+    }
+    number(16).zip(number(20))
+}
