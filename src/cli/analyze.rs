@@ -266,11 +266,13 @@ impl AnalyzeArgs {
 
     /// That nothing is in the folder, unless it may be written over.
     fn check_free(&self) -> Result<(), UsageError> {
+        // What is another's comes first: no flag replaces it.
+        owned::check(&self.out, &owned::ANALYSIS)?;
         if !self.overwrite && self.out.join(drawing::RESULT).exists() {
             let what = format!("{} holds an earlier analysis", self.out.display());
             return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
         }
-        owned::check(&self.out, &owned::ANALYSIS)
+        Ok(())
     }
 
     /// Makes the folders, and gives the one that is dumped below.

@@ -265,11 +265,13 @@ impl BenchArgs {
     /// That nothing is in the folder, unless it may be written over.
     fn check_free(&self) -> Result<(), UsageError> {
         let Some(folder) = &self.out else { return Ok(()) };
+        // What is another's comes first: no flag replaces it.
+        owned::check(folder, &owned::BENCH)?;
         if !self.overwrite && folder.join("bench.json").exists() {
             let what = format!("{} holds an earlier bench", folder.display());
             return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
         }
-        owned::check(folder, &owned::BENCH)
+        Ok(())
     }
 
     /// That nothing is asked for that would not be done.

@@ -338,14 +338,16 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
     if samples.is_dir() {
         return Err(no_file(&samples));
     }
-    if mode == OpenMode::Fresh && holds_records(dir) {
-        return Err(already_there(dir));
-    }
     for name in [LOCK, OWNER] {
         let path = dir.join(name);
         check_plain(&path).map_err(|e| not_ours(&path, &e))?;
     }
-    owned::check(dir, &owned::RUN)
+    // What is another's comes first: no flag replaces it.
+    owned::check(dir, &owned::RUN)?;
+    match mode == OpenMode::Fresh && holds_records(dir) {
+        true => Err(already_there(dir)),
+        false => Ok(()),
+    }
 }
 
 fn no_file(samples: &Path) -> UsageError {

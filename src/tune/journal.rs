@@ -38,6 +38,8 @@ impl Journal {
     /// identity, or if another process writes there; others if it cannot be read or written.
     pub fn open(folder: &Path, mode: OpenMode, identity: &Value) -> Result<Self> {
         let path = folder.join(FILE);
+        // What is another's comes first: no flag replaces it.
+        OwnFolder::of(folder)?.check(&owned::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
             let what = format!("{} holds what was tuned before", folder.display());
             let hint = "go on with --resume, choose another --out folder, or throw it away with --overwrite";
@@ -47,7 +49,6 @@ impl Journal {
             UsageError::new(format!("cannot write to the folder {}: {e}", folder.display()))
                 .hint("choose another --out folder")
         };
-        OwnFolder::of(folder)?.check(&owned::TUNE)?;
         std::fs::create_dir_all(folder).map_err(unwritable)?;
         OwnFolder::of(folder)?.claim([FILE])?;
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(journal.known("a 1"), None);
         drop(journal);
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(folder.path().join(ANSWER), "{}").unwrap();
+        owned::write_all(folder.path(), &[(ANSWER, "{}")]).unwrap();
         assert!(said(OpenMode::Fresh, &identity).contains("holds what was tuned before"));
     }
 }
