@@ -99,7 +99,24 @@ impl Store {
         check: impl FnOnce(&Value, &mut Loaded) -> Result<()>,
     ) -> Result<Self> {
         check_free(dir, mode)?;
+        let had_lock = dir.join(LOCK).exists();
         let (lock, is_locked) = lock(dir)?;
+        let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
+        Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
+            // A folder that is refused is left as it was; the lock is held until it is gone.
+            if !had_lock && place::is_of(&dir.join(LOCK), &held) {
+                let _ = fs::remove_file(dir.join(LOCK));
+            }
+        })
+    }
+
+    fn open_locked(
+        dir: &Path,
+        mode: OpenMode,
+        manifest: &Value,
+        check: impl FnOnce(&Value, &mut Loaded) -> Result<()>,
+        (lock, is_locked): (File, bool),
+    ) -> Result<Self> {
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
         // Again, now that no other process can be writing.
         check_free(dir, mode)?;
@@ -864,6 +881,23 @@ mod tests {
             failure.what.contains("samples.jsonl was moved or removed") && failure.what.contains("gone"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn a_folder_that_is_refused_is_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let open = |mode, seed| Store::open(dir.path(), mode, &manifest(seed));
+        let has_lock = || dir.path().join(LOCK).exists();
+        assert!(open(OpenMode::Resume, 2).is_err() && has_lock(), "it was there before");
+        fs::remove_file(dir.path().join(LOCK)).unwrap();
+        assert!(open(OpenMode::Resume, 2).is_err() && !has_lock());
+        assert!(open(OpenMode::Fresh, 1).is_err() && !has_lock());
+        let refused = |_: &Value, _: &mut Loaded| Err(UsageError::new("no").into());
+        assert!(Store::open_checked(dir.path(), OpenMode::Resume, &manifest(1), refused).is_err() && !has_lock());
+        let held = open(OpenMode::Resume, 1).unwrap();
+        assert!(open(OpenMode::Resume, 1).is_err() && has_lock(), "another's lock stays");
+        drop(held);
     }
 
     #[test]
