@@ -220,7 +220,7 @@ fn commands_know_their_files_without_the_list() {
 #[test]
 fn a_run_says_what_became_of_its_folder() {
     type Happens = fn(&Path);
-    let table: [(Happens, &str, &str); 4] = [
+    let table: [(Happens, &str, &str); 5] = [
         (
             |dir| fs::rename(dir.join("r"), dir.join("moved")).unwrap(),
             "r was moved or removed during the run",
@@ -231,6 +231,11 @@ fn a_run_says_what_became_of_its_folder() {
             |dir| fs::remove_file(dir.join("r/samples.jsonl")).unwrap(),
             "samples.jsonl was moved or removed",
             "run it again",
+        ),
+        (
+            |dir| fs::File::options().write(true).open(dir.join("r/samples.jsonl")).unwrap().set_len(100).unwrap(),
+            "samples.jsonl was shortened by another program during the run",
+            "go on with --resume",
         ),
         (
             |dir| {

@@ -9,7 +9,7 @@ use super::place::{self, Place};
 use super::record::{Record, Said};
 use super::tail::{is_torn, read_line, repair, said};
 use crate::disk::{check_plain, no_lfs_pointer, open_here, read_here};
-use crate::error::{UsageError, in_plain_words};
+use crate::error::{RunFailure, UsageError, in_plain_words};
 use crate::given;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -200,6 +200,7 @@ impl Store {
             anyhow::bail!("{} is now written by {owner}: {why}", self.dir.display());
         }
         place::check(&self.samples.path, &self.samples.file)?;
+        self.samples.check_whole()?;
         self.samples.append(&line(record)?)?;
         self.keys.insert(record.key.clone());
         Ok(true)
@@ -259,6 +260,20 @@ impl Samples {
             .with_context(|| format!("cannot write {}", path.display()))?;
         let whole = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.to_owned(), file, whole })
+    }
+
+    /// Makes sure that the file still has all that was written to it.
+    fn check_whole(&self) -> Result<(), RunFailure> {
+        let Ok(length) = self.file.metadata().map(|file| file.len()) else { return Ok(()) };
+        if length >= self.whole {
+            return Ok(());
+        }
+        let (name, lost) = (self.path.display(), self.whole - length);
+        Err(RunFailure {
+            what: format!("{name} was shortened by another program during the run: its last {lost} bytes are gone"),
+            hint: "go on with --resume, which runs those examples again, and leave the folder as it is during a run"
+                .to_owned(),
+        })
     }
 
     fn append(&mut self, line: &str) -> Result<()> {
@@ -596,7 +611,6 @@ fn short(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::RunFailure;
     use crate::eval::record::tests::record;
     use serde_json::json;
 
@@ -881,6 +895,25 @@ mod tests {
             failure.what.contains("samples.jsonl was moved or removed") && failure.what.contains("gone"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn a_file_that_is_shortened_during_a_run_is_noticed_at_the_next_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(SAMPLES);
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
+        (0..2).for_each(|sample| assert!(store.append(&record("vt", "full", sample, 1.0)).unwrap()));
+        let length = fs::metadata(&path).unwrap().len();
+        for left in [length - 1, length / 2, 0] {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(left).unwrap();
+            let failure: RunFailure = store.append(&record("vt", "full", 2, 1.0)).unwrap_err().downcast().unwrap();
+            let lost = format!(
+                "samples.jsonl was shortened by another program during the run: its last {} bytes",
+                length - left
+            );
+            assert!(failure.what.contains(&lost) && failure.hint.contains("--resume"), "{failure}");
+            assert_eq!(fs::metadata(&path).unwrap().len(), left, "nothing more was written");
+        }
     }
 
     #[test]
