@@ -14,7 +14,7 @@ use crate::given;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufReader, ErrorKind, Seek, SeekFrom, Write};
@@ -329,14 +329,34 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     records.shrink_to_fit();
     let repeated =
         drop_repeated(&mut records, |r| [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]);
-    if repeated > 0 {
-        notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
-    }
+    notices.extend(repetition(path, &records, &repeated));
     Ok(Loaded { records, notices })
 }
 
-/// Keeps the first of the records that are equal in what is told of them; returns how many are left out.
-pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> usize {
+/// What is to be said of records whose keys others have before them: all the more if they say something else.
+fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<String> {
+    if repeated.is_empty() {
+        return None;
+    }
+    let of = |r: &Record| (r.key.clone(), r.example_sha256.clone());
+    let keys: HashSet<_> = repeated.iter().map(of).collect();
+    let kept: HashMap<_, &Record> = records.iter().map(|r| (of(r), r)).filter(|(key, _)| keys.contains(key)).collect();
+    let pairs = repeated.iter().filter_map(|r| kept.get(&of(r)).map(|kept| (*kept, r)));
+    let others: Vec<_> = pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect();
+    let said = format!("{}: {} records repeat a key; the first of each key counts", path.display(), repeated.len());
+    match others.first() {
+        None => Some(said),
+        Some((first, Record { task, sample, method, key, score, .. })) => Some(format!(
+            "{said}, but {} of them have another score or answer than the first: {task}, sample {sample}, method {method} has {} \
+             and {score}; delete the lines that are wrong (key {key}), or all of them and run the folder again with --resume",
+            others.len(),
+            first.score
+        )),
+    }
+}
+
+/// Keeps the first of the records that are equal in what is told of them; returns those that are left out.
+pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> Vec<Record> {
     // Of most there is one: hashes say so, which are smaller than keys.
     let hasher = RandomState::new();
     let hashes: Vec<u64> = records.par_iter().map(|r| hasher.hash_one(of(r))).collect();
@@ -345,9 +365,8 @@ pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) ->
     let mut first = HashSet::new();
     let is_repeated: Vec<bool> =
         records.iter().zip(&hashes).map(|(r, hash)| several.contains(hash) && !first.insert(of(r))).collect();
-    let (all, mut is_repeated) = (records.len(), is_repeated.into_iter());
-    records.retain(|_| is_repeated.next() != Some(true));
-    all - records.len()
+    let mut is_repeated = is_repeated.into_iter();
+    records.extract_if(.., |_| is_repeated.next() == Some(true)).collect()
 }
 
 fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyhow::Error {
@@ -934,6 +953,28 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_one_key_that_differ_are_told_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 2);
+        let path = dir.path().join(SAMPLES);
+        let own = fs::read_to_string(&path).unwrap();
+        let said = |record: &Record| {
+            fs::write(&path, format!("{own}{}", line(record).unwrap())).unwrap();
+            let Loaded { records, notices } = load_records(dir.path()).unwrap();
+            assert_eq!((records.len(), notices.len()), (2, 1));
+            notices[0].clone()
+        };
+        let same = record("vt", "full", 1, 1.0);
+        assert!(said(&same).ends_with("1 records repeat a key; the first of each key counts"));
+        let told = said(&Record { score: 0.25, ..same.clone() });
+        assert!(told.contains(
+            "1 of them have another score or answer than the first: vt, sample 1, method full has 1 and 0.25"
+        ));
+        assert!(told.contains(&format!("delete the lines that are wrong (key {})", same.key)), "{told}");
+        assert!(said(&Record { prediction: "x".into(), ..same }).contains("another score or answer"));
+    }
+
+    #[test]
     fn the_first_record_of_a_key_counts() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
@@ -958,7 +999,7 @@ mod tests {
         let left = |told: fn(&Record) -> [&str; 3]| {
             let mut records = all();
             let dropped = drop_repeated(&mut records, told);
-            (records.iter().map(|r| r.sample).collect::<Vec<_>>(), dropped)
+            (records.iter().map(|r| r.sample).collect::<Vec<_>>(), dropped.len())
         };
         assert_eq!(left(|r| [&r.key, "", ""]), (vec![0, 1], 3));
         assert_eq!(left(|r| [&r.key, &r.model, ""]), (vec![0, 1, 2], 2));

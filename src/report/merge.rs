@@ -101,7 +101,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
     // The same key under another label is another record: what differs is not in the key.
-    let repeated = drop_repeated(&mut merged.records, |r| [&r.key, &r.model, &r.task]);
+    let repeated = drop_repeated(&mut merged.records, |r| [&r.key, &r.model, &r.task]).len();
     if repeated > 0 {
         merged.notes.push(format!("{repeated} records are in several of the runs; each counts once"));
     }
