@@ -183,6 +183,12 @@ pub enum ArtefactError {
     },
 }
 
+/// Whether these are the first bytes of an artefact, or of a training's checkpoint: what this program wrote, for any model.
+pub fn is_own(beginning: &[u8]) -> bool {
+    let own = format!("{{\"__metadata__\":{{\"{INFO_KEY}\":");
+    beginning.get(8..).is_some_and(|header| header.starts_with(own.as_bytes()))
+}
+
 fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }

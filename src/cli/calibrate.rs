@@ -1,5 +1,6 @@
 //! `spattn calibrate`: learn about a model what some methods need to know, and keep it in files.
 
+use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -11,9 +12,11 @@ use super::output::print_line;
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use super::{Done, numbers};
+use crate::attention::artefact;
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
+use crate::given;
 use crate::model::calibration::file_name;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
@@ -131,6 +134,7 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     let model = OpenModel::open(&source, None, TokenizerOptions::default())?.load(device)?;
     model.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let out = folder(args.out, &model)?;
+    orders.iter().try_for_each(|order| check_own(&out, order.calibration.kind))?;
     let mut given = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
     given.extend(tasks.into_iter().map(Text::Task));
     let groups: Vec<&[Order]> = Order::by_reading(&orders).collect();
@@ -194,7 +198,7 @@ fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()>
     print_line(&format!("\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3))?;
     notes.iter().try_for_each(|note| print_line(&format!("  {note}")))?;
     if let Some(text) = held_out {
-        let path = out.join(format!("{kind}.held_out.csv"));
+        let path = out.join(held_out_name(kind));
         write_whole(&path, text.as_bytes())?;
         print_line(&format!("  all of it: {}", path.display()))?;
     }
@@ -209,6 +213,7 @@ fn take_in(orders: &[Order], path: &Path, model: &OpenModel, out: Option<PathBuf
             .into());
     };
     let out = folder(out, model)?;
+    check_own(&out, order.calibration.kind)?;
     let made = import(order, path, model)?;
     make_folder(&out)?;
     write(&made, &out)?;
@@ -221,6 +226,36 @@ fn folder(out: Option<PathBuf>, model: &OpenModel) -> Result<PathBuf, UsageError
         UsageError::new(format!("{} has no folder to write to", model.id))
             .hint("give one with --out DIR, and to eval with --calibration DIR")
     })
+}
+
+/// How a table of what was measured on other text begins.
+const HELD_OUT: &str = "nets,bits,layer,";
+
+fn held_out_name(kind: &str) -> String {
+    format!("{kind}.held_out.csv")
+}
+
+/// That no file of another program's would be replaced.
+///
+/// # Errors
+/// A [`UsageError`] that names it.
+fn check_own(out: &Path, kind: &str) -> Result<(), UsageError> {
+    let is_table = |bytes: &[u8]| bytes.starts_with(HELD_OUT.as_bytes());
+    let table = held_out_name(kind);
+    for name in [file_name(kind), format!("{kind}.checkpoint"), table.clone()] {
+        let is_own = |bytes: &[u8]| if name == table { is_table(bytes) } else { artefact::is_own(bytes) };
+        let path = out.join(&name);
+        let hint = "it would be replaced: move it away, or choose another --out folder";
+        let refused = |why: String| UsageError::new(format!("{} {why}", path.display())).hint(hint);
+        let mut beginning = Vec::new();
+        match given::plain(&path).and_then(|file| file.take(4096).read_to_end(&mut beginning)) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(e) => return Err(refused(format!("is there, and cannot be read: {e}"))),
+            Ok(_) if is_own(&beginning) => {}
+            Ok(_) => return Err(refused("is there, and spattn did not write it".to_owned())),
+        }
+    }
+    Ok(())
 }
 
 fn make_folder(out: &Path) -> Result<(), UsageError> {
