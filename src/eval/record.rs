@@ -486,15 +486,22 @@ impl Choice {
 }
 
 impl Record {
-    /// Whether two records of one model answer the same question. Of records without a digest, what they spell out is compared.
+    /// Whether two records of one model answer the same question and were scored by the same answer key. Of records without a
+    /// digest, what they spell out is compared.
     pub fn asks_as(&self, other: &Self) -> bool {
         match (&self.example_sha256, &other.example_sha256) {
-            (Some(own), Some(others)) => own == others,
+            // A digest is of the answer key as it was; the key may have been edited since.
+            (Some(own), Some(others)) => own == others && self.references == other.references,
             _ => {
                 let spelled = |r: &Self| (r.question.clone(), r.references.clone(), r.prompt_tokens);
                 spelled(self) == spelled(other)
             }
         }
+    }
+
+    /// Whether a record of the same digest has another answer key, as where a file of records was edited.
+    pub fn has_another_key(&self, other: &Self) -> bool {
+        self.example_sha256.is_some() && self.example_sha256 == other.example_sha256 && !self.asks_as(other)
     }
 
     /// All parameters of the method by key; of a record from before they were kept, those that are named.

@@ -327,8 +327,7 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
         records.push(record);
     }
     records.shrink_to_fit();
-    let repeated =
-        drop_repeated(&mut records, |r| [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]);
+    let repeated = drop_repeated(&mut records, by_key_and_example);
     notices.extend(repetition(path, &records, &repeated));
     Ok(Loaded { records, notices })
 }
@@ -338,11 +337,7 @@ fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<St
     if repeated.is_empty() {
         return None;
     }
-    let of = |r: &Record| (r.key.clone(), r.example_sha256.clone());
-    let keys: HashSet<_> = repeated.iter().map(of).collect();
-    let kept: HashMap<_, &Record> = records.iter().map(|r| (of(r), r)).filter(|(key, _)| keys.contains(key)).collect();
-    let pairs = repeated.iter().filter_map(|r| kept.get(&of(r)).map(|kept| (*kept, r)));
-    let others: Vec<_> = pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect();
+    let others = differing(records, repeated, by_key_and_example);
     let said = format!("{}: {} records repeat a key; the first of each key counts", path.display(), repeated.len());
     match others.first() {
         None => Some(said),
@@ -353,6 +348,22 @@ fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<St
             first.score
         )),
     }
+}
+
+fn by_key_and_example(r: &Record) -> [&str; 3] {
+    [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]
+}
+
+/// Records that were [left out](drop_repeated) and have another score or answer than the one that is kept, which is given first.
+pub fn differing<'r>(
+    kept: &'r [Record],
+    left_out: &'r [Record],
+    of: fn(&Record) -> [&str; 3],
+) -> Vec<(&'r Record, &'r Record)> {
+    let told: HashSet<[&str; 3]> = left_out.iter().map(of).collect();
+    let kept: HashMap<[&str; 3], &Record> = kept.iter().filter(|r| told.contains(&of(r))).map(|r| (of(r), r)).collect();
+    let pairs = left_out.iter().filter_map(|r| kept.get(&of(r)).map(|kept| (*kept, r)));
+    pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect()
 }
 
 /// Keeps the first of the records that are equal in what is told of them; returns those that are left out.

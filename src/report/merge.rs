@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use crate::eval::record::Record;
 use crate::eval::shared::Text;
-use crate::eval::store::{CALIBRATION, CONTENT, Loaded, SAMPLES, drop_repeated, identities, load_run};
+use crate::eval::store::{
+    CALIBRATION, CONTENT, Loaded, SAMPLES, differing, drop_repeated, identities, load_run,
+};
 use crate::privacy;
 
 use super::format::distinct;
@@ -101,12 +103,22 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
     // The same key under another label is another record: what differs is not in the key.
-    let repeated = drop_repeated(&mut merged.records, |r| [&r.key, &r.model, &r.task]).len();
-    if repeated > 0 {
-        merged.notes.push(format!("{repeated} records are in several of the runs; each counts once"));
+    let repeated = drop_repeated(&mut merged.records, by_name);
+    let others = differing(&merged.records, &repeated, by_name).len();
+    if !repeated.is_empty() {
+        let but = match others {
+            0 => String::new(),
+            _ => format!(", and of {others} that differ in score or answer the first"),
+        };
+        merged.notes.push(format!("{} records are in several of the runs; each counts once{but}", repeated.len()));
     }
     merged.notes.extend(shards::notes(&merged.sources));
+    merged.notes = distinct(std::mem::take(&mut merged.notes));
     Ok(merged)
+}
+
+fn by_name(r: &Record) -> [&str; 3] {
+    [&r.key, &r.model, &r.task]
 }
 
 /// Names models anew, and gives the manifest without the user.
@@ -440,6 +452,24 @@ mod tests {
         let told = "records of `jsonl:validation` in mixed answer different questions under one number: \
                     their scores do not belong together";
         assert_eq!(merged(&[&mixed]).notes, [told]);
+        // References that were edited in the records: the digest is still that of the question as it was asked.
+        let with_key = |name: &str, key: &str| {
+            let record = Record { references: vec![key.to_owned()].into(), ..asking("full", 0, "v0") };
+            of(name, json!("a"), &[record])
+        };
+        let [rome, oslo] = [with_key("rome", "Rome"), with_key("oslo", "Oslo")];
+        let edited = merged(&[&rome, &oslo]);
+        assert_eq!((tasks(&edited).len(), edited.records.len()), (2, 2));
+        let told =
+            "`jsonl:validation` has other answer keys for the same questions in rome, oslo: each is a task of its own";
+        assert_eq!(edited.notes, [told]);
+        // Scores that were edited: the first counts, and it is said.
+        let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
+        let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);
+        assert_eq!((one.records.len(), one.records[0].score), (1, 1.0));
+        let told =
+            "1 records are in several of the runs; each counts once, and of 1 that differ in score or answer the first";
+        assert_eq!(one.notes, [told]);
         // Older records have no digest, but their questions.
         let old = |name: &str, question: &str| {
             let record = Record { question: question.into(), example_sha256: None, ..asking("full", 0, "") };

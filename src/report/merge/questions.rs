@@ -68,7 +68,9 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
         }
         let name_of = |group: &Vec<usize>| sources[group[0]].name.as_str();
         let names: Vec<&str> = groups.iter().map(name_of).collect();
-        notes.push(format!("`{}` asks other questions in {}: each is a task of its own", named.1, names.join(", ")));
+        let differs =
+            if is_edited(&runs) { "has other answer keys for the same questions" } else { "asks other questions" };
+        notes.push(format!("`{}` {differs} in {}: each is a task of its own", named.1, names.join(", ")));
         for (group, name) in groups.iter().zip(names) {
             let label = Text::from(format!("{} ({name})", named.1));
             group.iter().for_each(|run| drop(labels[*run].insert(named.clone(), label.clone())));
@@ -122,6 +124,21 @@ fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named
     }
     all.retain(|_, runs| runs.len() > 1);
     all
+}
+
+/// Whether runs differ in nothing but the answer keys of examples.
+fn is_edited(runs: &BTreeMap<usize, Asked>) -> bool {
+    let mut count = 0;
+    for (one, other) in runs.values().zip(runs.values().skip(1)) {
+        let both = one.examples.iter().filter_map(|(example, own)| Some((*own, *other.examples.get(example)?)));
+        for (own, theirs) in both.filter(|(own, theirs)| !own.asks_as(theirs)) {
+            if !own.has_another_key(theirs) {
+                return false;
+            }
+            count += 1;
+        }
+    }
+    count > 0
 }
 
 /// Runs that go together, each group in the order of the runs.
