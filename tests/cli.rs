@@ -1861,6 +1861,18 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     );
     let samples: BTreeSet<u64> = out.records().values().map(|record| record["sample"].as_u64().unwrap()).collect();
     assert_eq!(samples, BTreeSet::from([0, 2]));
+
+    // Who reads the folder later is told as well: in its files, and by a report of it elsewhere.
+    let what = "1 row that builtin cannot read is left out";
+    let manifest: Value = serde_json::from_str(&read(&out.dir.join("manifest.json"))).unwrap();
+    assert!(manifest["notes"][0].as_str().unwrap().contains(what), "{}", manifest["notes"]);
+    assert!(read(&out.dir.join("summary.md")).contains(what));
+    let drawn = temp.path().join("drawn");
+    let report = spattn(&["report", out.arg(), "--out", drawn.to_str().unwrap()]).ok();
+    report.check(report.stderr.matches(what).count() == 1, "it is said once");
+    for name in ["summary.md", "report.html"] {
+        assert!(read(&drawn.join(name)).contains(what), "{name}");
+    }
 }
 
 /// The same prompts as RULER's rows and as kvpress's rows give the same records.

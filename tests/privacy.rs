@@ -264,6 +264,7 @@ fn the_page_lists_what_a_run_writes() {
         "memory",
         "machine",
         "shard",
+        "notes",
     ];
     let manifest = json_of(&run.join("manifest.json"));
     for key in manifest.as_object().unwrap().keys() {

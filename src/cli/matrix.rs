@@ -34,7 +34,7 @@ use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::stated::{self, Stated};
-use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
+use crate::eval::store::{NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
 use crate::kernels::cpu::precision::set_matmul_precision;
 use crate::launch::plan::{PlannedCell, PlannedShard};
@@ -591,6 +591,12 @@ impl Run {
         let settings = &self.configs[0].settings;
         let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command());
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
+        let of_plans = ready.slots.iter().flat_map(|slot| slot.plan.notes.clone());
+        let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
+        if !notes.is_empty() {
+            // Who reads the records later has to know as well.
+            manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
+        }
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
             ready.slots.iter().try_for_each(|slot| {
                 let planner = ready.planner(&slot.config, slot.opened(), self);

@@ -32,6 +32,8 @@ pub const IDENTITY: &str = "identity";
 pub const CALIBRATION: &str = "calibration";
 /// Key of the manifest that holds, by task, a digest of what its examples are made of ([`Task::inputs`](crate::tasks::Task::inputs)).
 pub const INPUTS: &str = "inputs";
+/// Key of the manifest that holds what was said of the tasks and the plan: which rows were left out, a line each.
+pub const NOTES: &str = "notes";
 /// Parts of an identity that folders from before they were kept do not have: a model's configuration, and how its tokenizer
 /// makes prompts and ends answers.
 pub const CONTENT: [&str; 2] = ["config", "tokens"];

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::eval::record::Record;
 use crate::eval::shared::Text;
 use crate::eval::store::{
-    CALIBRATION, CONTENT, Loaded, SAMPLES, differing, drop_repeated, identities, load_run,
+    CALIBRATION, CONTENT, Loaded, NOTES, SAMPLES, differing, drop_repeated, identities, load_run,
 };
 use crate::privacy;
 
@@ -92,6 +92,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
             manifest = leave_out_user(&mut records, &manifest);
         }
         merged.notes.extend(records.notices);
+        merged.notes.extend(told(&manifest));
         merged.order.extend(order(&manifest));
         merged.sources.push(Source { name, dir: run.clone(), manifest, records: records.records.len() });
         loaded.push(records.records);
@@ -119,6 +120,13 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
 
 fn by_name(r: &Record) -> [&str; 3] {
     [&r.key, &r.model, &r.task]
+}
+
+/// What was said when a folder's examples were made: above all which rows were left out.
+fn told(manifest: &Value) -> impl Iterator<Item = String> {
+    let resumed = manifest["resumed"].as_array().into_iter().flatten();
+    let notes = std::iter::once(manifest).chain(resumed).flat_map(|manifest| manifest[NOTES].as_array()).flatten();
+    notes.filter_map(|note| note.as_str().map(str::to_owned))
 }
 
 /// Names models anew, and gives the manifest without the user.
