@@ -1873,6 +1873,24 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     for name in ["summary.md", "report.html"] {
         assert!(read(&drawn.join(name)).contains(what), "{name}");
     }
+
+    // What is planned for many machines is what they are going to run.
+    let plan = temp.path().join("plan");
+    let launch = [
+        "sweep",
+        "quick",
+        "--launch",
+        "slurm",
+        "--jobs",
+        "2",
+        "--dry-run",
+        "--skip-bad",
+        "--out",
+        plan.to_str().unwrap(),
+    ];
+    let own = ["-t", &task, "-m", "topk:k=8", "--sparse-from", "question", "--seed", "42", "-n", "100", "-l", "1024"];
+    let ran = spattn(&[&launch[..], &own].concat()).ok();
+    ran.check(ran.stdout.contains("4 records on 1 contexts in 1 shards"), "two methods on two rows of one context");
 }
 
 /// The same prompts as RULER's rows and as kvpress's rows give the same records.

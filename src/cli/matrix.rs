@@ -396,7 +396,7 @@ impl Run {
         for slot in &ready.slots {
             let model = slot.opened();
             let planner = ready.planner(&slot.config, model, &self);
-            for cell in planner.dealt()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place)) {
+            for cell in planner.dealt_to_run()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place)) {
                 let records = planner.records_of_example(&slot.plan, cell.place);
                 let mut planned = PlannedCell {
                     model: model.id.clone(),
@@ -430,7 +430,7 @@ impl Run {
     /// Contexts of a model's cells, of all shards.
     fn contexts(&self, ready: &Ready, slot: &Slot) -> Result<usize> {
         let model = slot.opened();
-        let cells = ready.planner(&slot.config, model, self).dealt()?;
+        let cells = ready.planner(&slot.config, model, self).dealt_to_run()?;
         let of_cell = |cell: &DealtCell| {
             cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
         };

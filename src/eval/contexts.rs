@@ -95,6 +95,22 @@ impl Undealt {
         Self { first: Vec::new(), cells: 0, generated: None }
     }
 
+    /// The examples, where they are listed.
+    pub fn listed(&self) -> Vec<usize> {
+        if self.generated.is_some() { Vec::new() } else { self.first.concat() }
+    }
+
+    /// Leaves out examples that are listed, after they were dealt out.
+    pub fn leave_out(&mut self, deal: &mut Deal, examples: &HashSet<usize>) {
+        let (None, Deal::Each(shard_of)) = (self.generated, deal) else { return };
+        let left = std::mem::take(&mut self.first).into_iter().zip(std::mem::take(shard_of));
+        let left = left.map(|(context, shard)| {
+            let own: Vec<usize> = context.into_iter().filter(|index| !examples.contains(index)).collect();
+            (own, shard)
+        });
+        (self.first, *shard_of) = left.filter(|(context, _)| !context.is_empty()).unzip();
+    }
+
     /// Work of the longest of them, as far as they are told apart.
     pub fn longest(&self, work: Work) -> u64 {
         match self.generated {

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::cut::Fitted;
 use super::material::{self, Material};
-use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
+use super::plan::{DealtCell, LENGTH_HINT, Place, Plan, Planner};
 use super::watch::{Failure, Watch};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
@@ -30,7 +30,7 @@ impl Planner<'_> {
         let Plan { cells, notes, .. } = plan;
         let mut emptied = Vec::new();
         for cell in cells.iter_mut().filter(|cell| self.tasks[cell.place.task].is_given()) {
-            let unreadable = self.unreadable(cell);
+            let unreadable = self.unreadable(cell.place, cell.contexts.iter().flatten().collect());
             let Some((_, first)) = unreadable.first() else { continue };
             let (count, all) = (unreadable.len(), cell.examples());
             let places = self.places(cell.place, &unreadable);
@@ -58,13 +58,26 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The examples of a cell that the model cannot read, each with the reason, in their order.
-    fn unreadable(&self, cell: &Cell) -> Vec<(usize, UsageError)> {
-        let mut indices: Vec<usize> = cell.contexts.iter().flatten().collect();
+    /// As [`dealt`](Planner::dealt), without rows that would be left out: what all shards together are going to run.
+    ///
+    /// # Errors
+    /// If files cannot be read.
+    pub fn dealt_to_run(&self) -> Result<Vec<DealtCell>> {
+        let mut cells = self.dealt()?;
+        let is_given = |cell: &&mut DealtCell| self.tasks[cell.place.task].is_given() && cell.failure().is_none();
+        for cell in cells.iter_mut().filter(is_given).filter(|_| self.config.skip_bad) {
+            let unreadable = self.unreadable(cell.place, cell.listed());
+            cell.leave_out(&unreadable.into_iter().map(|(index, _)| index).collect());
+        }
+        Ok(cells)
+    }
+
+    /// The examples of a task at a length that the model cannot read, each with the reason, in their order.
+    fn unreadable(&self, of: Place, mut indices: Vec<usize>) -> Vec<(usize, UsageError)> {
         indices.sort_unstable();
         let why = |index: usize| {
-            let error = self.given(cell.place, index).err()?.downcast::<UsageError>().ok()?;
-            let place = self.place_of(cell.place, index);
+            let error = self.given(of, index).err()?.downcast::<UsageError>().ok()?;
+            let place = self.place_of(of, index);
             Some((index, UsageError { what: format!("{place}: {}", error.what), ..error }))
         };
         // What is no mistake of a row (a disk that fails) is left to when it is run.

@@ -123,6 +123,21 @@ impl DealtCell {
     pub fn of_shard(&self, shard: Shard) -> Contexts {
         self.all.of_shard(&self.deal, shard)
     }
+
+    /// Why it cannot be run on this machine.
+    pub fn failure(&self) -> Option<&anyhow::Error> {
+        self.failure.as_ref()
+    }
+
+    /// The examples of all shards, where they are listed.
+    pub(super) fn listed(&self) -> Vec<usize> {
+        self.all.listed()
+    }
+
+    /// Leaves out examples that are listed; the others stay with their shards.
+    pub(super) fn leave_out(&mut self, examples: &HashSet<usize>) {
+        self.all.leave_out(&mut self.deal, examples);
+    }
 }
 
 impl Planner<'_> {
