@@ -26,6 +26,30 @@ struct Site {
     temp: TempDir,
 }
 
+#[test]
+fn shards_of_other_splits_that_are_all_of_a_run_lack_nothing() {
+    let site = site();
+    let shard = |share: &str, out: &str| site.run(&["sweep", "matrix.toml", "--shard", share, "--out", out, "-q"], 0);
+    for (share, out) in [("1/2", "a"), ("2/3", "b"), ("2/2", "c")] {
+        shard(share, out);
+    }
+    let said = |dirs: &[&str]| stderr(&site.run(&[&["report"], dirs].concat(), 0));
+    let lacking = said(&["a", "b"]);
+    let of = |out: &str| store::load_records(&site.path(out)).unwrap().records.into_iter().map(|record| record.key);
+    let union: BTreeSet<String> = of("a").chain(of("b")).collect();
+    assert_eq!(union.len() < 32, lacking.contains("lack others"), "{} of 32: {lacking}", union.len());
+    assert!(!said(&["a", "c"]).contains("missing"));
+    // As many shards as there are contexts, and one more, which has nothing to do.
+    for number in 1..=8 {
+        shard(&format!("{number}/9"), &format!("nine/{number}"));
+    }
+    assert_eq!(keys(&site.path("nine")).len(), 32);
+    let whole = said(&["nine"]);
+    assert!(!whole.contains("missing") && !whole.contains("lack"), "{whole}");
+    fs::remove_dir_all(site.path("nine/3")).unwrap();
+    assert!(said(&["nine"]).contains("shards 3/9, 9/9 of a run are missing"), "{}", said(&["nine"]));
+}
+
 /// A folder with a matrix, and commands that stand in for Slurm's: sbatch gives the number 71 and keeps its arguments,
 /// squeue prints what is in a file.
 fn site() -> Site {

@@ -197,19 +197,25 @@ impl Run {
             Ok(())
         };
         // How many records there will be is not known before they are asked for.
-        let unstated = |_: &Self, _: &Ready| None;
+        let unstated = |_: &Self, _: &Ready| Ok(None);
         self.run(unstated, |run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
     }
 
     /// What is to be made here.
-    fn stated(&self, ready: &Ready) -> Option<Stated> {
-        let of_slot = |slot: &Slot| stated::records(&ready.planner(&slot.config, slot.opened(), self), &slot.plan);
-        Some(Stated::new(self.shard, ready.slots.iter().map(of_slot).fold(0, usize::saturating_add)))
+    fn stated(&self, ready: &Ready) -> Result<Option<Stated>> {
+        let (mut records, mut whole) = (0usize, 0usize);
+        for slot in &ready.slots {
+            let planner = ready.planner(&slot.config, slot.opened(), self);
+            let own = stated::records(&planner, &slot.plan);
+            let all = if self.shard.count == 1 { own } else { stated::whole(&planner, &slot.plan)? };
+            (records, whole) = (records.saturating_add(own), whole.saturating_add(all));
+        }
+        Ok(Some(Stated::new(self.shard, records, whole)))
     }
 
     fn run(
         mut self,
-        stated: impl FnOnce(&Self, &Ready) -> Option<Stated>,
+        stated: impl FnOnce(&Self, &Ready) -> Result<Option<Stated>>,
         work: impl FnOnce(&Self, &mut Ready, &mut Store, &AtomicBool, &mut Watcher) -> Result<(End, Took)>,
         finish: impl FnOnce(&Self, Took) -> Result<()>,
     ) -> Result<Done> {
@@ -224,7 +230,7 @@ impl Run {
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
-        let mut store = self.open_store(&ready, stated(&self, &ready))?;
+        let mut store = self.open_store(&ready, stated(&self, &ready)?)?;
         let place = store.place()?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
         is_planning.store(false, Ordering::Relaxed);
@@ -396,7 +402,9 @@ impl Run {
         for slot in &ready.slots {
             let model = slot.opened();
             let planner = ready.planner(&slot.config, model, &self);
-            for cell in planner.dealt_to_run()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place)) {
+            for cell in
+                planner.dealt_to_run()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place))
+            {
                 let records = planner.records_of_example(&slot.plan, cell.place);
                 let mut planned = PlannedCell {
                     model: model.id.clone(),

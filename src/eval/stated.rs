@@ -1,10 +1,11 @@
 //! What a manifest says of a run's share of its matrix: which shard it is, and how many records it is to make.
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::contexts::Shard;
-use super::plan::{Plan, Planner};
+use super::plan::{DealtCell, Plan, Planner};
 
 /// Key of the manifest.
 const SHARD: &str = "shard";
@@ -19,12 +20,15 @@ pub struct Stated {
     /// Records that it is to make; `None` in manifests from before that was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<usize>,
+    /// Records that all shards are to make together; `None` where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<usize>,
 }
 
 impl Stated {
-    /// A shard that is to make so many records.
-    pub fn new(shard: Shard, records: usize) -> Self {
-        Self { index: shard.index + 1, of: shard.count, records: Some(records) }
+    /// A shard that is to make so many records, of those of all shards.
+    pub fn new(shard: Shard, records: usize, whole: usize) -> Self {
+        Self { index: shard.index + 1, of: shard.count, records: Some(records), whole: Some(whole) }
     }
 
     /// Writes it into a manifest.
@@ -49,7 +53,7 @@ impl Stated {
             rest => rest.strip_prefix('='),
         });
         let shard = Shard::parse(given?).ok()?;
-        Some(Self { index: shard.index + 1, of: shard.count, records: None })
+        Some(Self { index: shard.index + 1, of: shard.count, records: None, whole: None })
     }
 }
 
@@ -60,6 +64,21 @@ pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
     plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
 }
 
+/// Records that all shards of a plan make together.
+///
+/// # Errors
+/// If files cannot be read.
+pub fn whole(planner: &Planner<'_>, plan: &Plan) -> Result<usize> {
+    let of_cell = |cell: &DealtCell| {
+        let sizes = cell.sizes(planner.shard.count);
+        let examples = sizes.iter().map(|size| size.examples).fold(0, usize::saturating_add);
+        examples.saturating_mul(planner.records_of_example(plan, cell.place))
+    };
+    let dealt = planner.dealt_to_run()?;
+    let is_run = |cell: &&DealtCell| cell.failure().is_none();
+    Ok(dealt.iter().filter(is_run).map(of_cell).fold(0, usize::saturating_add))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,10 +87,11 @@ mod tests {
     #[test]
     fn a_manifest_says_its_shard_and_one_from_before_its_command() {
         let mut manifest = json!({"command": ["spattn", "eval", "--shard", "2/5"]});
-        let before = Stated { index: 2, of: 5, records: None };
+        let before = Stated { index: 2, of: 5, records: None, whole: None };
         assert_eq!(Stated::of(&manifest), Some(before));
-        Stated::new(Shard { index: 2, count: 3 }, 40).put(&mut manifest);
-        assert_eq!(Stated::of(&manifest), Some(Stated { index: 3, of: 3, records: Some(40) }));
+        Stated::new(Shard { index: 2, count: 3 }, 40, 120).put(&mut manifest);
+        let stated = Stated { index: 3, of: 3, records: Some(40), whole: Some(120) };
+        assert_eq!(Stated::of(&manifest), Some(stated));
         let of_command = |words: &[&str]| Stated::of(&json!({ "command": words }));
         assert_eq!(of_command(&["spattn", "sweep", "--shard=2/5", "-q"]), Some(before));
         for words in [&["spattn", "eval"][..], &["spattn", "--shard"], &["--shard", "6/5"], &["--shards=2/5"]] {

@@ -101,6 +101,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
     questions::tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
     tell_revisions_apart(&mut loaded, &mut merged);
+    let of_shards = shards::notes(&merged.sources, &loaded);
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
     // The same key under another label is another record: what differs is not in the key.
@@ -113,7 +114,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
         };
         merged.notes.push(format!("{} records are in several of the runs; each counts once{but}", repeated.len()));
     }
-    merged.notes.extend(shards::notes(&merged.sources));
+    merged.notes.extend(of_shards);
     merged.notes = distinct(std::mem::take(&mut merged.notes));
     Ok(merged)
 }

@@ -1,42 +1,58 @@
 //! Whether the shards of a run are all there: what is missing, what is split in several ways, and what did not end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::Value;
 
 use super::merge::Source;
+use crate::eval::record::Record;
 use crate::eval::stated::Stated;
 use crate::eval::store::IDENTITY;
 
 /// So many shards are named that are missing.
 const NAMED: usize = 8;
 
-/// What has to be said of the shards among runs that were read, a line each.
-pub fn notes(sources: &[Source]) -> Vec<String> {
-    let mut matrices: BTreeMap<String, Vec<(&Source, Vec<Stated>)>> = BTreeMap::new();
-    for source in sources {
+/// A run, the shards of it that it is, and its records.
+type Run<'a> = (&'a Source, Vec<Stated>, &'a [Record]);
+
+/// What has to be said of the shards among runs that were read, with their records, a line each.
+pub fn notes(sources: &[Source], records: &[Vec<Record>]) -> Vec<String> {
+    let mut matrices: BTreeMap<String, Vec<Run>> = BTreeMap::new();
+    for (source, records) in sources.iter().zip(records) {
         let stated = all_stated(&source.manifest);
         if !stated.is_empty() {
-            matrices.entry(matrix(&source.manifest)).or_default().push((source, stated));
+            matrices.entry(matrix(&source.manifest)).or_default().push((source, stated, records));
         }
     }
-    let of_matrix = |runs: &Vec<(&Source, Vec<Stated>)>| {
-        let unfinished: Vec<String> = runs.iter().filter_map(|(source, stated)| unfinished(source, stated)).collect();
+    let of_matrix = |runs: &Vec<Run>| {
+        let unfinished: Vec<String> =
+            runs.iter().filter_map(|(source, stated, _)| unfinished(source, stated)).collect();
         missing(runs).into_iter().chain(unfinished).collect::<Vec<_>>()
     };
     matrices.values().flat_map(of_matrix).collect()
 }
 
+/// Whether runs have all records of their matrix between them, as far as they say how many there are.
+fn are_whole(runs: &[Run]) -> bool {
+    let stated: BTreeSet<Option<usize>> = runs.iter().flat_map(|(_, stated, _)| stated).map(|s| s.whole).collect();
+    let known = if stated.len() == 1 { stated.first().copied().flatten() } else { None };
+    let Some(whole) = known else { return false };
+    let name = |r: &'_ Record| [r.key.clone(), r.model.to_string(), r.task.to_string()];
+    let all: HashSet<[String; 3]> = runs.iter().flat_map(|(_, _, records)| records.iter().map(name)).collect();
+    all.len() == whole
+}
+
 /// The shards of a run's folder: that which it was begun with, and others that it went on with.
 fn all_stated(manifest: &Value) -> Vec<Stated> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
-    let mut all: BTreeMap<(usize, usize), Option<usize>> = BTreeMap::new();
-    for Stated { index, of, records } in std::iter::once(manifest).chain(resumed).filter_map(Stated::of) {
-        // A run that went on with less was still begun with more.
-        let known = all.entry((of, index)).or_default();
-        *known = (*known).max(records);
+    let mut all: BTreeMap<(usize, usize), Stated> = BTreeMap::new();
+    for stated in std::iter::once(manifest).chain(resumed).filter_map(Stated::of) {
+        let known = all.entry((stated.of, stated.index)).or_insert(stated);
+        // A run that went on with less was still begun with more, and what is whole is not known then.
+        known.whole = known.whole.filter(|whole| Some(*whole) == stated.whole);
+        known.records = known.records.max(stated.records);
     }
-    all.into_iter().map(|((of, index), records)| Stated { index, of, records }).collect()
+    all.into_values().collect()
 }
 
 /// What is the same for all shards of a run.
@@ -45,9 +61,9 @@ fn matrix(manifest: &Value) -> String {
 }
 
 /// What the shards of a run lack.
-fn missing(runs: &[(&Source, Vec<Stated>)]) -> Option<String> {
+fn missing(runs: &[Run]) -> Option<String> {
     let mut splits: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
-    for stated in runs.iter().flat_map(|(_, stated)| stated) {
+    for stated in runs.iter().flat_map(|(_, stated, _)| stated) {
         splits.entry(stated.of).or_default().insert(stated.index);
     }
     let here = splits.iter().flat_map(|(of, shards)| shards.iter().map(move |index| format!("{index}/{of}")));
@@ -55,6 +71,12 @@ fn missing(runs: &[(&Source, Vec<Stated>)]) -> Option<String> {
     let is_whole = splits.iter().any(|(of, shards)| shards.len() == *of);
     match (splits.len(), is_whole) {
         (1, true) => None,
+        // What is missing has nothing in it.
+        (1, false) if are_whole(runs) => None,
+        (_, false) if are_whole(runs) => Some(format!(
+            "shards of one run that is split in several ways ({}) are all of it together: what is there twice counts once",
+            listed(&here)
+        )),
         (_, true) => Some(format!(
             "a run is here whole, and parts of it again, split in other ways (shards {}): what is there twice counts once",
             listed(&here)
@@ -108,17 +130,49 @@ fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::eval::contexts::Shard;
+    use crate::eval::record::tests::record;
     use serde_json::json;
 
     /// A shard's folder, with as many records as it was to make, less some.
     fn source(shard: &str, lacking: usize) -> Source {
         let mut manifest = json!({"identity": {"model": "builtin"}, "config": {"samples": 30}});
-        Stated::new(Shard::parse(shard).unwrap(), 30).put(&mut manifest);
+        Stated::new(Shard::parse(shard).unwrap(), 30, 90).put(&mut manifest);
         Source { name: shard.replace('/', "-of-"), dir: "shard".into(), manifest, records: 30 - lacking }
+    }
+
+    /// What is said of runs of whose records nothing is known but their number.
+    fn notes(sources: &[Source]) -> Vec<String> {
+        super::notes(sources, &vec![Vec::new(); sources.len()])
     }
 
     fn told(shards: &[&str]) -> Vec<String> {
         notes(&shards.iter().map(|shard| source(shard, 0)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_records_decide_whether_a_run_is_whole() {
+        let records =
+            |samples: std::ops::Range<usize>| samples.map(|i| record("vt", "full", i, 1.0)).collect::<Vec<_>>();
+        let said = |shards: [&str; 2], all: [Vec<Record>; 2]| super::notes(&shards.map(|shard| source(shard, 0)), &all);
+        let whole = said(["1/2", "2/3"], [records(0..50), records(40..90)]);
+        assert_eq!(
+            whole,
+            [
+                "shards of one run that is split in several ways (1/2, 2/3) are all of it together: what is there twice counts once"
+            ]
+        );
+        let lacking = said(["1/2", "2/3"], [records(0..50), records(40..89)]);
+        assert!(lacking[0].contains("share examples, which count once, and lack others"), "{lacking:?}");
+        // The third has nothing in it.
+        assert_eq!(said(["1/3", "2/3"], [records(0..50), records(50..90)]), [""; 0]);
+        assert!(
+            said(["1/3", "2/3"], [records(0..50), records(50..89)])[0].starts_with("shard 3/3 of a run is missing")
+        );
+        // One that was gone on with other methods says no more how much all of it is.
+        let mut grown = source("1/2", 0);
+        grown.manifest["resumed"] = json!([{"shard": {"index": 1, "of": 2, "records": 60, "whole": 180}}]);
+        let said = super::notes(&[grown, source("2/3", 0)], &[records(0..50), records(40..90)]);
+        assert!(said[0].contains("lack others"), "{said:?}");
     }
 
     #[test]
