@@ -137,12 +137,28 @@ pub fn in_cell(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// What a cell that [`in_cell`] wrote says.
+/// A cell of a column of names, of which none is a number: what a spreadsheet would take for a number, a date or a time is text
+/// there as well.
+pub fn in_name_cell(name: &str) -> Cow<'_, str> {
+    match is_like_number(name.trim_start_matches('\'')) {
+        true => Cow::Owned(format!("'{}", shown(name))),
+        false => in_cell(name),
+    }
+}
+
+/// What a cell that [`in_cell`] or [`in_name_cell`] wrote says.
 pub fn of_cell(cell: &str) -> &str {
+    let is_meant = |text: &str| is_formula(text) || is_like_number(text);
     match cell.strip_prefix('\'') {
-        Some(text) if is_formula(text.trim_start_matches('\'')) => text,
+        Some(text) if is_meant(text.trim_start_matches('\'')) => text,
         _ => cell,
     }
+}
+
+/// Whether nothing stands in a text but digits and what numbers, dates and times are written with.
+fn is_like_number(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_digit() || "+-.,:/%eE ".contains(c);
+    text.contains(|c: char| c.is_ascii_digit()) && text.chars().all(is_part)
 }
 
 fn is_formula(text: &str) -> bool {
@@ -222,6 +238,14 @@ mod tests {
         }
         for text in ["=1", "'=1", "''=1", "'", "'a", "-3.5", "-x", "x"] {
             assert_eq!(of_cell(&in_cell(text)), text);
+        }
+        for name in ["+1", "-5", "007", "1e5", "1-2", "2024-01-01", "12:30", "3.10", "'5", "=1", "@a", "-x"] {
+            assert_eq!(in_name_cell(name), format!("'{name}"));
+            assert_eq!(of_cell(&in_name_cell(name)), name);
+        }
+        for plain in ["", "gpt-2", "k=8", "4-8k", "last:32", "e", "-e".trim_start_matches('-'), "'a"] {
+            assert_eq!(in_name_cell(plain), plain);
+            assert_eq!(of_cell(&in_name_cell(plain)), plain);
         }
     }
 

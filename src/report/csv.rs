@@ -91,7 +91,12 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     finished(writer)
 }
 
-/// What was written of a table, with cells that no spreadsheet takes for a formula ([`text::in_cell`]).
+/// Headings of columns that hold names, never numbers.
+const OF_NAMES: [&str; 11] =
+    ["model", "task", "method", "params", "protocol", "metric", "name", "shape", "parameter", "spec", "schedule"];
+
+/// What was written of a table, with cells that no spreadsheet takes for a formula ([`text::in_cell`]) and names that none takes
+/// for a number ([`text::in_name_cell`]).
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -99,9 +104,15 @@ pub(super) fn finished(writer: csv::Writer<Vec<u8>>) -> Result<String> {
     let written = String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?;
     let mut safe = csv::WriterBuilder::new().flexible(true).from_writer(Vec::with_capacity(written.len()));
     let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(written.as_bytes());
-    let mut row = csv::StringRecord::new();
+    let (mut row, mut holds_names) = (csv::StringRecord::new(), None);
     while rows.read_record(&mut row)? {
-        safe.write_record(row.iter().map(|cell| text::in_cell(cell).into_owned()))?;
+        let of_names: &Vec<bool> =
+            holds_names.get_or_insert_with(|| row.iter().map(|heading| OF_NAMES.contains(&heading)).collect());
+        let cells = row.iter().enumerate().map(|(at, cell)| match of_names.get(at) {
+            Some(true) => text::in_name_cell(cell).into_owned(),
+            _ => text::in_cell(cell).into_owned(),
+        });
+        safe.write_record(cells)?;
     }
     Ok(String::from_utf8(safe.into_inner().map_err(|e| e.into_error())?)?)
 }
