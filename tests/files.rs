@@ -373,7 +373,7 @@ fn rows_texts_and_configs_come_through_pipes_too() {
 fn a_pipe_that_nobody_writes_to_is_told_of_and_can_be_left() {
     let temp = TempDir::new().unwrap();
     assert!(Command::new("mkfifo").arg(temp.path().join("p")).status().unwrap().success());
-    let child = begun(spattn(temp.path()).args(["eval", "-t", "jsonl:p", "--out", "o"]));
+    let child = begun(spattn(temp.path()).args(["eval", "--quiet", "-t", "jsonl:p", "--out", "o"]));
     std::thread::sleep(Duration::from_secs(5));
     // Ctrl-C may be ignored where the tests run, as in the background of a shell.
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
