@@ -222,11 +222,17 @@ fn a_limit_on_the_size_of_files_is_told_as_a_full_disk_is() {
     // Blocks are of 512 or 1,024 bytes.
     let output = under("ulimit -f 16", dir.path(), &args).output().unwrap();
     fails(&output, 1, "samples.jsonl: File too large", "--resume");
+    fails(&output, 1, "samples.jsonl: File too large", "raise `ulimit -f`");
     let text = fs::read_to_string(dir.path().join("run/samples.jsonl")).unwrap();
     assert!(text.ends_with('\n') && text.lines().count() > 2, "whole records are kept");
     assert!(!dir.path().join("run/.owner").exists(), "and the folder is let go");
     let again = under(":", dir.path(), &[&args[..], &["--resume"]].concat()).output().unwrap();
     assert!(again.status.success(), "{}", said(&again));
+    for line in ["report run --out drawn", "bench kernels --out timed"] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = under("ulimit -f 1", dir.path(), &words).output().unwrap();
+        fails(&output, 1, "File too large", "raise `ulimit -f`");
+    }
 }
 
 /// Starts a run, sends it a signal when it has records, and waits for it.

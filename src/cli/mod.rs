@@ -28,6 +28,7 @@ mod tune_schedules;
 mod tune_shapes;
 
 use std::ffi::OsString;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -222,15 +223,30 @@ fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     eprintln!("error: {}", line.join(": "));
     let usage = error.downcast_ref::<UsageError>();
     let failure = error.downcast_ref::<RunFailure>().map(|failure| failure.hint.as_str());
-    for hint in usage.and_then(|u| u.hint.as_deref()).or(failure).into_iter().chain(advice) {
+    let hint = usage.and_then(|u| u.hint.as_deref()).or(failure).or_else(|| of_room(error));
+    for hint in hint.into_iter().chain(advice) {
         eprintln!("  hint: {hint}");
     }
     ExitCode::from(if usage.is_some() { 2 } else { 1 })
 }
 
+/// What can be done where a file could not grow. A full disk says that by itself.
+fn of_room(error: &anyhow::Error) -> Option<&'static str> {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    let is_limited = kinds.any(|kind| kind == ErrorKind::FileTooLarge);
+    is_limited.then_some("the system limits how large a file may be: raise `ulimit -f`, or write to another disk")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_grow_has_a_hint() {
+        let error = anyhow::Error::new(io::Error::new(ErrorKind::FileTooLarge, "cannot write a")).context("the report");
+        assert!(of_room(&error).is_some_and(|hint| hint.contains("ulimit -f")));
+        assert_eq!(of_room(&anyhow::Error::new(io::Error::from(ErrorKind::NotFound))), None);
+    }
 
     #[test]
     fn plots_are_listed_as_their_folder() {
