@@ -231,6 +231,52 @@ fn other_commands_leave_the_user_out_too() {
         let anonymous = home.ok(&[&args[..], &["--anonymous"]].concat(), &format!("{name} 2"));
         assert_eq!(home.found(&anonymous), [""; 0], "{name}");
     }
+    // A bench that was made without it is drawn anew.
+    let bench = home.path("bench");
+    let refused = home.run(&["report", &bench, "--anonymous"], "bench");
+    assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
+    let drawn = home.ok(&["report", &bench, "--anonymous"], "bench drawn");
+    assert!(fs::read_to_string(drawn.join("bench.md")).unwrap().contains("qwen"));
+    assert_eq!(home.found(&drawn), [""; 0]);
+}
+
+/// Items of the papers at a length and on a task that the built-in model can be run on.
+fn items(home: &Home) -> [String; 2] {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/papers");
+    ["topk/figure-5", "hip/figure-20"].map(|name| {
+        let text = fs::read_to_string(shipped.join(format!("{name}.toml"))).unwrap();
+        let text = text.replace("[4096]", "[2048]").replace("ppl/wikitext2:detokenize=true", "ruler/niah_multikey_3");
+        let path = home.path(&format!("mine/{}.toml", name.replace('/', "-")));
+        fs::write(&path, text).unwrap();
+        path
+    })
+}
+
+#[test]
+fn papers_are_reproduced_without_the_user() {
+    let home = Home::new();
+    let (model, gone) = (home.path("models/qwen"), home.path("models/not there"));
+    for item in items(&home) {
+        let name = Path::new(&item).file_stem().unwrap().to_str().unwrap().to_owned();
+        let args = ["reproduce", &item, "--samples", "1", "--quiet", "--model"];
+        let open = home.ok(&[&args[..], &[&model]].concat(), &format!("{name} open"));
+        assert!(!home.found(&open).is_empty(), "{name}: without the flag it is there to be found");
+        let out = home.ok(&[&args[..], &[&model, "--anonymous"]].concat(), &name);
+        let result = |out: &Path| {
+            let path = format!("own/{name}/paper/result.json");
+            json_of(&out.join(path))["rows"].clone()
+        };
+        assert!(out.join("RESULTS.md").is_file() && out.join("runs").is_dir(), "{name}");
+        assert_eq!(home.found(&out), [""; 0], "{name}");
+        assert_eq!(result(&out), result(&open), "{name}: all is as it is without the flag");
+        // What fails later is written beside the records that are there.
+        assert!(!home.run(&[&args[..], &[&gone, "--anonymous"]].concat(), &name).status.success());
+        assert_eq!(home.found(&out), [""; 0], "{name}");
+        if out.join(format!("runs/paper/own/{name}/samples.jsonl")).is_file() {
+            let failure = json_of(&out.join(format!("own/{name}/paper/result.json")))["failure"].clone();
+            assert!(failure.as_str().is_some_and(|why| why.contains("not there")), "{failure}");
+        }
+    }
 }
 
 /// The page lists what a run writes: a file or a field of the manifest that is new has to be looked at.
