@@ -12,6 +12,7 @@ use super::config::{RunConfig, Settings};
 use super::contexts::Shard;
 use super::generate::{Request, Spent, run_example};
 use super::manifest::example_bytes;
+use super::material::Material;
 use super::plan::{Cell, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::Latency;
@@ -109,6 +110,8 @@ fn built_in_rate() -> Result<f64> {
     Ok(model.dimensions.prefill_products(TOKENS) as f64 / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
 }
 
+/// Lengths of a task at most at which an example is made.
+const MOST_MADE: usize = 32;
 /// Methods that the probe runs at most.
 const MOST_PROBED: usize = 64;
 
@@ -145,7 +148,7 @@ fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: im
         let examples = size.examples as f64;
         sum.prefill += examples * samples[1].prefill * growth * readings as f64;
         for &prefix in &size.prefixes {
-            let steps = size.prompt.len() - prefix + size.answer_tokens;
+            let steps = size.prompt - prefix + size.answer_tokens;
             sum.index += examples * along(samples, prefix as f64, |s| s.index);
             sum.steps += examples * steps as f64 * along(samples, prefix as f64, |s| s.step);
         }
@@ -167,10 +170,12 @@ impl Runner<'_> {
     /// If an example cannot be made or run.
     pub fn estimate(&self, plan: &Plan) -> Result<Estimate> {
         let weights = self.model.decoder.weight_bytes();
-        let sized = |cell: &Cell| Some(Sized { examples: cell.examples(), ..self.size(cell)? });
-        let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
-        let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
-        let samples = self.probe(&first.prompt)?;
+        let Some(prompt) = plan.cells.iter().find_map(|cell| self.first(cell)).map(|first| first.prompt().to_vec())
+        else {
+            return Ok(Estimate { bytes: weights, ..Estimate::default() });
+        };
+        let sizes = self.sizes(plan);
+        let samples = self.probe(&prompt)?;
         let products = |tokens| self.model.dimensions.prefill_products(tokens) as f64;
         let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), products);
         if self.config.latency == Latency::Solo {
@@ -191,13 +196,36 @@ impl Runner<'_> {
         protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
     }
 
+    /// The sizes of cells, as far as there are any. Of a task at very many lengths the examples of some are made, and the
+    /// others are as much longer or shorter as was asked for.
+    fn sizes(&self, plan: &Plan) -> Vec<Sized> {
+        let mut sizes = Vec::new();
+        for of_task in plan.cells.chunk_by(|a, b| a.place.task == b.place.task) {
+            let made = spread(&of_task.iter().collect::<Vec<_>>(), MOST_MADE);
+            let made: Vec<(usize, Sized)> =
+                made.into_iter().filter_map(|cell| Some((cell.place.length, self.size(cell)?))).collect();
+            let of_cell = |cell: &Cell| {
+                let length = cell.place.length;
+                let (known, size) = made.iter().min_by_key(|(known, _)| known.abs_diff(length))?;
+                Some(Sized { examples: cell.examples(), ..size.as_of(*known, length) })
+            };
+            sizes.extend(of_task.iter().filter_map(of_cell));
+        }
+        sizes
+    }
+
+    /// A cell's first example; `None` if there is none or it cannot be made.
+    fn first(&self, cell: &Cell) -> Option<Material> {
+        let index = *cell.contexts.iter().next()?.first()?;
+        self.material(cell.place, index, self.config.seeds[0]).ok()
+    }
+
     /// The size of a cell's first example; `None` if there is none or it cannot be made.
     fn size(&self, cell: &Cell) -> Option<Sized> {
-        let index = *cell.contexts.iter().next()?.first()?;
-        let material = self.material(cell.place, index, self.config.seeds[0]).ok()?;
+        let material = self.first(cell)?;
         let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
-        Some(Sized { examples: 0, prompt: material.prompt().to_vec(), prefixes, answer_tokens })
+        Some(Sized { examples: 0, prompt: material.prompt().len(), prefixes, answer_tokens })
     }
 
     fn probe(&self, prompt: &[u32]) -> Result<[Sample; 2]> {
@@ -241,9 +269,11 @@ impl Runner<'_> {
 }
 
 /// What examples of a cell are like, judged by the first.
+#[derive(Debug, Clone, PartialEq)]
 struct Sized {
     examples: usize,
-    prompt: Vec<u32>,
+    /// Tokens of the prompt.
+    prompt: usize,
     /// Tokens of the prefix under each protocol.
     prefixes: Vec<usize>,
     /// Tokens that are generated, or scored.
@@ -251,6 +281,13 @@ struct Sized {
 }
 
 impl Sized {
+    /// What examples of another length are like: question and answer stay as they are.
+    fn as_of(&self, known: usize, length: usize) -> Self {
+        let grown = |tokens: usize| (tokens + length).saturating_sub(known);
+        let prefixes = self.prefixes.iter().map(|tokens| grown(*tokens)).collect();
+        Self { prompt: grown(self.prompt), prefixes, ..*self }
+    }
+
     fn longest(&self) -> usize {
         self.prefixes.iter().copied().max().unwrap_or(0)
     }
@@ -259,7 +296,6 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::material::Material;
     use crate::eval::watch::{Failure, Progress, Watch};
     use crate::tasks::{TaskOptions, resolve};
 
@@ -299,7 +335,7 @@ mod tests {
         let samples = [sample(100.0, 1.0), sample(200.0, 2.0)];
         let sized = |examples, prompt, prefixes: &[usize], answer_tokens| Sized {
             examples,
-            prompt: vec![0; prompt],
+            prompt,
             prefixes: prefixes.to_vec(),
             answer_tokens,
         };
@@ -355,7 +391,7 @@ mod tests {
                 panic!("a prompt")
             };
             let prompt = &fitted.prompt.ids;
-            assert_eq!(&size.prompt, prompt);
+            assert_eq!(size.prompt, prompt.len());
             assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
             assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
             // The key and what ends it.
@@ -384,6 +420,32 @@ mod tests {
             let nothing = Estimate { bytes: runner.model.decoder.weight_bytes(), ..Estimate::default() };
             assert_eq!(runner.estimate(&Plan::default()).unwrap(), nothing);
             assert_eq!(runner.own_readings(), 0);
+        });
+    }
+
+    #[test]
+    fn of_very_many_lengths_some_examples_are_made() {
+        let lengths: Vec<String> = (0..200).map(|i| (400 + 3 * i).to_string()).collect();
+        let text = format!("tasks = ['ruler/niah_single_1']\nlengths = [{}]\nsamples = 2", lengths.join(", "));
+        with_runner(&text, |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let sizes = runner.sizes(&plan);
+            assert_eq!(sizes.len(), 200);
+            for (cell, size) in plan.cells.iter().zip(&sizes) {
+                let own = runner.size(cell).unwrap();
+                // Prompts grow by whole repetitions of their noise.
+                let is_near = |a: usize, b: usize| a.abs_diff(b) <= 64;
+                assert!(is_near(own.prompt, size.prompt) && is_near(own.longest(), size.longest()), "{own:?} {size:?}");
+                assert_eq!(size.examples, 2);
+            }
+            let made = spread(&sizes, MOST_MADE);
+            assert_eq!(made.len(), MOST_MADE);
+        });
+        // Few lengths are all made.
+        with_runner("tasks = ['ruler/niah_single_1']\nlengths = [400, 500, 900]\nsamples = 1", |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let own: Vec<Sized> = plan.cells.iter().map(|c| Sized { examples: 1, ..runner.size(c).unwrap() }).collect();
+            assert_eq!(runner.sizes(&plan), own);
         });
     }
 
