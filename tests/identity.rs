@@ -252,65 +252,61 @@ fn cases() -> Vec<Case> {
             .of("needle/number:depths=50", LENGTH),
         case("an option", |p| p.write("data/winogrande/validation.jsonl", &sentences("dined")), "its text has changed")
             .of("mcq/winogrande", &[]),
-        case("a system prompt", |p| p.write("system.txt", "Answer in two words."), "`system_prompt` was")
+        case("a system prompt", |p| p.write("system.txt", "Answer in two words."), "`--system-prompt` was")
             .of(ROWS, &["--system-prompt", "@system.txt"]),
         // The model.
         case(
             "RoPE's base",
             |p| p.replace("model/config.json", "500000.0", "10000.0"),
-            "`config.rope.theta` was 500000.0, is 10000.0",
+            "the model's configuration has changed: `rope.theta` was 500000.0, is 10000.0",
         ),
         case(
             "a longer context",
             |p| p.replace("model/config.json", "\"factor\":8.0", "\"factor\":16.0"),
-            "`config.rope.scaling.llama3.factor` was 8.0, is 16.0",
+            "`rope.scaling.llama3.factor` was 8.0, is 16.0",
         ),
         case(
             "YaRN",
             |p| {
                 p.set("model/config.json", json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 4096}}));
             },
-            "`config.rope.scaling.llama3` was",
+            "`rope.scaling.llama3` was",
         ),
-        case(
-            "the norm's epsilon",
-            |p| p.set("model/config.json", json!({"rms_norm_eps": 1e-6})),
-            "`config.rms_norm_eps` was",
-        ),
+        case("the norm's epsilon", |p| p.set("model/config.json", json!({"rms_norm_eps": 1e-6})), "`rms_norm_eps` was"),
         case(
             "the context",
             |p| p.set("model/config.json", json!({"max_position_embeddings": 3000})),
-            "`config.max_position_embeddings` was 4096, is 3000",
+            "`max_position_embeddings` was 4096, is 3000",
         ),
         case(
             "a family",
             |p| p.set("model/config.json", json!({"architectures": ["MistralForCausalLM"], "sliding_window": null})),
-            "`config.architecture` was",
+            "`architecture` was",
         ),
         case(
             "ends of answers",
             |p| p.set("model/config.json", json!({"eos_token_id": [2, 3, 65]})),
-            "`tokens.eos` was [2,3], is [2,3,65]",
+            "the list of tokens that end an answer was [2,3], is [2,3,65]",
         ),
         case(
             "ends of answers elsewhere",
             |p| p.write("model/generation_config.json", "{\"eos_token_id\": 66}"),
-            "`tokens.eos` was",
+            "the list of tokens that end an answer",
         ),
         case(
             "a chat template",
             |p| p.replace("model/chat_template.jinja", "assistant:", "model:"),
-            "`tokens.chat_template_sha256` was",
+            "the chat template has changed since the folder's records were made",
         ),
         case(
             "no chat template",
             |p| fs::remove_file(p.path("model/chat_template.jinja")).unwrap(),
-            "`chat_template` was true, is false",
+            "the use of a chat template was true, is false",
         ),
         case(
             "a token in front",
             |p| p.set("model/tokenizer_config.json", json!({"bos_token": "A", "add_bos_token": true})),
-            "`tokens.front` was [], is [65]",
+            "the list of tokens in front of a prompt was [], is [65]",
         ),
         case(
             "a special token",
@@ -318,12 +314,12 @@ fn cases() -> Vec<Case> {
                 let special = json!({"104": {"content": "h", "special": true}});
                 p.set("model/tokenizer_config.json", json!({"added_tokens_decoder": special}));
             },
-            "`tokens.added_tokens_sha256` was",
+            "the tokenizer's special tokens have changed since",
         ),
         case(
             "the tokenizer",
             |p| p.replace("model/tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}"),
-            "`tokenizer_sha256` was",
+            "tokenizer.json has changed since the folder's records were made",
         ),
         case(
             "the weights",
@@ -333,7 +329,7 @@ fn cases() -> Vec<Case> {
                 bytes[last] ^= 1;
                 fs::write(p.path("model/model.safetensors"), bytes).unwrap();
             },
-            "`weights_sha256` was",
+            "the weights have changed since the folder's records were made",
         ),
     ]
 }

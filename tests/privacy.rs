@@ -149,7 +149,9 @@ fn a_run_leaves_the_user_out_and_goes_on() {
     // Another prompt is another run, whatever is kept of it.
     let other = ["eval", "-q", "--model", &model, "-t", &rows, "-m", "topk:k=8", "--system-prompt", "Other."];
     let refused = home.run(&[&other[..], &["-n", "2", "--anonymous", "--resume"]].concat(), "run");
-    assert!(refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("system_prompt"));
+    assert!(
+        refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("`--system-prompt` was")
+    );
     // A folder goes on as it began.
     for (out, flag) in [("run", None), ("open", Some("--anonymous"))] {
         let refused = home.run(&[&args[..], &["-n", "2", "--resume"], flag.as_slice()].concat(), out);

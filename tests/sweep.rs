@@ -365,9 +365,9 @@ fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
     assert_eq!((first.len(), grown.len()), (6, 24));
     assert!(first.iter().all(|(key, record)| grown[key] == *record));
     for (more, what) in [
-        (&["--seed", "3"] as &[&str], "`seed` was 1, is 3"),
-        (&["--sparse-from", "decode"], "`protocol` was \"question\", is \"decode\""),
-        (&["--dtype", "f16"], "`dtype` was \"bf16\", is \"f16\""),
+        (&["--seed", "3"] as &[&str], "it has records of `--seed` 1, which is not asked for now"),
+        (&["--sparse-from", "decode"], "it has records of `--sparse-from` question, which is not asked for now"),
+        (&["--dtype", "f16"], "`--dtype` was \"bf16\", is \"f16\""),
     ] {
         let ran = m.run("out", &[&["--resume", "-n", "1"], more].concat(), 2);
         assert!(
@@ -382,7 +382,11 @@ fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
     fs::write(&path, manifest.replace(&format!("\"results_version\": {RESULTS_VERSION}"), "\"results_version\": 0"))
         .unwrap();
     let ran = m.run("out", &["--resume", "-n", "1"], 2);
-    assert!(stderr(&ran).contains(&format!("`results_version` was 0, is {RESULTS_VERSION}")), "{}", stderr(&ran));
+    assert!(
+        stderr(&ran).contains(&format!("the version of the program's results was 0, is {RESULTS_VERSION}")),
+        "{}",
+        stderr(&ran)
+    );
     fs::write(&path, manifest).unwrap();
     assert_eq!(records(&m.out("out")), grown);
     m.run("out", &["--resume", "-n", "1"], 0);

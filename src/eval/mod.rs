@@ -5,6 +5,7 @@ pub mod attempts;
 pub mod calibration;
 pub mod capture;
 pub mod cells;
+mod changed;
 pub mod checks;
 pub mod config;
 mod config_file;

@@ -3,6 +3,7 @@
 //! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
+use super::changed::{self, AXES, Changes};
 use super::lease::{Lease, OWNER, Owner, Refused};
 use super::owned::{self, OwnFolder};
 use super::place::{self, Place};
@@ -13,7 +14,7 @@ use crate::error::{RunFailure, UsageError, in_plain_words};
 use crate::given;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
@@ -508,26 +509,40 @@ fn already_there(dir: &Path) -> UsageError {
 /// If the two differ in anything that determines results.
 fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
-    let mut differing = BTreeSet::new();
+    let (mut changed, mut lacking) = (BTreeSet::new(), BTreeSet::new());
     for then in identities(&stored) {
         // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
-        let other_axes =
-            |now: &Value| ["model", "protocol", "seed"].iter().filter(|axis| then[**axis] != now[**axis]).count();
-        let compared = identities(manifest).into_iter().map(|now| (other_axes(now), differences_of(then, now)));
-        let nearest = compared.min_by_key(|(other_axes, differing)| (*other_axes, differing.len()));
-        differing.extend(nearest.map(|(_, differing)| differing).unwrap_or_default());
+        let compared = identities(manifest).into_iter().map(|now| {
+            let mut changes = Changes::new();
+            changed::compare("", then, now, &mut changes);
+            (AXES.iter().filter(|axis| changes.contains_key(**axis)).count(), changes)
+        });
+        let nearest = compared.min_by_key(|(axes, changes)| (*axes, changes.len()));
+        let Some((_, mut changes)) = nearest else { continue };
+        // All of another model is other.
+        let is_other_model = changes.contains_key("model");
+        let axes = AXES.iter().filter_map(|axis| Some((*axis, changes.remove(*axis)?)));
+        lacking.extend(axes.map(|(axis, (then, _))| changed::lacking(axis, &then)).collect::<Vec<_>>());
+        // That there is none any more says it.
+        if changes.contains_key("chat_template") {
+            changes.remove("tokens.chat_template_sha256");
+        }
+        if !is_other_model {
+            changed.extend(changes.iter().map(|(key, (then, now))| changed::in_words(key, then, now)));
+        }
     }
     let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
-    differences(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut differing);
-    if !differing.is_empty() {
-        let differing: Vec<String> = differing.into_iter().collect();
-        return Err(UsageError::new(format!(
-            "{} was run with other settings: {}",
-            dir.display(),
-            differing.join("; ")
-        ))
-        .hint("use the same settings, --overwrite, or another --out folder")
-        .into());
+    let mut changes = Changes::new();
+    changed::compare(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut changes);
+    changed.extend(changes.iter().map(|(key, (then, now))| changed::in_words(key, then, now)));
+    if !changed.is_empty() || !lacking.is_empty() {
+        let hint = match changed.is_empty() {
+            true => "a matrix may grow: ask for what it has as well, or use another --out folder (or --overwrite)",
+            false => "use the same settings, --overwrite, or another --out folder",
+        };
+        let said: Vec<String> = changed.into_iter().chain(lacking).collect();
+        let what = format!("{} was run with other settings: {}", dir.display(), said.join("; "));
+        return Err(UsageError::new(what).hint(hint).into());
     }
     // Whether records are still of what tasks are made of is checked record by record.
     let inputs = with_known_kinds(&manifest[INPUTS], &stored[INPUTS]);
@@ -572,12 +587,6 @@ fn without_identity(manifest: &Value) -> Value {
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
-fn differences_of(stored: &Value, now: &Value) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    differences("", stored, now, &mut found);
-    found
-}
-
 /// Reads a run's folder: its records, and its manifest.
 ///
 /// # Errors
@@ -607,36 +616,6 @@ fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> 
             .hint("keep the records of each run in a folder of its own; `spattn report` puts folders together")
             .into())
         }
-    }
-}
-
-// ---- differences ----
-
-/// Names every key in which two values differ, nested keys with dots, with both values.
-fn differences(key: &str, stored: &Value, now: &Value, found: &mut BTreeSet<String>) {
-    if let (Value::Object(stored), Value::Object(now)) = (stored, now) {
-        let field = |object: &Map<String, Value>, name: &str| object.get(name).cloned().unwrap_or(Value::Null);
-        let unknown = |name: &String| key.is_empty() && CONTENT.contains(&name.as_str()) && !stored.contains_key(name);
-        for name in stored.keys().chain(now.keys()).filter(|name| !unknown(name)) {
-            let nested = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-            differences(&nested, &field(stored, name), &field(now, name), found);
-        }
-    } else if stored != now {
-        let key = if key.is_empty() { IDENTITY } else { key };
-        found.insert(format!("`{key}` was {}, is {}", short(stored), short(now)));
-    }
-}
-
-/// A value as JSON, cut to a readable length; settings are left out where they are the default.
-fn short(value: &Value) -> String {
-    const LONGEST: usize = 40;
-    if value.is_null() {
-        return "not set".to_owned();
-    }
-    let text = value.to_string();
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
     }
 }
 
@@ -747,7 +726,8 @@ mod tests {
         other[IDENTITY]["weights"]["hash"] = json!("cd");
         other["machine"] = json!("two");
         let error = usage(Store::open(dir.path(), OpenMode::Resume, &other).unwrap_err());
-        assert!(error.what.ends_with("`seed` was 1, is 2; `weights.hash` was \"ab\", is \"cd\""), "{error}");
+        let lacking = "it has records of `--seed` 1, which is not asked for now";
+        assert!(error.what.ends_with(&format!("`weights.hash` was \"ab\", is \"cd\"; {lacking}")), "{error}");
     }
 
     #[test]
@@ -759,7 +739,8 @@ mod tests {
         assert_eq!(identities(&load_manifest(dir.path()).unwrap()).len(), 2);
         for fewer in [manifest(1), matrix(&[1, 3])] {
             let error = usage(resume(&fewer).unwrap_err());
-            assert!(error.what.contains("`seed` was 2, is "), "{error}");
+            assert!(error.what.ends_with("it has records of `--seed` 2, which is not asked for now"), "{error}");
+            assert!(error.hint.unwrap().starts_with("a matrix may grow: ask for what it has as well"));
         }
         let mut other = matrix(&[1, 2]);
         other[IDENTITY][1]["weights"]["hash"] = json!("cd");
@@ -811,7 +792,7 @@ mod tests {
         calibrated(json!({ "hash": "b" })).unwrap();
         calibrated(json!({})).unwrap();
         let error = usage(calibrated(json!({ "hash": "b", "loki": "c" })).unwrap_err());
-        assert!(error.what.ends_with("`calibration.loki` was \"a\", is \"c\""), "{error}");
+        assert!(error.what.contains("the calibration of loki has changed since"), "{error}");
         assert_eq!(load_manifest(dir.path()).unwrap()[CALIBRATION], json!({ "loki": "a", "hash": "b" }));
     }
 
