@@ -65,7 +65,12 @@ impl Place {
 
     /// Evaluates a task into a folder.
     fn eval(&self, out: &str, task: &str, more: &[&str]) -> Ran {
-        let base = ["eval", "--model", "model", "-t", task, "-n", "3", "--quiet", "--skip-bad", "--data", "data"];
+        self.eval_from(["model", "data"], out, task, more)
+    }
+
+    /// The same with the model and the data at other paths.
+    fn eval_from(&self, [model, data]: [&str; 2], out: &str, task: &str, more: &[&str]) -> Ran {
+        let base = ["eval", "--model", model, "-t", task, "-n", "3", "--quiet", "--skip-bad", "--data", data];
         self.spattn(&[&base, more, &["--out", out]].concat())
     }
 }
@@ -435,13 +440,23 @@ fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
 /// What does not decide an answer may change: the run goes on, and both are one table.
 #[test]
 fn what_decides_nothing_may_change() {
-    let changes: [(&str, &str, Change); 6] = [
+    let changes: [(&str, &str, Change); 8] = [
         ("nothing", ROWS, |_| {}),
         ("rows behind those that were asked", ROWS, |p| p.write("rows.jsonl", &lines((0..9).map(needle_row)))),
         ("an empty line", ROWS, |p| p.write("rows.jsonl", &format!("\n{}", p.read("rows.jsonl")))),
         ("the layout of a config", ROWS, |p| {
             let config: Value = serde_json::from_str(&p.read("model/config.json")).unwrap();
             p.write("model/config.json", &format!("{config:#}\n"));
+        }),
+        ("the layout of a tokenizer", ROWS, |p| {
+            let tokenizer: Value = serde_json::from_str(&p.read("model/tokenizer.json")).unwrap();
+            p.write("model/tokenizer.json", &format!("{tokenizer:#}\n"));
+        }),
+        ("the order of a tokenizer's keys, and escapes", ROWS, |p| {
+            let tokenizer: Map<String, Value> = serde_json::from_str(&p.read("model/tokenizer.json")).unwrap();
+            let backwards: Map<String, Value> = tokenizer.into_iter().rev().collect();
+            let text = Value::Object(backwards).to_string().replace('\u{e9}', "\\u00e9");
+            p.write("model/tokenizer.json", &text);
         }),
         ("a key that nobody reads", ROWS, |p| p.set("model/config.json", json!({"transformers_version": "9"}))),
         ("text behind that which was read", "ppl/file:text.txt:scored=16", |p| {
@@ -461,6 +476,47 @@ fn what_decides_nothing_may_change() {
         assert_eq!((of("full")["n"].as_u64(), of("topk")["n"].as_u64()), (Some(3), Some(3)), "{name}");
         assert!(of("topk")["delta_full"].is_number(), "{name}: {}", of("topk"));
     }
+}
+
+/// Other paths to the same model and the same data, and a copy of the data: the run goes on, and nothing is run twice.
+#[test]
+fn what_is_reached_by_another_path_is_the_same() {
+    const SETS: [(&str, &[&str]); 3] =
+        [("longbench/hotpotqa", &[]), ("gen/gsm8k_cot:shots=1", &[]), ("ruler/niah_single_2", LENGTH)];
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    for file in files_below(&place.path("data")) {
+        let copy = place.path("copy").join(file.strip_prefix(place.path("data")).unwrap());
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(&file, copy).unwrap();
+    }
+    let whole = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    let (model, data) = (whole("model"), whole("data"));
+    let pairs = [["./model/", "data"], ["model/", "data/"], [&model, &data], ["model", "copy"], ["./model", "./copy/"]];
+    for (at, (task, more)) in SETS.into_iter().enumerate() {
+        let out = format!("run{at}");
+        assert_eq!(place.eval(&out, task, &[more, FIRST].concat()).status, Some(0));
+        let records = place.read(&format!("{out}/samples.jsonl"));
+        for pair in pairs {
+            let resumed = place.eval_from(pair, &out, task, &[more, FIRST, &["--resume"]].concat());
+            assert_eq!(resumed.status, Some(0), "{task} {pair:?}: {}", resumed.stderr);
+            assert_eq!(place.read(&format!("{out}/samples.jsonl")), records, "{task} {pair:?}");
+        }
+        let resumed =
+            place.eval_from(["./model/", "copy"], &out, task, &[more, MORE, &["--resume", "--json"]].concat());
+        let rows = summary(&resumed);
+        assert!(rows.iter().all(|r| r["model"] == "model" && r["delta_full"].is_number()), "{task}: {rows:?}");
+    }
+    // Other weights, and other data, at another path are others.
+    place.write("copy/longbench/hotpotqa.jsonl", &qa_rows("hotpotqa", 1));
+    let refused = place.eval_from(["model", "copy"], "run0", SETS[0].0, &[FIRST, &["--resume"]].concat());
+    assert!(refused.status == Some(2) && refused.stderr.contains("`--data` was"), "{}", refused.stderr);
+}
+
+/// All files below a folder.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
 /// Files of one name in different folders, as RULER's are, are different tasks.

@@ -30,11 +30,12 @@ use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::owned;
 use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
 use crate::eval::record::{REFERENCE, Record};
+use crate::eval::renamed::Recorded;
 use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::stated::{self, Stated};
-use crate::eval::store::{NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records};
+use crate::eval::store::{MANIFEST, NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
 use crate::kernels::cpu::precision::set_matmul_precision;
 use crate::launch::plan::{PlannedCell, PlannedShard};
@@ -117,6 +118,8 @@ struct Ready {
     tasks: Tasks,
     /// Where the data are, as records are identified by it.
     data: Option<String>,
+    /// What the folder has recorded, if it is gone on with.
+    recorded: Recorded,
     /// Models that can be run, those whose turn is over taken out.
     slots: VecDeque<Slot>,
     /// Models that cannot, as they were named.
@@ -493,7 +496,10 @@ impl Run {
     /// Loads and checks everything, before any work.
     fn ready(&self, watcher: &mut Watcher) -> Result<Ready> {
         let (tasks, data) = self.tasks(watcher)?;
-        let mut ready = Ready { tasks, data, slots: VecDeque::new(), missing_models: Vec::new() };
+        let is_resumed = self.mode == OpenMode::Resume && self.out.join(MANIFEST).is_file();
+        let recorded = Recorded(if is_resumed { load_manifest(&self.out).ok() } else { None });
+        let data = recorded.name_of_data(&tasks, data);
+        let mut ready = Ready { tasks, data, recorded, slots: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
             match self.slot(config.clone(), &ready, watcher)? {
                 Some(slot) => ready.slots.push_back(slot),
@@ -545,6 +551,7 @@ impl Run {
         if privacy::is_left_out() && self.has_twin(&config.model) {
             model.id = privacy::told_apart(&model.id, &model.weights_sha256);
         }
+        ready.recorded.name_model(&mut model);
         if let Some(twin) = ready.slots.iter().find(|slot| privacy::is_left_out() && slot.part.id == model.id) {
             let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
             return Err(UsageError::new(what).hint("give their folders other names").into());

@@ -27,6 +27,9 @@ pub const RESULTS_VERSION: u32 = 6;
 /// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do. 6: tensor cores take keys in another order.
 const CUDA_VERSION: u32 = 6;
 
+/// Key of a model in a manifest that holds a digest of what its `tokenizer.json` says, however it is laid out.
+pub const TOKENIZER_VALUE: &str = "tokenizer_value_sha256";
+
 /// Everything that determines a record besides task, length, example and method.
 ///
 /// What single methods were calibrated with is not in it either, but part of their own records' keys:
@@ -121,6 +124,7 @@ impl ModelPart {
                 "weight_bytes": model.dimensions.weight_bytes(),
                 "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
                 "notes": model.notes,
+                TOKENIZER_VALUE: model.tokenizer.value_sha256(),
             }),
             example_bytes: example_bytes(config, model),
         }

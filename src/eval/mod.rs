@@ -32,6 +32,7 @@ pub mod protocol;
 mod reading;
 pub mod record;
 mod recorded;
+pub mod renamed;
 pub mod run;
 pub mod scores;
 pub mod shared;

@@ -95,6 +95,7 @@ pub struct Tokenizer {
     chat_sha256: Option<String>,
     options: TokenizerOptions,
     sha256: String,
+    value_sha256: String,
     notes: Vec<String>,
 }
 
@@ -138,6 +139,7 @@ impl Tokenizer {
             chat: template.as_ref().map(Template::compiled).transpose()?,
             chat_sha256: template.as_ref().map(Template::sha256),
             sha256: sha256_hex(files.tokenizer.text.as_bytes()),
+            value_sha256: value_sha256(&files.tokenizer.text),
             file: files.tokenizer.name.clone(),
             inner,
             front,
@@ -182,6 +184,16 @@ impl Tokenizer {
     /// SHA-256 of `tokenizer.json` in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
+    }
+
+    /// Digest of what `tokenizer.json` says, however it is laid out.
+    pub fn value_sha256(&self) -> &str {
+        &self.value_sha256
+    }
+
+    /// Has its file known by another SHA-256: of a file that says the same.
+    pub fn record_as(&mut self, sha256: &str) {
+        sha256.clone_into(&mut self.sha256);
     }
 
     /// What determines prompts and where answers end besides `tokenizer.json`, as a run's identity holds it.
@@ -537,6 +549,13 @@ impl Template<'_> {
     fn sha256(&self) -> String {
         sha256_hex(json!([self.source, self.bos, self.eos, self.others]).to_string().as_bytes())
     }
+}
+
+/// Digest of the value of a text in JSON: blanks, the order of keys and the way characters are escaped are no part of it.
+fn value_sha256(text: &str) -> String {
+    let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+    value.sort_all_objects();
+    sha256_hex(value.to_string().as_bytes())
 }
 
 /// The template in `tokenizer_config.json`: a text, or the one named `default` of a list.
