@@ -155,7 +155,7 @@ fn a_system_prompt_is_read_recorded_and_part_of_what_a_run_is() {
     let out = dir.path().join("without");
     let other = eval(&out, &[&base[..], &["--system-prompt", text, "--resume"]].concat());
     let errors = String::from_utf8_lossy(&other.stderr);
-    assert!(other.status.code() == Some(2) && errors.contains("system_prompt"), "{errors}");
+    assert!(other.status.code() == Some(2) && errors.contains("`--system-prompt` was not set"), "{errors}");
     let mut sweep = Command::new(env!("CARGO_BIN_EXE_spattn"));
     let planned = sweep.args(["sweep", config.to_str().unwrap(), "--dry-run"]).args(base).output().unwrap();
     let said = String::from_utf8_lossy(&planned.stdout);

@@ -415,7 +415,7 @@ fn a_damaged_model_folder_is_one_line() {
     damaged(config, &edit("\"hidden_size\"", "\"hiden_size\""), 2, "the key `hidden_size` is missing", "");
     damaged(config, &edit("\"hidden_size\": 256", "\"hidden_size\": \"x\""), 2, "`hidden_size`: expected a whole", "");
     damaged(config, &edit("LlamaForCausalLM", "BertModel"), 2, "`BertModel` is not supported", "LlamaForCausalLM");
-    damaged(config, &edit("\"hidden_size\": 256", "\"hidden_size\": 128"), 1, "has shape [8192, 256]", "");
+    damaged(config, &edit("\"hidden_size\": 256", "\"hidden_size\": 128"), 2, "has shape [8192, 256]", "two models");
     damaged(config, &edit("{", ""), 2, "config.json: not valid JSON", "");
     tiny(&out).args(&["--model", folder]).ok();
     assert_eq!(out.records().len(), 2);
