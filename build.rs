@@ -1,122 +1,15 @@
-//! Tells the program what it is built from, and compiles `kernels/*.cu` for the feature `cuda`.
-//!
-//! Each file becomes one fat binary: code for Hopper GPUs, and PTX from which drivers make code for others from Ampere on.
-//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again where its text, a header, this file or the
-//! compiler is another.
+//! Tells the program what it is built from.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
-use std::process::{Command, exit};
-use std::sync::Mutex;
-use std::{env, fs, thread};
-
-/// For Hopper GPUs.
-const HOPPER: &str = "-gencode=arch=compute_90a,code=sm_90a";
-/// For drivers to make code of, for others.
-const PORTABLE: &str = "-gencode=arch=compute_80,code=compute_80";
-/// What files include that no other GPU can run.
-const HOPPER_ONLY: &str = "#include \"hopper.cuh\"";
+use std::process::Command;
+use std::{env, fs};
 
 /// What of the repository goes into the program.
-const BUILT_FROM: [&str; 9] =
-    ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "tasks", "configs", "models", "scripts"];
+const BUILT_FROM: [&str; 10] =
+    ["build.rs", "Cargo.toml", "Cargo.lock", "crates", "src", "kernels", "tasks", "configs", "models", "scripts"];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     tell_build();
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return;
-    }
-    println!("cargo:rerun-if-changed=kernels");
-    println!("cargo:rerun-if-env-changed=CUDA_HOME");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let sources = files(Path::new("kernels"), "cu");
-    let shared = shared_key();
-    let waiting = Mutex::new(sources.iter());
-    let next = || waiting.lock().expect("nobody panics while taking one").next();
-    let compile_some = || std::iter::from_fn(next).map(|source| compile(source, &out, shared)).collect::<Vec<_>>();
-    let compiled: Vec<Result<(), String>> = thread::scope(|scope| {
-        let workers = thread::available_parallelism().map_or(1, usize::from);
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(compile_some)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a thread that waits for a compiler")).collect()
-    });
-    let failures: Vec<String> = compiled.into_iter().filter_map(Result::err).collect();
-    if !failures.is_empty() {
-        failures.iter().for_each(|failure| println!("cargo:warning={failure}"));
-        exit(1);
-    }
-    let line = |source: &PathBuf| {
-        let (stem, hopper_only) = (stem(source), is_hopper_only(source));
-        format!("    (\"{stem}\", {hopper_only}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{stem}.fatbin\"))),\n")
-    };
-    let list: String = sources.iter().map(line).collect();
-    fs::write(out.join("modules.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR can be written to");
-}
-
-/// The files of a folder that end so, in order.
-fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("the folder of kernels is part of the source");
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == ending))
-        .collect();
-    files.sort();
-    files
-}
-
-fn nvcc() -> PathBuf {
-    env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"))
-}
-
-/// What all kernels are made of beside their own text: headers, this file, the compiler.
-fn shared_key() -> u64 {
-    let mut hasher = DefaultHasher::new();
-    nvcc().hash(&mut hasher);
-    let shared = files(Path::new("kernels"), "cuh").into_iter().chain([PathBuf::from("build.rs")]);
-    shared.for_each(|path| fs::read(&path).unwrap_or_default().hash(&mut hasher));
-    hasher.finish()
-}
-
-fn stem(source: &Path) -> &str {
-    source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernels are plain")
-}
-
-/// Whether no other GPU can run what a file holds.
-fn is_hopper_only(source: &Path) -> bool {
-    fs::read_to_string(source).is_ok_and(|text| text.contains(HOPPER_ONLY))
-}
-
-/// What a kernel's code was made of.
-fn key_of(source: &Path, shared: u64) -> String {
-    let mut hasher = DefaultHasher::new();
-    (shared, fs::read(source).unwrap_or_default()).hash(&mut hasher);
-    format!("{:x}", hasher.finish())
-}
-
-fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
-    let (nvcc, to) = (nvcc(), out.join(stem(source)).with_extension("fatbin"));
-    let (key, made) = (key_of(source, shared), to.with_extension("key"));
-    if to.exists() && fs::read_to_string(&made).is_ok_and(|known| known == key) {
-        return Ok(());
-    }
-    let run = Command::new(&nvcc)
-        .args(["--fatbin", "-O3", "-std=c++17", HOPPER])
-        .args((!is_hopper_only(source)).then_some(PORTABLE))
-        .arg("-o")
-        .arg(&to)
-        .arg(source)
-        .output()
-        .map_err(|e| format!("the feature cuda needs {}: {e}; set CUDA_HOME to a CUDA 13 toolkit", nvcc.display()))?;
-    match run.status.success() {
-        true => fs::write(made, key).map_err(|e| format!("{}: {e}", source.display())),
-        false => Err(format!("{}: {}", source.display(), first_errors(&run.stderr))),
-    }
-}
-
-/// What a compiler said first, in one line.
-fn first_errors(said: &[u8]) -> String {
-    let said = String::from_utf8_lossy(said);
-    said.lines().filter(|line| line.contains("error")).take(3).collect::<Vec<_>>().join(" | ")
 }
 
 /// Sets `SPATTN_BUILD` to how the program is built, and `SPATTN_COMMIT` to what of, where that is known: twelve digits of a

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The reference values in the tests of src/eval/stats/, from scipy and statsmodels (pip install scipy statsmodels).
+"""The reference values in the tests of crates/stats/src/, from scipy and statsmodels (pip install scipy statsmodels).
 
 Tango's interval is in neither: here it is its definition, by a numerical search for the likeliest probabilities under
 each difference, where the program has a closed form.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants faults one at a time in src/attention and src/eval (cargo-mutants), and says which ones the unit tests notice.
+# Plants faults one at a time in crates/attention and src/eval (cargo-mutants), and says which ones the unit tests notice.
 #
 #     scripts/mutants.sh [i/n] [FOLDER]              the i-th of n shards (from 0; default 0/1: all)
 #     scripts/mutants.sh sample N [SEED] [FOLDER]    N faults drawn at random, of each file in proportion to how many it has
@@ -10,8 +10,8 @@
 # whole run is thousands of builds and takes days: shards and samples are for that. The exit status is 0 however many survive
 # (1 if the tests fail without a fault, or nothing could be judged).
 #
-# cargo-mutants is installed if it is missing. Faults in src/attention are judged by the tests under `attention`, those in
-# src/eval by the tests under `eval`: a survivor may still be noticed by a test further off, or change nothing that can be
+# cargo-mutants is installed if it is missing. Faults in crates/attention are judged by the tests of that crate, those in
+# src/eval by the tests of the program under `eval`: a survivor may still be noticed by a test further off, or change nothing that can be
 # observed. Each is worth a look, and a test or a word in the code. docs/mutants.md has those that were looked at.
 #
 # MUTANTS_JOBS    builds at a time (1)
@@ -46,9 +46,14 @@ CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$(cd "$out" && pwd)/build}
 export CARGO_TARGET_DIR
 ulimit -v $((${MUTANTS_MEMORY:-16} << 20))
 
+# Where the part $1 lies, which package it is of, and which of that package's unit tests judge it.
+folder_of() { [ "$1" = attention ] && echo crates/attention/src || echo src/eval; }
+package_of() { [ "$1" = attention ] && echo spattn-attention || echo spattn; }
+tests_of() { [ "$1" = attention ] && echo "" || echo "eval::"; }
+
 # `cargo mutants` for the part $1 with further options.
 mutants() {
-    cargo mutants --file "src/$1/**/*.rs" --exclude '**/tests.rs' --exclude '**/*_tests.rs' "${@:2}"
+    cargo mutants --package "$(package_of "$1")" --file "$(folder_of "$1")/**/*.rs" --exclude '**/tests.rs' --exclude '**/*_tests.rs' "${@:2}"
 }
 
 # N lines of those read, by a seed: files in a random order, each one's lines in a random order, and of all that every n-th.
@@ -89,18 +94,18 @@ for part in attention eval; do
     mutants "$part" "${options[@]}" \
         --shard "$shard" --sharding round-robin --jobs "${MUTANTS_JOBS:-1}" --timeout "${MUTANTS_TIMEOUT:-600}" \
         --no-shuffle --output "$folder/$part" \
-        --cargo-arg=--release --cargo-arg=--config --cargo-arg='profile.release.package.spattn.opt-level=1' \
-        -- --lib -- "$part::" || status=$?
+        --cargo-arg=--release --cargo-arg=--config --cargo-arg="profile.release.package.$(package_of "$part").opt-level=1" \
+        -- --lib -- "$(tests_of "$part")" || status=$?
     case $status in
     0 | 2 | 3) ;;
     *)
-        echo "cargo mutants failed on src/$part with status $status; its logs are in $folder/$part" >&2
+        echo "cargo mutants failed on $(folder_of "$part") with status $status; its logs are in $folder/$part" >&2
         exit 1
         ;;
     esac
     noticed=$(($(lines "$lists/caught.txt") + $(lines "$lists/timeout.txt")))
     survived=$(lines "$lists/missed.txt")
-    if ((noticed + survived > 0)); then share "src/$part" "$noticed" "$survived"; fi
+    if ((noticed + survived > 0)); then share "$(folder_of "$part")" "$noticed" "$survived"; fi
     caught=$((caught + noticed)) missed=$((missed + survived))
     unbuilt=$((unbuilt + $(lines "$lists/unviable.txt")))
     if [ -f "$lists/missed.txt" ]; then cat "$lists/missed.txt" >>"$folder/survivors.txt"; fi

@@ -1,37 +1,28 @@
 //! `spattn`: an evaluation harness for sparse attention.
 //!
-//! The library is built in floors; a module imports only from those below it
+//! This crate is the program. Below it, in `crates/`, are those that it is made of; each imports only from crates below its own
 //! (see `ARCHITECTURE.md`):
 //!
-//! `error`, `version`, `clock`, `cost`, `disk`, `foreign`, `given`, `memory`, `privacy`, `text` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
+//! `spattn-base`, `spattn-stats` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` → `spattn-tasks` → `spattn`.
+//!
+//! Within this crate: [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
 
-/// Prints a line on standard error, whether or not anybody can read it: `std`'s own ends the program with a panic where
-/// the other end of a pipe is closed (`spattn eval 2>&1 | head -1`). Whatever names are in it, no terminal takes commands from it, and
-/// no line is longer than [`text::LONGEST_LINE`].
-macro_rules! eprintln {
-    ($($line:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", $crate::text::for_log(&format!($($line)*)));
-    }};
+#[macro_use]
+extern crate spattn_base;
+
+pub use spattn_attention::{cost, kv};
+pub use spattn_base::{clock, disk, error, foreign, given, memory, privacy, text};
+pub use {spattn_attention as attention, spattn_model as model, spattn_stats as stats, spattn_tasks as tasks};
+
+/// Compute kernels of all devices.
+pub mod kernels {
+    #[cfg(feature = "cuda")]
+    pub use spattn_cuda as cuda;
+    pub use spattn_kernels as cpu;
+    pub use spattn_kernels::heap;
 }
 
-pub mod error;
-
-pub mod clock;
-pub mod cost;
-pub mod disk;
-pub mod foreign;
-pub mod given;
-pub mod kernels;
-pub mod kv;
-pub mod memory;
-pub mod privacy;
-pub mod text;
 pub mod version;
-
-pub mod attention;
-pub mod model;
-pub mod tasks;
 
 pub mod eval;
 

@@ -118,9 +118,9 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 
 use proptest::prelude::*;
 use spattn::eval::record::{Record, Spread};
-use spattn::eval::stats::{self, Sample};
 use spattn::eval::{store, summary};
 use spattn::report::Report;
+use spattn::stats::{self, Sample};
 use spattn::tasks::likelihood::Measure;
 use std::collections::BTreeMap;
 

@@ -37,7 +37,7 @@ impl Channels {
         let model = &setup.loaded.model;
         let (c, mut notes) = (model.dimensions.config(), Vec::new());
         let artefact = found(CALIBRATION, model, None)?;
-        let of_layer = |layer: usize, artefact: &crate::attention::artefact::Artefact| -> Result<Vec<Vec<usize>>> {
+        let of_layer = |layer: usize, artefact: &spattn_attention::artefact::Artefact| -> Result<Vec<Vec<usize>>> {
             let means = artefact.read(&format!("layers.{layer}.qk"), &[c.heads, c.head_dim])?;
             let of_group = |group: &[f32]| ranked(&sums(group, c.head_dim));
             Ok(means.chunks_exact(c.heads / c.kv_heads * c.head_dim).map(of_group).collect())

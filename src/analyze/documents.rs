@@ -13,8 +13,8 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, softmax};
 use super::{Analysis, Document, Findings, Observation};
-use crate::model::tokenizer::PromptTokens;
-use crate::tasks::Example;
+use spattn_model::tokenizer::PromptTokens;
+use spattn_tasks::Example;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "documents",
@@ -189,7 +189,7 @@ mod tests {
     use super::super::head::testing::drawn;
     use super::super::reading::{Reader, Request};
     use super::*;
-    use crate::model::device::Device;
+    use spattn_model::device::Device;
 
     #[test]
     fn documents_begin_in_order_at_lines() {

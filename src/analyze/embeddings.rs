@@ -8,8 +8,8 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Tally, Unit};
 use super::head::{Head, Query, cosine, wide};
 use super::{Analysis, Document, Findings, Observation, Setup};
-use crate::attention::methods::Embeddings as Nets;
 use crate::eval::calibration::found;
+use spattn_attention::methods::Embeddings as Nets;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "embeddings",
@@ -109,7 +109,7 @@ mod tests {
     use super::super::head::{dot, norm};
     use super::super::reading::{Reader, Request};
     use super::*;
-    use crate::model::device::Device;
+    use spattn_model::device::Device;
     use std::collections::BTreeSet;
 
     /// Signs are those of the method's own signatures: their cosine is 1 − 2·distance/bits, the distance that of its score.

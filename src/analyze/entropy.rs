@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, softmax};
 use super::{Analysis, Document, Findings, Observation};
-use crate::eval::stats::correlation;
+use spattn_stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "entropy",

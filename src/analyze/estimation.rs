@@ -23,7 +23,7 @@ use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, norm, softmax};
 use super::picked::{Estimate, estimate};
 use super::{Analysis, Choices, Document, Findings, Method, Observation, Setup};
-use crate::attention::{Configured, mix_seed};
+use spattn_attention::{Configured, mix_seed};
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "estimation",

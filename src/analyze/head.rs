@@ -118,7 +118,7 @@ pub(super) mod testing {
     /// A head of drawn keys and values, with a query of each of two heads at each of `steps` steps behind `context` tokens.
     pub fn drawn(context: usize, steps: usize, d: usize, seed: u64) -> Head {
         let draw = |kind: u64, at: usize| {
-            let bits = crate::attention::mix_seed(crate::attention::mix_seed(seed, kind), at as u64);
+            let bits = spattn_attention::mix_seed(spattn_attention::mix_seed(seed, kind), at as u64);
             (bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0
         };
         let rows = |kind: u64, count: usize| (0..count * d).map(|at| 2.0 * draw(kind, at)).collect::<Vec<_>>();

@@ -16,7 +16,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 use super::findings::{Drawing, Lines, Map, Panel, Point, Table, Tally, Unit};
 use super::head::Query;
 use super::{Analysis, Document, Findings, Observation};
-use crate::eval::stats::correlation;
+use spattn_stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "locality",

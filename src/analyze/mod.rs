@@ -28,11 +28,11 @@ use anyhow::Result;
 
 pub use self::findings::Findings;
 pub use self::reading::{Choices, Document, Loaded, Reader, Request};
-use crate::attention::methods::configure;
-use crate::attention::{Configured, MethodSpec, Policy, PromptNeed, expand_grid};
-use crate::error::UsageError;
 use crate::eval::calibration::supply;
-use crate::model::OpenModel;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, MethodSpec, Policy, PromptNeed, expand_grid};
+use spattn_base::error::UsageError;
+use spattn_model::OpenModel;
 
 /// One of the papers' observations.
 pub struct Analysis {
@@ -135,7 +135,7 @@ impl Method {
             return refused("is about how a prompt is read, and prompts are read densely here");
         }
         match self.configured.method.positions() {
-            crate::attention::Positions::Original => Ok(()),
+            spattn_attention::Positions::Original => Ok(()),
             _ => refused("attends at other positions than tokens were read at"),
         }
     }

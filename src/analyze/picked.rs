@@ -1,7 +1,7 @@
 //! What a method attends as weights of tokens: exact parts, picks and what stands for the rest, in one softmax.
 
 use super::head::Head;
-use crate::attention::{Picked, Picks, Selection, Weighting};
+use spattn_attention::{Picked, Picks, Selection, Weighting};
 
 /// Weights that stand for exact attention's: they sum to 1, but for given weights that do not.
 #[derive(Debug, Clone, PartialEq)]

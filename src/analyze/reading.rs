@@ -9,20 +9,20 @@ use rayon::prelude::*;
 
 use super::documents::{Part, parts};
 use super::head::{Head, Query};
-use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Configured, IndexCache, Picked, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed};
-use crate::error::UsageError;
 use crate::eval::calibration::read_text;
 use crate::eval::capture::read_apart;
 use crate::eval::counter::Counter;
 use crate::eval::cut;
-use crate::kv::{KvDtype, LayerKv, Prefix};
-use crate::memory;
-use crate::model::device::Device;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
-use crate::model::{Model, OpenModel};
-use crate::tasks::{Task, TaskOptions, digest, resolve};
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{KvDtype, LayerKv, Prefix};
+use spattn_attention::{Configured, IndexCache, Picked, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
+use spattn_model::device::Device;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::{Task, TaskOptions, digest, resolve};
 
 /// Tokens that there are at least before those whose queries are looked at.
 const LEAST_CONTEXT: usize = 16;
@@ -506,7 +506,7 @@ mod tests {
     use super::super::picked::estimate;
     use super::super::{Method, Setup, select};
     use super::*;
-    use crate::attention::Policy;
+    use spattn_attention::Policy;
 
     fn request<'a>(tasks: &'a [String], layers: &'a [usize]) -> Request<'a> {
         Request {

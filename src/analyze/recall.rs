@@ -12,7 +12,7 @@ use super::findings::{Drawing, Lines, Map, Panel, Table, Tally, Unit};
 use super::head::{Head, Query};
 use super::picked::picks_of;
 use super::{Analysis, Document, Findings, Method, Observation, Setup};
-use crate::attention::Picked;
+use spattn_attention::Picked;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "recall",
@@ -155,7 +155,7 @@ fn recall(logits: &[f64], taken: &BTreeSet<usize>, k: usize) -> f64 {
 mod tests {
     use super::super::head::testing::drawn;
     use super::*;
-    use crate::attention::{Exact, Picks, Selection};
+    use spattn_attention::{Exact, Picks, Selection};
 
     #[test]
     fn equal_scores_count_as_many_times_as_they_are_in_the_top() {

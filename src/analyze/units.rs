@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::{Loaded, Method, Reader, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
-use crate::attention::Policy;
-use crate::error::UsageError;
 use crate::eval::estimate::reading_seconds;
 use crate::eval::manifest::RESULTS_VERSION;
 use crate::eval::owned::{self, OwnFolder};
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
-use crate::model::device::Device;
 use crate::version;
+use spattn_attention::Policy;
+use spattn_base::error::UsageError;
+use spattn_model::device::Device;
 
 /// First tokens that count as the sink, draws of what is drawn, and seed: as `spattn analyze` has them by itself.
 const SINK: usize = 4;
@@ -265,7 +265,7 @@ enum Reading {
 }
 
 impl Reading {
-    fn model(&self) -> &crate::model::OpenModel {
+    fn model(&self) -> &spattn_model::OpenModel {
         match self {
             Self::Found(reader) => reader.model(),
             Self::Loaded(loaded) => &loaded.model,

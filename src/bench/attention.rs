@@ -8,10 +8,10 @@ use anyhow::Result;
 use super::row::BenchRow;
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
-use crate::attention::{AttentionTime, Configured, Fork, IndexCache, Rotation};
-use crate::cost::Cost;
-use crate::kv::Prefix;
-use crate::model::dimensions::Dimensions;
+use spattn_attention::cost::Cost;
+use spattn_attention::kv::Prefix;
+use spattn_attention::{AttentionTime, Configured, Fork, IndexCache, Rotation};
+use spattn_model::dimensions::Dimensions;
 
 /// Forks of one method, one on each sequence, that step together.
 pub struct Stepping<'s> {
@@ -109,9 +109,9 @@ mod tests {
 
     use super::super::sequence::Wanted;
     use super::*;
-    use crate::attention::{Policy, expand_grid, methods};
-    use crate::kv::KvDtype;
-    use crate::model::source::ModelSource;
+    use spattn_attention::kv::KvDtype;
+    use spattn_attention::{Policy, expand_grid, methods};
+    use spattn_model::source::ModelSource;
 
     /// In contexts in which KV heads are on threads of their own, and in which they are not.
     #[test]

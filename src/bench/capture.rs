@@ -9,20 +9,20 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use super::prefill::Prompt;
-use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
-use crate::attention::calibration::PrefillChunk;
-use crate::error::UsageError;
 use crate::eval::calibration::{found, read_text};
 use crate::eval::capture::read_apart;
 use crate::eval::counter::Counter;
-use crate::kv::{KvDtype, LayerKv};
-use crate::memory;
-use crate::model::device::Device;
-use crate::model::dimensions::Dimensions;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
-use crate::model::{Model, OpenModel};
-use crate::tasks::{Task, TaskOptions, resolve};
+use spattn_attention::artefact::{Artefact, ArtefactError, ModelShape};
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{KvDtype, LayerKv};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
+use spattn_model::device::Device;
+use spattn_model::dimensions::Dimensions;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::{Task, TaskOptions, resolve};
 
 /// What is read where the user gives no text.
 const TASK: &str = "ruler/niah_multikey_3";
@@ -294,7 +294,7 @@ mod tests {
 
     use super::super::sequence::{Sequence, Wanted};
     use super::*;
-    use crate::kv::Prefix;
+    use spattn_attention::kv::Prefix;
 
     fn reader(text: Option<&Path>, layers: usize) -> Reader {
         Reader::open("builtin", KvDtype::Bf16, text, layers, 3).unwrap()

@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::attention::{count_steps, shared_out, worked};
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
-use crate::attention::{Configured, Fork, IndexCache};
-use crate::model::decoder::Decoder;
-use crate::model::engine::Stream;
+use spattn_attention::{Configured, Fork, IndexCache};
+use spattn_model::decoder::Decoder;
+use spattn_model::engine::Stream;
 
 /// Forks of one method, one on each sequence, that step together.
 pub struct Decoding<'m> {

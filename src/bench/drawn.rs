@@ -15,12 +15,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::attention::mix_seed;
-use crate::kernels::cpu::Rows;
-use crate::kernels::cpu::linear::scores;
-use crate::kv::LayerKv;
-use crate::model::dimensions::Dimensions;
-use crate::model::rope::{RopeTable, apply};
+use spattn_attention::kv::LayerKv;
+use spattn_attention::mix_seed;
+use spattn_kernels::Rows;
+use spattn_kernels::linear::scores;
+use spattn_model::dimensions::Dimensions;
+use spattn_model::rope::{RopeTable, apply};
 
 /// Channels of a head that are heavy: one in so many.
 const ONE_HEAVY_IN: usize = 16;
@@ -272,9 +272,9 @@ fn heavy_share(keys: Rows<'_>, d: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvDtype;
-    use crate::model::config::ModelConfig;
-    use crate::model::source::ModelSource;
+    use spattn_attention::kv::KvDtype;
+    use spattn_model::config::ModelConfig;
+    use spattn_model::source::ModelSource;
 
     fn llama() -> Dimensions {
         let texts = ModelSource::parse("random:llama-3.1-8b").unwrap().resolve_texts().unwrap();

@@ -14,12 +14,12 @@ use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
-use crate::attention::{Configured, IndexCache, PromptStats, Rotation};
-use crate::kernels::cuda::{Flood, Gpu, Into, Storage};
-use crate::kv::KvDtype;
-use crate::model::cuda::{AloneTimes, BatchRoom, Following, LayerAlone, RunAlone};
-use crate::model::decoder::Decoder;
-use crate::model::dimensions::Dimensions;
+use spattn_attention::kv::KvDtype;
+use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
+use spattn_cuda::{Flood, Gpu, Into, Storage};
+use spattn_model::cuda::{AloneTimes, BatchRoom, Following, LayerAlone, RunAlone};
+use spattn_model::decoder::Decoder;
+use spattn_model::dimensions::Dimensions;
 
 /// Sequences that are drawn; others of a batch are copies of them.
 pub(super) const DRAWN: usize = 2;

@@ -8,9 +8,9 @@ use super::attention::aux_bytes;
 use super::row::BenchRow;
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
-use crate::attention::{Configured, Rotation};
-use crate::kv::Prefix;
-use crate::model::dimensions::Dimensions;
+use spattn_attention::kv::Prefix;
+use spattn_attention::{Configured, Rotation};
+use spattn_model::dimensions::Dimensions;
 
 /// A method that builds its index of one sequence.
 pub struct Building<'s> {

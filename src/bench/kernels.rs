@@ -10,15 +10,15 @@ use rayon::prelude::*;
 
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
-use crate::attention::mix_seed;
-use crate::kernels::cpu::hamming::{Raises, hamming_scores};
-use crate::kernels::cpu::linear::linear_rows;
-use crate::kernels::cpu::matmul::matmul;
-use crate::kernels::cpu::tiles::{self, LeftTiles, RightTiles};
-use crate::kernels::cpu::topk::top_k;
-use crate::kernels::cpu::{Accumulator, attend_list, attend_range};
-use crate::kv::LayerKv;
-use crate::model::dimensions::Dimensions;
+use spattn_attention::kv::LayerKv;
+use spattn_attention::mix_seed;
+use spattn_kernels::hamming::{Raises, hamming_scores};
+use spattn_kernels::linear::linear_rows;
+use spattn_kernels::matmul::matmul;
+use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
+use spattn_kernels::topk::top_k;
+use spattn_kernels::{Accumulator, attend_list, attend_range};
+use spattn_model::dimensions::Dimensions;
 
 /// A kernel on its operands.
 pub struct Kernel<'k> {

@@ -7,12 +7,12 @@ use anyhow::{Result, anyhow};
 
 use super::capture::Capture;
 use super::drawn::Drawn;
-use crate::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
-use crate::attention::calibration::{Assignment, Calibration, Collector, PrefillChunk, TextKind};
-use crate::attention::methods::CALIBRATIONS;
-use crate::attention::{Configured, MethodSpec, Params, mix_seed};
-use crate::kv::LayerKv;
-use crate::model::dimensions::Dimensions;
+use spattn_attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
+use spattn_attention::calibration::{Assignment, Calibration, Collector, PrefillChunk, TextKind};
+use spattn_attention::kv::LayerKv;
+use spattn_attention::methods::CALIBRATIONS;
+use spattn_attention::{Configured, MethodSpec, Params, mix_seed};
+use spattn_model::dimensions::Dimensions;
 
 /// Tokens that are learned from: what a method picks need not be good here, only of the right size and kind.
 const TOKENS: usize = 1024;

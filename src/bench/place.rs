@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::gpu::OnGpu;
 use super::row::Roof;
 use super::turns::{Between, Flood};
-use crate::model::device::Device;
+use spattn_model::device::Device;
 
 /// The processor's cores, or a GPU.
 pub(super) enum Place {

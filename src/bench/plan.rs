@@ -23,17 +23,17 @@ use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{Sequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
-use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
-use crate::error::UsageError;
 use crate::eval::record::REFERENCE;
-use crate::kv::LayerKv;
-use crate::memory;
+use spattn_attention::kv::LayerKv;
+use spattn_attention::{Configured, PromptNeed, Rotation, mix_seed};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
 #[cfg(feature = "cuda")]
-use crate::model::cuda::{LayerAlone, PromptAlone};
-use crate::model::decoder::Decoder;
-use crate::model::device::Device;
-use crate::model::dimensions::Dimensions;
-use crate::model::rope::RopeTable;
+use spattn_model::cuda::{LayerAlone, PromptAlone};
+use spattn_model::decoder::Decoder;
+use spattn_model::device::Device;
+use spattn_model::dimensions::Dimensions;
+use spattn_model::rope::RopeTable;
 
 /// What is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use anyhow::{Result, anyhow};
 
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
-use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Configured, PrefillPattern, SparsePrefill, attend_densely};
-use crate::cost::Cost;
-use crate::kv::LayerKv;
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::cost::Cost;
+use spattn_attention::kv::LayerKv;
+use spattn_attention::{Configured, PrefillPattern, SparsePrefill, attend_densely};
 #[cfg(feature = "cuda")]
-use crate::model::cuda::PromptAlone;
-use crate::model::decoder::Decoder;
+use spattn_model::cuda::PromptAlone;
+use spattn_model::decoder::Decoder;
 
 /// A prompt of one layer: queries `[row][head][d]`, keys and values.
 pub struct Prompt {

@@ -7,13 +7,13 @@ use anyhow::Result;
 
 use super::capture::{Capture, keep_rows};
 use super::drawn::{Drawn, DrawnRows, Looks};
-use crate::attention::calibration::PrefillChunk;
-use crate::attention::{
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{LayerKv, Prefix};
+use spattn_attention::{
     Configured, IndexCache, PromptNeed, PromptShape, PromptStats, RecentQueries, Rotation, mix_seed,
 };
-use crate::kv::{LayerKv, Prefix};
-use crate::model::dimensions::Dimensions;
-use crate::model::rope::RopeTable;
+use spattn_model::dimensions::Dimensions;
+use spattn_model::rope::RopeTable;
 
 /// Tokens that are drawn together, where nothing asks for all of them at once.
 const CHUNK: usize = 4096;

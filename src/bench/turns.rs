@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::row::{BenchRow, Roof};
-use crate::eval::stats::{Sample, median_interval};
-use crate::kernels::cpu::precision::{MatmulPrecision, matmul_precision};
-use crate::kernels::cpu::roof::{multiply_adds, multiply_tiles, read_all};
+use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
+use spattn_kernels::roof::{multiply_adds, multiply_tiles, read_all};
+use spattn_stats::{Sample, median_interval};
 
 /// Turns that do not count: indexes and code are read for the first time, and memory is written to for the first time.
 const WARM_UP: usize = 2;

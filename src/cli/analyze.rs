@@ -12,14 +12,15 @@ use super::output::{print, print_json};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
-use crate::attention::Policy;
-use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::eval::owned::{self, OwnFolder};
-use crate::kv::KvDtype;
-use crate::model::device::Device;
 use crate::report::analyses as drawing;
-use crate::{privacy, version};
+use crate::version;
+use spattn_attention::Policy;
+use spattn_attention::kv::KvDtype;
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_model::device::Device;
 
 /// Tasks that are read if none is named: of each kind that the papers tell apart.
 pub(super) const TASKS: [&str; 5] =

@@ -11,23 +11,24 @@ use super::output::{print, print_json};
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use super::{Done, listed, numbers};
-use crate::attention::methods::configure;
-use crate::attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
-use crate::error::UsageError;
 use crate::eval::config::{parse_dtype, parse_matmul_precision};
 use crate::eval::manifest::cpu_name;
 use crate::eval::owned;
 use crate::eval::record::REFERENCE;
-use crate::kernels::cpu::precision::{MatmulPrecision, set_matmul_precision};
-use crate::kernels::cpu::{isa_name, tiles};
-use crate::model::decoder::Decoder;
-use crate::model::device::Device;
-use crate::model::dimensions::Dimensions;
-use crate::model::source::{ModelSource, RANDOM};
-use crate::model::weights::Weights;
 use crate::report::bench as drawing;
-use crate::{privacy, version};
+use crate::version;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_kernels::precision::{MatmulPrecision, set_matmul_precision};
+use spattn_kernels::{isa_name, tiles};
+use spattn_model::decoder::Decoder;
+use spattn_model::device::Device;
+use spattn_model::dimensions::Dimensions;
+use spattn_model::source::{ModelSource, RANDOM};
+use spattn_model::weights::Weights;
 
 /// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
 const METHODS: [&str; 9] =

@@ -12,16 +12,16 @@ use super::output::print_line;
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use super::{Done, numbers};
-use crate::attention::artefact;
-use crate::disk::write_whole;
-use crate::error::UsageError;
 use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
-use crate::given;
-use crate::model::calibration::file_name;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
-use crate::model::{Model, OpenModel};
-use crate::tasks::{TaskOptions, resolve};
+use spattn_attention::artefact;
+use spattn_base::disk::write_whole;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_model::calibration::file_name;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::{TaskOptions, resolve};
 
 /// Calibrate a model for the methods that need it: read some text, and write what they use to files.
 ///

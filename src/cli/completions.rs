@@ -8,13 +8,13 @@ use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
 use crate::analyze::ANALYSES;
-use crate::attention::methods::{self, CALIBRATIONS};
 use crate::eval::config::SHIPPED;
 use crate::eval::record::Latency;
-use crate::tasks::metrics::Metric;
-use crate::tasks::metrics::datasets::DATASETS;
-use crate::tasks::published::DataSet;
-use crate::tasks::{catalog, groups};
+use spattn_attention::methods::{self, CALIBRATIONS};
+use spattn_tasks::metrics::Metric;
+use spattn_tasks::metrics::datasets::DATASETS;
+use spattn_tasks::published::DataSet;
+use spattn_tasks::{catalog, groups};
 
 /// An argument whose values have names.
 struct Named {

@@ -14,9 +14,9 @@ use super::export_eval::{self, ExportEvalArgs};
 use super::numbers;
 use super::output::Export;
 use super::setup::no_threads;
-use crate::error::UsageError;
-use crate::tasks::text;
-use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
+use spattn_base::error::UsageError;
+use spattn_tasks::text;
+use spattn_tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
 /// Fetch and check published data sets; make and convert data files.
 #[derive(Debug, Args)]

@@ -6,11 +6,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::output::print_line;
-use crate::error::{RunFailure, UsageError};
-use crate::model::download::{DownloadError, Job};
-use crate::model::http::{HttpError, Refusal};
-use crate::model::hub::{offline_by, public_downloader};
-use crate::tasks::published::{DataFile, DataSet, Finding, State};
+use spattn_base::error::{RunFailure, UsageError};
+use spattn_model::download::{DownloadError, Job};
+use spattn_model::http::{HttpError, Refusal};
+use spattn_model::hub::{offline_by, public_downloader};
+use spattn_tasks::published::{DataFile, DataSet, Finding, State};
 
 /// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
 pub(super) fn default_folder() -> Result<PathBuf, UsageError> {

@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::data_sets::default_folder;
 use super::output::{print_json, print_line};
 use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
-use crate::kernels::cpu::{isa_name, tiles};
-use crate::model::device::{self, GpuDevice};
-use crate::model::hub::{CachedModel, HubOptions, cached_models, offline_by};
-use crate::model::source::ModelSource;
-use crate::tasks::published::{DataSet, Finding, State};
 use crate::version;
+use spattn_kernels::{isa_name, tiles};
+use spattn_model::device::{self, GpuDevice};
+use spattn_model::hub::{CachedModel, HubOptions, cached_models, offline_by};
+use spattn_model::source::ModelSource;
+use spattn_tasks::published::{DataSet, Finding, State};
 
 /// Show what this machine and build can do, which models and data sets are there, and how to get what is missing.
 #[derive(Debug, Args)]

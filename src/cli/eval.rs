@@ -8,14 +8,14 @@ use clap::Args;
 
 use super::matrix::{OnFailure, Run};
 use super::{Done, numbers};
-use crate::clock;
-use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several, Wrong};
 use crate::eval::contexts::Shard;
 use crate::eval::record::Latency;
 use crate::eval::store::OpenMode;
-use crate::model::source::RANDOM;
-use crate::tasks::Positions;
+use spattn_base::clock;
+use spattn_base::error::UsageError;
+use spattn_model::source::RANDOM;
+use spattn_tasks::Positions;
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///

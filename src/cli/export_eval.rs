@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::numbers;
 use super::output::Export;
 use super::setup::{find_data, system_prompt};
-use crate::error::UsageError;
 use crate::eval::counter::Counter;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::{Tokenizer, TokenizerOptions};
-use crate::tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
-use crate::text::shown_json;
+use spattn_base::error::UsageError;
+use spattn_base::text::shown_json;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::{Tokenizer, TokenizerOptions};
+use spattn_tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
 
 /// Write the examples that `spattn eval` would run, as rows in RULER's fields.
 ///

@@ -14,7 +14,6 @@ use super::eval::RunArgs;
 use super::matrix::{OnFailure, Shares};
 use super::numbers;
 use super::output::{print, print_json};
-use crate::error::UsageError;
 use crate::eval::attempts::now;
 use crate::eval::config::RunConfig;
 use crate::eval::owned;
@@ -22,6 +21,7 @@ use crate::launch::plan::{PLAN, Submission, SweepPlan, ranges};
 use crate::launch::script::{SITE, Script, Template};
 use crate::launch::status::{State, Watched};
 use crate::launch::{LOGS, MATRIX, SCRIPT, SHARDS, slurm};
+use spattn_base::error::UsageError;
 
 /// Shards if nothing is said.
 const JOBS: usize = 8;

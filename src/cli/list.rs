@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::output::{print_json, print_line};
 use crate::analyze::{ANALYSES, Analysis};
-use crate::attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
-use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
 use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::{Item, Variant};
-use crate::tasks::metrics::Metric;
-use crate::tasks::{TaskInfo, catalog, groups};
+use spattn_attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
+use spattn_base::error::UsageError;
+use spattn_tasks::metrics::Metric;
+use spattn_tasks::{TaskInfo, catalog, groups};
 
 /// List tasks, methods, metrics, models, configs or analyses, with parameters and defaults.
 #[derive(Debug, Args)]

@@ -34,10 +34,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::attention::methods::{MethodEntry, register};
-use crate::error::{RunFailure, UsageError};
-use crate::kernels::cpu::check_isa;
-use crate::{text, version};
+use crate::version;
+use spattn_attention::methods::{MethodEntry, register};
+use spattn_base::error::{RunFailure, UsageError};
+use spattn_base::text;
+use spattn_kernels::check_isa;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///

@@ -4,10 +4,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::error::UsageError;
 use crate::eval::config::MOST_SAMPLES;
 use crate::eval::deal::MOST_SHARDS;
-use crate::kv::MOST_TOKENS;
+use spattn_attention::kv::MOST_TOKENS;
+use spattn_base::error::UsageError;
 
 /// Examples for each task and length.
 pub(super) fn samples(text: &str) -> Result<usize, String> {

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::disk::WholeFile;
-use crate::error::UsageError;
-use crate::text;
+use spattn_base::disk::WholeFile;
+use spattn_base::error::UsageError;
+use spattn_base::text;
 
 /// Prints text for people on standard output, at once. A reader that closes the pipe (`| head`) does not stop the
 /// command, which may have more to do than to print. Names in it are shown, whatever is in them ([`text::shown`]).

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::numbers::duration;
 use super::setup::can_start_thread;
-use crate::text;
+use spattn_base::text;
 
 /// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(30);

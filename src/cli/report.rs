@@ -7,15 +7,15 @@ use clap::{Args, ValueEnum};
 
 use super::listed;
 use super::output::{print, print_data, print_json, print_line, width};
-use crate::error::UsageError;
 use crate::eval::checks::in_short;
 use crate::eval::owned;
 use crate::eval::store::load_manifest;
-use crate::privacy;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
 use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, table};
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
 ///

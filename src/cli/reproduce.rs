@@ -15,7 +15,6 @@ use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Done, numbers};
 use crate::analyze::units::{Ended, Order, Outlook};
-use crate::error::{UsageError, in_one_line};
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
 use crate::eval::learned::Lesson;
@@ -28,9 +27,10 @@ use crate::eval::papers::seen::{Observing, Seen};
 use crate::eval::papers::select;
 use crate::eval::record::Record;
 use crate::eval::store::{OpenMode, load_manifest};
-use crate::given;
-use crate::privacy;
 use crate::report::{merge, papers};
+use spattn_base::error::{UsageError, in_one_line};
+use spattn_base::given;
+use spattn_base::privacy;
 
 /// Where results go if nothing else is said.
 const OUT: &str = "results/papers";

@@ -9,14 +9,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::output::{print_json, print_line};
-use crate::error::UsageError;
-use crate::eval::stats::mean;
 use crate::eval::store::SAMPLES;
-use crate::given;
-use crate::tasks::metrics::datasets::{Dataset, LengthRange};
-use crate::tasks::metrics::{Metric, first_line};
-use crate::tasks::rows::{Row, RowSource, Rows, text_or_number};
-use crate::tasks::{answers, longbench};
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_stats::mean;
+use spattn_tasks::metrics::datasets::{Dataset, LengthRange};
+use spattn_tasks::metrics::{Metric, first_line};
+use spattn_tasks::rows::{Row, RowSource, Rows, text_or_number};
+use spattn_tasks::{answers, longbench};
 
 /// Score predictions made elsewhere, or those of a run again.
 ///

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::error::{RunFailure, UsageError};
 use crate::eval::config::system_text;
-use crate::memory;
-use crate::model::data::{DataFolder, DataSource};
-use crate::tasks::assets;
+use spattn_base::error::{RunFailure, UsageError};
+use spattn_base::memory;
+use spattn_model::data::{DataFolder, DataSource};
+use spattn_tasks::assets;
 
 /// Starts the threads of the whole program, once: so many, or as many as the machine has cores.
 ///

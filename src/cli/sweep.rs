@@ -45,7 +45,7 @@ pub struct SweepArgs {
 /// Runs the matrix and prints its table, or what it would take.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`](crate::error::UsageError); that parts of the matrix failed; whatever keeps
+/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); that parts of the matrix failed; whatever keeps
 /// the rest from going on.
 pub fn run(args: SweepArgs) -> Result<Done> {
     if args.launch.is_asked() {

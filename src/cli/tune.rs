@@ -8,20 +8,21 @@ use super::matrix::{Asks, OnFailure, Run};
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::{Done, listed, tune_schedules, tune_shapes};
-use crate::attention::{DenseLayers, Policy};
-use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
 use crate::eval::owned;
 use crate::eval::record::Record;
 use crate::eval::store::OpenMode;
-use crate::model::source::recorded;
 use crate::report::tuning as drawing;
-use crate::tasks::Task;
-use crate::tasks::likelihood::Measure;
 use crate::tune::grid::{Asked, ladders};
 use crate::tune::{Batch, Goal, Tuning, fewest_samples};
-use crate::{privacy, version};
+use crate::version;
+use spattn_attention::{DenseLayers, Policy};
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_model::source::recorded;
+use spattn_tasks::Task;
+use spattn_tasks::likelihood::Measure;
 
 /// Searches, prints the tables and the specs, and writes them down.
 ///

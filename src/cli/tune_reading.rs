@@ -12,13 +12,13 @@ use super::analyze::TASKS;
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use crate::analyze::{Document, Loaded, Reader, Request};
-use crate::attention::PromptNeed;
-use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::eval::manifest::RESULTS_VERSION;
-use crate::model::device::Device;
-use crate::privacy;
 use crate::tune::journal::Journal;
+use spattn_attention::PromptNeed;
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_model::device::Device;
 
 /// Tokens of a prompt if nothing is said.
 const LENGTH: usize = 4096;

@@ -6,11 +6,11 @@ use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
 use super::{Done, listed};
-use crate::attention::expand_grid;
-use crate::error::UsageError;
 use crate::report::schedules as drawing;
 use crate::tune::schedules::{Budgeted, LEVELS, ScheduleOutcome, outcome};
 use crate::version;
+use spattn_attention::expand_grid;
+use spattn_base::error::UsageError;
 
 /// Measures, compares, prints and writes.
 ///

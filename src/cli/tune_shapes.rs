@@ -8,11 +8,11 @@ use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
 use super::{Done, listed};
-use crate::attention::expand_grid;
-use crate::error::UsageError;
 use crate::report::shapes as drawing;
 use crate::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
 use crate::version;
+use spattn_attention::expand_grid;
+use spattn_base::error::UsageError;
 
 /// Predicts, checks, prints and writes.
 ///

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::material::Material;
 use super::record::Record;
-use crate::model::checksum::sha256_hex;
-use crate::tasks::likelihood::{Measure, Scoring};
+use spattn_model::checksum::sha256_hex;
+use spattn_tasks::likelihood::{Measure, Scoring};
 
 /// Hexadecimal digits of a digest: 128 bits.
 const DIGITS: usize = 32;
@@ -132,10 +132,10 @@ mod tests {
     use super::*;
     use crate::eval::cut::Fitted;
     use crate::eval::record::tests::record;
-    use crate::model::tokenizer::PromptTokens;
-    use crate::tasks::likelihood::{Continuation, Passage};
-    use crate::tasks::metrics::Metric;
-    use crate::tasks::{Example, Handling};
+    use spattn_model::tokenizer::PromptTokens;
+    use spattn_tasks::likelihood::{Continuation, Passage};
+    use spattn_tasks::metrics::Metric;
+    use spattn_tasks::{Example, Handling};
 
     static ENDS: [String; 1] = [String::new()];
 

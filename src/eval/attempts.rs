@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::lease::host;
 use super::owned::OwnFolder;
-use crate::disk::{open_here, read_here};
-use crate::error::{RunFailure, in_one_line};
-use crate::{clock, privacy};
+use spattn_base::disk::{open_here, read_here};
+use spattn_base::error::{RunFailure, in_one_line};
+use spattn_base::{clock, privacy};
 
 /// Name of the file within a folder.
 pub const ATTEMPTS: &str = "attempts.jsonl";

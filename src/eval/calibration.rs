@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::counter::Counter;
-use crate::attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
-use crate::attention::calibration::{
+use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
+use spattn_attention::calibration::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
 };
-use crate::attention::methods::CALIBRATIONS;
-use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
-use crate::disk::{no_lfs_pointer, write_whole};
-use crate::error::UsageError;
-use crate::given;
-use crate::memory;
-use crate::model::calibration::CalibrationPlace;
-use crate::model::checksum::sha256_hex;
-use crate::model::tokenizer::Tokenizer;
-use crate::model::{Model, OpenModel};
-use crate::tasks::Task;
-use crate::tasks::seed::{Draw, example_seed};
-use crate::tasks::text::decode;
-use crate::tasks::text::essays::Essays;
-use crate::tasks::train::{Books, Encoder, Trainer};
+use spattn_attention::methods::CALIBRATIONS;
+use spattn_attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
+use spattn_base::disk::{no_lfs_pointer, write_whole};
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_base::memory;
+use spattn_model::calibration::CalibrationPlace;
+use spattn_model::checksum::sha256_hex;
+use spattn_model::tokenizer::Tokenizer;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::Task;
+use spattn_tasks::seed::{Draw, example_seed};
+use spattn_tasks::text::decode;
+use spattn_tasks::text::essays::Essays;
+use spattn_tasks::train::{Books, Encoder, Trainer};
 
 /// Bytes of a file that was learned elsewhere.
 const MOST_OF_IMPORT: u64 = 16 << 30;
@@ -692,9 +692,9 @@ fn checkpoint_kind(kind: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+    use spattn_tasks::{TaskOptions, resolve};
 
     fn file(ids: impl IntoIterator<Item = u32>) -> Text {
         Text::File { label: "a file".into(), ids: ids.into_iter().collect() }
@@ -933,9 +933,9 @@ mod tests {
         model.writable_calibration = Some(dir.path().to_owned());
         assert_eq!(how_to_make("loki", &model, None), format!("make it with `{command}`"));
 
-        let policy = crate::attention::Policy::default();
+        let policy = spattn_attention::Policy::default();
         let configured =
-            |spec: &str| crate::attention::methods::configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+            |spec: &str| spattn_attention::methods::configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
         let mut methods = [configured("loki"), configured("topk"), configured("loki:rank=8")];
         supply(&mut methods, &model, None).unwrap();
         let hashes = methods.each_ref().map(|m| m.artefact.clone());

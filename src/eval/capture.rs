@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 
-use crate::attention::calibration::PrefillChunk;
-use crate::kv::LayerKv;
-use crate::model::decoder::Decoder;
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::LayerKv;
+use spattn_model::decoder::Decoder;
 
 /// Reads the first `context` of `ids`, and then the others, if there are any. `before` sees the chunks of the former at every
 /// layer, `behind` those of the latter. Keys and values of all layers, of all tokens.

@@ -2,10 +2,10 @@
 
 use super::order::{Given, compare};
 use super::record::{Likelihood, REFERENCE, Record};
-use super::stats::ratios::{self, Window};
-use super::stats::{self, Sample};
-use crate::tasks::likelihood::Measure;
 use rayon::prelude::*;
+use spattn_stats::Sample;
+use spattn_stats::ratios::{self, Window};
+use spattn_tasks::likelihood::Measure;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
@@ -141,7 +141,7 @@ impl<'a> Cell<'a> {
 
     /// Mean of a number over the records.
     pub fn mean(&self, of: impl Fn(&Record) -> f64) -> f64 {
-        stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
+        spattn_stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
     }
 }
 

@@ -7,13 +7,13 @@ use super::cells::{Cell, group, merit, place};
 use super::record::REFERENCE;
 use super::record::{Conditions, Record};
 use super::shared::Text;
-use super::stats::several::greatest_discovery;
-use super::stats::{self, Estimate, ratios};
 use super::times::{Times, prevailing};
-use crate::model::source::RANDOM;
-use crate::tasks::likelihood::Measure;
 use rayon::prelude::*;
 use serde::Serialize;
+use spattn_model::source::RANDOM;
+use spattn_stats::several::greatest_discovery;
+use spattn_stats::{Estimate, ratios};
+use spattn_tasks::likelihood::Measure;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -339,7 +339,7 @@ fn density_missed(cell: &Cell) -> Option<Warning> {
 
 fn free_tokens(cell: &Cell) -> Option<Warning> {
     let shares: Vec<f64> = cell.records.iter().filter_map(|r| r.free_share).collect();
-    let share = if shares.is_empty() { 0.0 } else { stats::mean(&shares) };
+    let share = if shares.is_empty() { 0.0 } else { spattn_stats::mean(&shares) };
     if share < FREE_SHARE {
         return None;
     }
@@ -404,7 +404,7 @@ fn above(cell: &Cell, full: &Cell, real: &Discoveries) -> Option<Warning> {
 fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
     let differences = a.differences(b, merit);
     match a.measure() {
-        Measure::Score => stats::difference(&differences).map(|gain| gain.scaled(100.0)),
+        Measure::Score => spattn_stats::difference(&differences).map(|gain| gain.scaled(100.0)),
         Measure::Perplexity => ratios::mean_interval(&differences),
     }
 }
@@ -412,11 +412,11 @@ fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
 /// The probability that noise alone would make `a` so much better than `b`; `None` with too few common examples.
 fn gain_p(a: &Cell, b: &Cell) -> Option<f64> {
     let differences = a.differences(b, merit);
-    if differences.contexts() < stats::LEAST_CONTEXTS {
+    if differences.contexts() < spattn_stats::LEAST_CONTEXTS {
         return None;
     }
     match a.measure() {
-        Measure::Score => stats::gain_p(&differences),
+        Measure::Score => spattn_stats::gain_p(&differences),
         Measure::Perplexity => ratios::gain_p(&differences),
     }
 }
@@ -455,7 +455,7 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
         .filter(|cells| cells.len() > 1 && cells[0].measure().is_score())
         .filter_map(|cells| cells.iter().map(|cell| cell.sample(|r| r.score).contexts()).min())
         .collect();
-    let tells = |n: usize, least: f64| stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
+    let tells = |n: usize, least: f64| spattn_stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
     let few: Vec<usize> = compared.iter().copied().filter(|n| !tells(*n, FEW_TELL)).collect();
     let (least, most) = (*few.iter().min()?, *few.iter().max()?);
     let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
@@ -463,7 +463,7 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
         true => String::new(),
         false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
     };
-    let told = match stats::nearest_detectable(most as f64) {
+    let told = match spattn_stats::nearest_detectable(most as f64) {
         None => "no difference".to_owned(),
         Some(told) => format!("no difference below {:.0} points", 100.0 * told),
     };

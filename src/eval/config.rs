@@ -12,15 +12,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::protocol::Protocol;
 use super::record::Latency;
-use crate::attention::methods::configure;
-use crate::attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
-use crate::disk::no_lfs_pointer;
-use crate::error::UsageError;
-use crate::given;
-use crate::kernels::cpu::precision::MatmulPrecision;
-use crate::kv::{KvDtype, MOST_TOKENS};
-use crate::model::device::Device;
-use crate::tasks::Positions;
+use spattn_attention::kv::{KvDtype, MOST_TOKENS};
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
+use spattn_base::disk::no_lfs_pointer;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_kernels::precision::MatmulPrecision;
+use spattn_model::device::Device;
+use spattn_tasks::Positions;
 
 /// A config shipped with the program.
 pub struct ShippedConfig {

@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::config::{Settings, Wrong};
-use crate::error::{UsageError, in_plain_words};
+use spattn_base::error::{UsageError, in_plain_words};
 
 const HINT: &str = "`spattn list configs` shows configs that work";
 

@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 
 use super::deal::{Deal, Loads, MOST_SHARDS, Work};
-use crate::error::UsageError;
-use crate::tasks::Task;
+use spattn_base::error::UsageError;
+use spattn_tasks::Task;
 
 /// One share of a run that is split over machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +254,7 @@ impl Iterator for Generated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_tasks::{TaskOptions, resolve};
 
     fn task(name: &str) -> Box<dyn Task> {
         resolve(&[name.to_owned()], &TaskOptions::default()).unwrap().remove(0)

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::model::tokenizer::Tokenizer;
-use crate::tasks::PromptCounter;
-use crate::tasks::likelihood::{TextEncoder, TextTokens};
+use spattn_model::tokenizer::Tokenizer;
+use spattn_tasks::PromptCounter;
+use spattn_tasks::likelihood::{TextEncoder, TextTokens};
 
 /// Counts with a model's tokenizer and chat template.
 pub struct Counter<'a>(pub &'a Tokenizer);
@@ -29,9 +29,9 @@ impl TextEncoder for Counter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::OpenModel;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
+    use spattn_model::OpenModel;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn tasks_count_the_tokens_that_the_model_reads() {

@@ -6,10 +6,10 @@
 
 use anyhow::Result;
 
-use crate::error::UsageError;
-use crate::model::OpenModel;
-use crate::model::tokenizer::{PromptTokens, Tokenizer};
-use crate::tasks::{Cut, Example};
+use spattn_base::error::UsageError;
+use spattn_model::OpenModel;
+use spattn_model::tokenizer::{PromptTokens, Tokenizer};
+use spattn_tasks::{Cut, Example};
 
 /// The tokens of an example's prompt as the model reads it.
 ///
@@ -153,11 +153,11 @@ pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Fi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::Handling;
-    use crate::tasks::metrics::Metric;
     use proptest::prelude::*;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+    use spattn_tasks::Handling;
+    use spattn_tasks::metrics::Metric;
 
     fn tokenizer() -> Tokenizer {
         let files = ModelSource::parse("builtin").unwrap().resolve().unwrap();

@@ -18,11 +18,11 @@ use super::protocol::Protocol;
 use super::record::Latency;
 use super::run::Runner;
 use super::solo;
-use crate::attention::Configured;
-use crate::model::Model;
-use crate::model::decoder::Dimensions;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
+use spattn_attention::Configured;
+use spattn_model::Model;
+use spattn_model::decoder::Dimensions;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
 
 /// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
@@ -297,7 +297,7 @@ impl Sized {
 mod tests {
     use super::*;
     use crate::eval::watch::{Failure, Progress, Watch};
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_tasks::{TaskOptions, resolve};
 
     #[test]
     fn what_grows_is_carried_on_and_what_falls_stays() {

@@ -15,18 +15,17 @@ use super::reading;
 use super::record::{Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
 use super::shares::{Clock, Step, share_out};
 use super::solo::{self, Script};
-use super::stats;
-use crate::attention::{
+use spattn_attention::cost::Cost;
+use spattn_attention::kv::Prefix;
+use spattn_attention::{
     Configured, Fork, IndexCache, IndexTime, PromptNeed, PromptStats, RecentQueries, SparsePrefill,
 };
-use crate::cost::Cost;
-use crate::kernels::cpu::topk::argmax;
-use crate::kv::Prefix;
-use crate::model::Model;
-use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
-use crate::model::tokenizer::Tokenizer;
-use crate::tasks::ended;
+use spattn_kernels::topk::argmax;
+use spattn_model::Model;
+use spattn_model::decoder::Decoder;
+use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
+use spattn_model::tokenizer::Tokenizer;
+use spattn_tasks::ended;
 
 /// What to run an example with.
 #[derive(Debug, Clone, Copy)]
@@ -356,7 +355,7 @@ fn read_from(
         let gathering = stats.total_time() - gathered_before;
         reused + start.elapsed().saturating_sub(gathering)
     };
-    let mut observe = |chunk: &crate::attention::calibration::PrefillChunk<'_>| {
+    let mut observe = |chunk: &spattn_attention::calibration::PrefillChunk<'_>| {
         if chunk.layer == 0 && chunk.first > kept {
             times.0.push((chunk.first, spent(&stats)));
         }
@@ -659,7 +658,7 @@ fn fidelity(fork: &Fork) -> Option<Fidelity> {
     let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
     // A layer that never attended has missed nothing.
     let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
-        heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
+        heads.iter().map(|layer| if layer.is_empty() { of_none } else { spattn_stats::mean(layer) }).collect()
     };
     let spread = match (spread(fork, &error), spread(fork, &recall), spread(fork, &dropped)) {
         (Some(output_error), Some(recall), Some(dropped_mass)) => {
@@ -727,10 +726,10 @@ fn run_lanes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::methods::configure;
-    use crate::attention::{Policy, expand_grid};
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
+    use spattn_attention::methods::configure;
+    use spattn_attention::{Policy, expand_grid};
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn times_lie_evenly_between_those_that_are_known() {
@@ -969,7 +968,7 @@ mod tests {
         let lane = |m| Lane::new(cache.fork(m, false), &prompt[prefix_tokens..], &logits, &request, &model);
         let mut lanes: Vec<Lane> = methods.iter().map(lane).collect();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let worked = || pool.broadcast(|_| crate::clock::processor_time().as_secs_f64()).iter().sum::<f64>();
+        let worked = || pool.broadcast(|_| spattn_base::clock::processor_time().as_secs_f64()).iter().sum::<f64>();
         let (before, start) = (worked(), Instant::now());
         pool.install(|| {
             let together = together.unwrap_or_else(|| lanes_together(decoder, lanes.len()));

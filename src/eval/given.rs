@@ -9,10 +9,10 @@ use super::cut::Fitted;
 use super::material::{self, Material};
 use super::plan::{DealtCell, LENGTH_HINT, Place, Plan, Planner};
 use super::watch::{Failure, Watch};
-use crate::error::UsageError;
-use crate::kv::MOST_TOKENS;
-use crate::tasks::Task;
-use crate::tasks::likelihood::Passage;
+use spattn_attention::kv::MOST_TOKENS;
+use spattn_base::error::UsageError;
+use spattn_tasks::Task;
+use spattn_tasks::likelihood::Passage;
 
 const FILE_HINT: &str = "leave the row out, or see what happens with --allow-extrapolation";
 const SKIP_HINT: &str = "--skip-bad goes on without such rows";
@@ -144,10 +144,10 @@ mod tests {
     use super::*;
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
-    use crate::model::OpenModel;
-    use crate::model::source::{ModelSource, TextFile};
-    use crate::model::tokenizer::{Tokenizer, TokenizerOptions};
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_model::OpenModel;
+    use spattn_model::source::{ModelSource, TextFile};
+    use spattn_model::tokenizer::{Tokenizer, TokenizerOptions};
+    use spattn_tasks::{TaskOptions, resolve};
 
     #[derive(Default)]
     struct Told(Vec<String>);

@@ -14,12 +14,12 @@ use super::manifest::RESULTS_VERSION;
 use super::owned::{self, OwnFolder};
 use super::papers::learning::{Learned, Learning, by_layer};
 use super::papers::seen::Seen;
-use crate::error::UsageError;
-use crate::model::device::Device;
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
-use crate::model::{Model, OpenModel};
 use crate::version;
+use spattn_base::error::UsageError;
+use spattn_model::device::Device;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
 
 /// The name of a calibration's file, by its number.
 fn name(at: usize) -> String {

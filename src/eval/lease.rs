@@ -17,8 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{open_here, read_here, replace_here};
-use crate::privacy;
+use spattn_base::disk::{open_here, read_here, replace_here};
+use spattn_base::privacy;
 
 /// Name of the file within a folder.
 pub const OWNER: &str = ".owner";

@@ -16,13 +16,13 @@ use super::reading;
 use super::record::{Parts, REFERENCE, four_digits};
 use super::shares::{Clock, Piece, Step, pool_weights, share_out};
 use super::solo::{self, Script};
-use crate::attention::methods::configure;
-use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
-use crate::error::UsageError;
-use crate::kernels::cpu::topk::argmax;
-use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
-use crate::tasks::likelihood::Continuation;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
+use spattn_base::error::UsageError;
+use spattn_kernels::topk::argmax;
+use spattn_model::decoder::Decoder;
+use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
+use spattn_tasks::likelihood::Continuation;
 
 /// Bytes of logits that are there at a time, about.
 const LOGIT_BYTES: usize = 64 << 20;
@@ -515,9 +515,9 @@ fn step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Model;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
+    use spattn_model::Model;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn logits_become_probabilities_and_a_divergence() {

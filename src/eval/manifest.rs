@@ -10,15 +10,16 @@ use super::config::{RunConfig, Settings, Variant};
 use super::protocol::Protocol;
 use super::record::Latency;
 use super::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
-use crate::attention::{Configured, PromptNeed};
-use crate::clock;
-use crate::kernels::cpu::precision::MatmulPrecision;
-use crate::kernels::cpu::{isa_name, tiles};
-use crate::memory;
-use crate::model::OpenModel;
-use crate::model::device::Device;
-use crate::tasks::{Positions, Task};
-use crate::{privacy, version};
+use crate::version;
+use spattn_attention::{Configured, PromptNeed};
+use spattn_base::clock;
+use spattn_base::memory;
+use spattn_base::privacy;
+use spattn_kernels::precision::MatmulPrecision;
+use spattn_kernels::{isa_name, tiles};
+use spattn_model::OpenModel;
+use spattn_model::device::Device;
+use spattn_tasks::{Positions, Task};
 
 /// Raised whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 6;
@@ -36,7 +37,7 @@ pub const TOKENIZER_VALUE: &str = "tokenizer_value_sha256";
 /// a method that is added to a run leaves the records of others as they are.
 /// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
 /// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
-/// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
+/// ([`DataFolder::id`](spattn_model::data::DataFolder::id)): the name in `config` may come to mean another.
 pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: Option<&str>) -> Value {
     let mut identity = json!({
         "results_version": RESULTS_VERSION,
@@ -225,8 +226,8 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn what_a_gpu_computed_is_another_identity_on_whatever_gpu() {

@@ -5,10 +5,10 @@ use anyhow::Result;
 use super::counter::Counter;
 use super::cut::{Fitted, check_bytes, check_said, fit};
 use super::protocol::Protocol;
-use crate::model::OpenModel;
-use crate::model::tokenizer::Tokenizer;
-use crate::tasks::likelihood::{Passage, TextEncoder, TextTokens};
-use crate::tasks::{Cut, Task};
+use spattn_model::OpenModel;
+use spattn_model::tokenizer::Tokenizer;
+use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
+use spattn_tasks::{Cut, Task};
 
 /// What an example is made of.
 pub(super) enum Material {

@@ -41,7 +41,6 @@ pub mod sharing;
 mod signs;
 mod solo;
 pub mod stated;
-pub mod stats;
 pub mod store;
 pub mod summary;
 mod tail;

@@ -14,8 +14,8 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::signs::is_shown;
-use crate::disk::{check_plain, open_here, read_here, write_whole_here};
-use crate::error::UsageError;
+use spattn_base::disk::{check_plain, open_here, read_here, write_whole_here};
+use spattn_base::error::UsageError;
 
 /// Name of the list within a folder.
 pub const WRITTEN: &str = ".written";
@@ -342,8 +342,9 @@ fn files_in(dir: &Path) -> Vec<String> {
 
 /// Whether a file is a JSON object with all of these keys.
 fn has(dir: &Path, name: &str, keys: &[&str]) -> bool {
-    let read =
-        |bytes: Vec<u8>| serde_json::from_slice::<Value>(bytes.strip_prefix(crate::given::MARK).unwrap_or(&bytes)).ok();
+    let read = |bytes: Vec<u8>| {
+        serde_json::from_slice::<Value>(bytes.strip_prefix(spattn_base::given::MARK).unwrap_or(&bytes)).ok()
+    };
     let value = text_of(dir, name, MOST_BYTES).ok().and_then(read);
     value.is_some_and(|value| keys.iter().all(|key| !value[*key].is_null()))
 }

@@ -4,10 +4,10 @@
 //! a difference on the same examples tells more than two means with an interval each, and is told right where those are not.
 
 use super::cells::Cell;
-use super::stats::several::mean_of;
-use super::stats::{self, Estimate, LEAST_CONTEXTS, Level, Sample};
 use super::summary::perplexity_difference;
-use crate::tasks::likelihood::Measure;
+use spattn_stats::several::mean_of;
+use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
+use spattn_tasks::likelihood::Measure;
 
 /// The mean difference of the scores, first minus second, in points, with an interval that is as sure as the level says; of a
 /// single task and length the difference of the perplexities. `None` where the settings have not the same tasks and lengths, or no
@@ -18,8 +18,10 @@ pub fn difference(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<Esti
         (Measure::Perplexity, [(ours, theirs)]) => perplexity_difference(ours, theirs, level),
         (Measure::Perplexity, _) => None,
         (Measure::Score, _) => {
-            let each =
-                differences(&pairs).iter().map(|of| stats::difference_at(of, level)).collect::<Option<Vec<_>>>()?;
+            let each = differences(&pairs)
+                .iter()
+                .map(|of| spattn_stats::difference_at(of, level))
+                .collect::<Option<Vec<_>>>()?;
             mean_of(&each).map(|difference| difference.scaled(100.0))
         }
     }
@@ -36,7 +38,7 @@ pub fn is_better(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<bool>
             difference.high().filter(|_| contexts >= LEAST_CONTEXTS).map(|high| high < 0.0)
         }
         (Measure::Perplexity, _) => None,
-        (Measure::Score, _) => stats::is_gain(&differences(&pairs), level),
+        (Measure::Score, _) => spattn_stats::is_gain(&differences(&pairs), level),
     }
 }
 

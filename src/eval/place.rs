@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::RunFailure;
+use spattn_base::error::RunFailure;
 
 /// A file that is open, and the path that it was opened by.
 #[derive(Debug)]

@@ -11,14 +11,14 @@ use super::deal::{Deal, Loads, Work};
 use super::manifest::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::material;
 use super::watch::{Failure, Watch};
-use crate::attention::{Configured, Positions, PromptShape, mask_list_bytes};
-use crate::error::UsageError;
-use crate::kv::KvDtype;
-use crate::memory;
-use crate::model::OpenModel;
-use crate::model::device::Device;
-use crate::model::dimensions::GPU_PREFILL_CHUNK;
-use crate::tasks::Task;
+use spattn_attention::kv::KvDtype;
+use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
+use spattn_model::OpenModel;
+use spattn_model::device::Device;
+use spattn_model::dimensions::GPU_PREFILL_CHUNK;
+use spattn_tasks::Task;
 
 /// A task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -436,14 +436,14 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::methods::configure;
-    use crate::attention::{Policy, expand_grid};
     use crate::eval::config::Settings;
-    use crate::model::config::RopeScaling;
-    use crate::model::decoder::Dimensions;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_attention::methods::configure;
+    use spattn_attention::{Policy, expand_grid};
+    use spattn_model::config::RopeScaling;
+    use spattn_model::decoder::Dimensions;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+    use spattn_tasks::{TaskOptions, resolve};
 
     #[derive(Default)]
     struct Told(Vec<(String, String)>);

@@ -10,9 +10,9 @@ use flate2::{Compression, GzBuilder};
 
 use super::owned;
 use super::record::Record;
-use crate::error::UsageError;
-use crate::given;
-use crate::model::checksum::sha256_hex;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_model::checksum::sha256_hex;
 
 /// The folder within a run's folder.
 pub const PROMPTS: &str = "prompts";

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::UsageError;
-use crate::kv::MOST_TOKENS;
-use crate::model::tokenizer::PromptTokens;
+use spattn_attention::kv::MOST_TOKENS;
+use spattn_base::error::UsageError;
+use spattn_model::tokenizer::PromptTokens;
 
 /// Which tokens of a prompt are the prefix: read densely and shared by all methods, but under `prefill`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,9 +77,9 @@ impl fmt::Display for Protocol {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::OpenModel;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
+    use spattn_model::OpenModel;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn the_prefix_ends_where_sparse_attention_starts() {

@@ -44,7 +44,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::engine::NotFinite;
+    use spattn_model::engine::NotFinite;
 
     #[test]
     fn errors_of_reading_are_known_again_whatever_is_said_about_them() {

@@ -9,12 +9,12 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::shared::{Pool, Shared, Text};
-use super::stats::median;
-use crate::attention::FIRST_REVISION;
-use crate::cost::Cost;
-use crate::error::UsageError;
-use crate::tasks::likelihood::Measure;
-use crate::tasks::metrics::Metric;
+use spattn_attention::FIRST_REVISION;
+use spattn_attention::cost::Cost;
+use spattn_base::error::UsageError;
+use spattn_stats::median;
+use spattn_tasks::likelihood::Measure;
+use spattn_tasks::metrics::Metric;
 
 /// The method that all others are compared with.
 pub const REFERENCE: &str = "full";
@@ -36,7 +36,7 @@ pub struct Record {
     pub sample: usize,
     /// The run's seed.
     pub seed: u64,
-    /// Position of the first example that asks about the same context ([`Task::context_of`](crate::tasks::Task::context_of)):
+    /// Position of the first example that asks about the same context ([`Task::context_of`](spattn_tasks::Task::context_of)):
     /// examples of one context are not independent. `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
@@ -46,7 +46,7 @@ pub struct Record {
     pub example_sha256: Option<Shared<String>>,
     /// Bare method name.
     pub method: Text,
-    /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](crate::attention::Configured::revision)).
+    /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](spattn_attention::Configured::revision)).
     #[serde(default = "first_revision", skip_serializing_if = "is_first_revision")]
     pub revision: u16,
     /// Canonical `key=value,...` of the method's parameters.

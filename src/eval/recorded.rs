@@ -13,9 +13,9 @@ use super::material;
 use super::plan::Planner;
 use super::record::Record;
 use super::store::{INPUTS, Loaded};
-use crate::attention::Configured;
-use crate::error::UsageError;
 use crate::version;
+use spattn_attention::Configured;
+use spattn_base::error::UsageError;
 
 const HINT: &str = "put back what was changed, or use --overwrite or another --out folder";
 

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::manifest::TOKENIZER_VALUE;
 use super::store::{INPUTS, identities};
-use crate::model::OpenModel;
-use crate::tasks::Task;
+use spattn_model::OpenModel;
+use spattn_tasks::Task;
 
 /// The manifest of a folder that is gone on with; nothing of any other.
 #[derive(Debug, Default)]

@@ -30,13 +30,13 @@ use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFEREN
 use super::shared::{Shared, Text};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
-use crate::attention::{Configured, FIRST_REVISION};
-use crate::kernels::cpu::isa_name;
-use crate::model::Model;
-use crate::model::checksum::sha256_hex;
-use crate::tasks::likelihood::{Measure, Passage, Scoring};
-use crate::tasks::metrics::Metric;
-use crate::tasks::seed::example_seed;
+use spattn_attention::{Configured, FIRST_REVISION};
+use spattn_kernels::isa_name;
+use spattn_model::Model;
+use spattn_model::checksum::sha256_hex;
+use spattn_tasks::likelihood::{Measure, Passage, Scoring};
+use spattn_tasks::metrics::Metric;
+use spattn_tasks::seed::example_seed;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -683,16 +683,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::attention::{HeadPrefix, Method, Picks, Selection, Step};
-    use crate::cost::Cost;
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
     use crate::eval::cut::fit;
     use crate::eval::store::{OpenMode, load_records};
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
-    use crate::tasks::{Cut, Example, Handling, PromptCounter, Task, TaskOptions, resolve};
+    use spattn_attention::cost::Cost;
+    use spattn_attention::{HeadPrefix, Method, Picks, Selection, Step};
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+    use spattn_tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
+    use spattn_tasks::{Cut, Example, Handling, PromptCounter, Task, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use super::record::{REFERENCE, Record};
-use crate::tasks::likelihood::Measure;
+use spattn_tasks::likelihood::Measure;
 
 /// What of a record current scores are made of; reads as one.
 #[derive(Debug, Clone, Deserialize)]

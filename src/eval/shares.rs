@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use super::record::Parts;
-use crate::attention::{AttentionTime, Fork};
-use crate::clock::Section;
+use spattn_attention::{AttentionTime, Fork};
+use spattn_base::clock::Section;
 
 /// By what clock steps are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::disk::read_here;
-use crate::given::MARK;
+use spattn_base::disk::read_here;
+use spattn_base::given::MARK;
 
 /// Bytes of a file that are read where it has to be read whole.
 const MOST_BYTES: u64 = 256 << 20;

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::record::{Solo, four_digits};
-use super::stats::median;
-use crate::attention::{Configured, Fork, IndexCache};
-use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
+use spattn_attention::{Configured, Fork, IndexCache};
+use spattn_model::decoder::Decoder;
+use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
+use spattn_stats::median;
 
 /// Steps that are timed each time, at most.
 pub const STEPS: usize = 16;
@@ -100,9 +100,9 @@ fn step_ms(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::Policy;
-    use crate::attention::expand_grid;
-    use crate::attention::methods::configure;
+    use spattn_attention::Policy;
+    use spattn_attention::expand_grid;
+    use spattn_attention::methods::configure;
 
     #[test]
     fn methods_take_turns_and_the_first_turn_does_not_count() {

@@ -9,12 +9,12 @@ use super::owned::{self, OwnFolder};
 use super::place::{self, Place};
 use super::record::{Record, Said};
 use super::tail::{is_torn, read_line, repair, said};
-use crate::disk::{check_plain, no_lfs_pointer, open_here, read_here};
-use crate::error::{RunFailure, UsageError, in_plain_words};
-use crate::given;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
+use spattn_base::disk::{check_plain, no_lfs_pointer, open_here, read_here};
+use spattn_base::error::{RunFailure, UsageError, in_plain_words};
+use spattn_base::given;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
@@ -31,7 +31,7 @@ pub const IDENTITY: &str = "identity";
 /// Key of the manifest that holds, by kind, the hash of what methods were calibrated with. A resumed run may add
 /// a kind, but not change one.
 pub const CALIBRATION: &str = "calibration";
-/// Key of the manifest that holds, by task, a digest of what its examples are made of ([`Task::inputs`](crate::tasks::Task::inputs)).
+/// Key of the manifest that holds, by task, a digest of what its examples are made of ([`Task::inputs`](spattn_tasks::Task::inputs)).
 pub const INPUTS: &str = "inputs";
 /// Key of the manifest that holds what was said of the tasks and the plan: which rows were left out, a line each.
 pub const NOTES: &str = "notes";

@@ -5,11 +5,11 @@
 
 use super::cells::{Cell, group, perplexity, place};
 use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow};
-use super::stats::ratios::{self, Window};
-use super::stats::{self, Estimate, Level};
 use super::times::{Times, prevailing};
-use crate::tasks::likelihood::Measure;
 use rayon::prelude::*;
+use spattn_stats::ratios::{self, Window};
+use spattn_stats::{Estimate, Level};
+use spattn_tasks::likelihood::Measure;
 
 /// One row for each (model, task, length, method, params, protocol).
 ///
@@ -125,7 +125,7 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
 fn score(cell: &Cell) -> Estimate {
     let found = match cell.measure() {
         Measure::Perplexity => perplexity_estimate(cell),
-        Measure::Score => stats::score(&cell.sample(|r| r.score)).map(|score| score.scaled(100.0)),
+        Measure::Score => spattn_stats::score(&cell.sample(|r| r.score)).map(|score| score.scaled(100.0)),
     };
     found.unwrap_or(Estimate { mean: 0.0, ends: None })
 }
@@ -134,7 +134,9 @@ fn score(cell: &Cell) -> Estimate {
 pub(super) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
     let delta = match cell.measure() {
         Measure::Perplexity => perplexity_difference(cell, full, Level::SINGLE),
-        Measure::Score => stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0)),
+        Measure::Score => {
+            spattn_stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0))
+        }
     }?;
     // What is compared with itself differs by nothing, and not by chance.
     Some(if cell.head().method == REFERENCE { Estimate { ends: None, ..delta } } else { delta })
@@ -145,7 +147,7 @@ fn detectable(cell: &Cell, full: &Cell) -> Option<f64> {
     if cell.head().method == REFERENCE || cell.measure() != Measure::Score {
         return None;
     }
-    stats::least_detectable(&cell.differences(full, |r| r.score)).map(|difference| 100.0 * difference)
+    spattn_stats::least_detectable(&cell.differences(full, |r| r.score)).map(|difference| 100.0 * difference)
 }
 
 // ---- perplexity ----
@@ -186,13 +188,13 @@ fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
         return 0.0;
     }
     all.sort_by(f64::total_cmp);
-    stats::quantile(&all, 0.99)
+    spattn_stats::quantile(&all, 0.99)
 }
 
 /// Mean over the records that have it.
 fn mean_of_known(cell: &Cell, of: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
     let values: Vec<f64> = cell.records.iter().filter_map(|r| of(r)).collect();
-    (!values.is_empty()).then(|| stats::mean(&values))
+    (!values.is_empty()).then(|| spattn_stats::mean(&values))
 }
 
 /// Mean over the records that have it.

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::record::Record;
-use crate::disk::open_here;
-use crate::error::UsageError;
-use crate::given::MARK;
+use spattn_base::disk::open_here;
+use spattn_base::error::UsageError;
+use spattn_base::given::MARK;
 
 /// How a record begins.
 const BEGINNING: &[u8] = b"{\"key\"";

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use super::cells::Cell;
 use super::record::{Conditions, Latency, Record, Solo};
 use super::shared::Shared;
-use super::stats::ratios::rate_interval;
-use super::stats::{Estimate, Sample, median_interval};
+use spattn_stats::ratios::rate_interval;
+use spattn_stats::{Estimate, Sample, median_interval};
 
 /// The times of a row.
 #[derive(Debug, Clone, PartialEq)]

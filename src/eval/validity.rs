@@ -3,8 +3,8 @@
 //! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
 
 use super::record::{Choice, Comparable, Fidelity, KvTokens, Likelihood, Record};
-use crate::kv::MOST_TOKENS;
-use crate::tasks::likelihood::Measure;
+use spattn_attention::kv::MOST_TOKENS;
+use spattn_tasks::likelihood::Measure;
 
 /// What rounding may add to a share, or take from it.
 const ROUNDING: f64 = 1e-6;

@@ -7,10 +7,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{UsageError, in_plain_words};
 use crate::eval::attempts::Failed;
 use crate::eval::owned;
-use crate::given;
+use spattn_base::error::{UsageError, in_plain_words};
+use spattn_base::given;
 
 /// Name of the file within a sweep's folder.
 pub const PLAN: &str = "plan.json";

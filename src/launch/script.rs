@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{UsageError, in_plain_words};
-use crate::given;
+use spattn_base::error::{UsageError, in_plain_words};
+use spattn_base::given;
 
 /// Where a site's template is looked for, from the working directory.
 pub const SITE: &str = "configs/slurm.toml";

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::plan::{SweepPlan, ranges};
-use crate::error::{RunFailure, UsageError};
+use spattn_base::error::{RunFailure, UsageError};
 
 /// What Slurm says of a shard's task.
 #[derive(Debug, Clone, PartialEq, Eq)]

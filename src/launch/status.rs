@@ -15,11 +15,11 @@ use serde::Serialize;
 use super::plan::{PlannedShard, SweepPlan};
 use super::slurm::{self, Task};
 use super::{LOGS, SCRIPT, shard_folder};
-use crate::error::UsageError;
 use crate::eval::attempts::{self, Attempt, Ending, Failed};
 use crate::eval::lease::Owner;
 use crate::eval::scores::Scores;
 use crate::eval::store::SAMPLES;
+use spattn_base::error::UsageError;
 
 /// What a shard is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -14,7 +14,7 @@ use super::plots::analyses::figure;
 use super::table::lines;
 use crate::analyze::Found;
 use crate::analyze::findings::{Row, Table, Unit};
-use crate::text::in_markdown;
+use spattn_base::text::in_markdown;
 
 /// What is known of the reading, for the head of what is drawn: a name and a value each.
 pub type Facts = [(String, String)];

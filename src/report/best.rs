@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 
 use super::pivot::Table;
-use crate::attention::Role;
 use crate::eval::cells::Cell;
 use crate::eval::paired;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::Level;
+use spattn_attention::Role;
+use spattn_stats::Level;
 
 /// A setting that is compared with others.
 #[derive(Debug, Clone)]

@@ -11,11 +11,11 @@ use serde::Serialize;
 use super::best::{self, Candidate};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
-use crate::attention::Role;
 use crate::eval::cells::Cell;
 use crate::eval::paired;
 use crate::eval::record::{REFERENCE, SummaryRow};
-use crate::eval::stats::{Estimate, Level, mean};
+use spattn_attention::Role;
+use spattn_stats::{Estimate, Level, mean};
 
 /// What may be lost against dense attention: points of a score, and percent of a perplexity.
 const TOLERATED: f64 = 1.0;

@@ -1,8 +1,8 @@
 //! `summary.csv`: the contract for scripts.
 
 use crate::eval::record::SummaryRow;
-use crate::text;
 use anyhow::Result;
+use spattn_base::text;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
 pub const COLUMNS: [&str; 67] = [

@@ -2,7 +2,7 @@
 
 use crate::eval::checks::FEW_TELL;
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
-use crate::tasks::likelihood::Measure;
+use spattn_tasks::likelihood::Measure;
 
 /// The text with a large first letter.
 pub fn capital(text: &str) -> String {

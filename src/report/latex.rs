@@ -10,7 +10,7 @@ use super::pivot::{ShownNotes, Table, is_about};
 use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
-use crate::text::in_line;
+use spattn_base::text::in_line;
 
 /// What a document needs, and what makes bold numbers stay numbers.
 const NEEDS: &str =

@@ -9,7 +9,7 @@ use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
 use crate::eval::record::SummaryRow;
 use crate::eval::sharing::Sharing;
-use crate::text::in_markdown;
+use spattn_base::text::in_markdown;
 use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crate::eval::cells::Cell;
 use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::several::{detectable_of, mean_of};
-use crate::eval::stats::{self, Estimate};
+use spattn_stats::Estimate;
+use spattn_stats::several::{detectable_of, mean_of};
 
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
@@ -165,10 +165,11 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
     let head = of_rows.first()?;
     let (score, delta, step) = (score(&of_rows)?, delta(&of_rows), step_ms(&of_rows));
-    let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
+    let over =
+        |value: fn(&SummaryRow) -> f64| spattn_stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
     let known = |value: fn(&SummaryRow) -> Option<f64>| {
         let values: Option<Vec<f64>> = of_rows.iter().map(|r| value(r)).collect();
-        values.map(|values| stats::mean(&values))
+        values.map(|values| spattn_stats::mean(&values))
     };
     let is_shared = |is_same: &dyn Fn(&SummaryRow) -> bool| of_rows.iter().all(|r| is_same(r));
     Some(SummaryRow {

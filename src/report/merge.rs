@@ -12,7 +12,7 @@ use crate::eval::shared::Text;
 use crate::eval::store::{
     CALIBRATION, CONTENT, Loaded, NOTES, SAMPLES, differing, drop_repeated, identities, load_run,
 };
-use crate::privacy;
+use spattn_base::privacy;
 
 use super::format::distinct;
 use super::shards;

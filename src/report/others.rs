@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::csv::finished;
 use crate::eval::cells::place;
 use crate::eval::record::{Record, SummaryRow};
-use crate::eval::stats::mean;
+use spattn_stats::mean;
 
 /// The mean score of one row of the summary by one further metric.
 #[derive(Debug, Clone, PartialEq)]

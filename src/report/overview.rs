@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::format::distinct;
 use super::means::{self, shared_sets};
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::Estimate;
+use spattn_stats::Estimate;
 
 /// What a column of the overview may stand for.
 const DIMENSIONS: [&str; 4] = ["task", "length", "protocol", "model"];

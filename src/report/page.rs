@@ -24,9 +24,9 @@ use super::{Report, conclusion, heading, overview};
 use crate::eval::prompts::{self, PROMPTS};
 use crate::eval::record::{Record, four_digits};
 use crate::eval::store::identities;
-use crate::privacy;
-use crate::tasks::stand_ins;
-use crate::text::in_line;
+use spattn_base::privacy;
+use spattn_base::text::in_line;
+use spattn_tasks::stand_ins;
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");

@@ -14,7 +14,7 @@ use crate::eval::papers::claims::Verdict;
 use crate::eval::papers::item::Item;
 use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
 use crate::eval::papers::{ITEMS, PAPERS};
-use crate::text::in_markdown;
+use spattn_base::text::in_markdown;
 
 /// The file that an item's page and the page of all are drawn from.
 pub const RESULT: &str = "result.json";

@@ -14,16 +14,16 @@ use super::best::{self, Candidate, Shown};
 use super::csv::{COLUMNS, finished};
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
-use crate::attention::Role;
-use crate::error::UsageError;
 use crate::eval::cells::Cell;
 use crate::eval::checks::{MANY, Warning};
 use crate::eval::order::natural;
 use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::{Estimate, mean};
 use crate::eval::summary;
-use crate::tasks::likelihood::Measure;
+use spattn_attention::Role;
+use spattn_base::error::UsageError;
+use spattn_stats::{Estimate, mean};
+use spattn_tasks::likelihood::Measure;
 
 /// Something that rows of the summary differ in.
 #[derive(Debug, Clone, PartialEq, Eq)]

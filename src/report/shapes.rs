@@ -13,8 +13,8 @@ use super::plots::Figure;
 use super::plots::tuning::shapes as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
-use crate::text::in_markdown;
 use crate::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
+use spattn_base::text::in_markdown;
 
 const HEADINGS: [&str; 8] = [
     "K",

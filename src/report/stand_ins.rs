@@ -1,11 +1,9 @@
 //! What is to be said beside a mean over tasks some of which stand in for published ones.
 
-use crate::tasks;
-
 /// "2 of 13 tasks are synthetic stand-ins for published ones (...)", of the tasks that a mean is over; `None` if all are
 /// the published ones.
 pub fn note(tasks: &[&str]) -> Option<String> {
-    let found = tasks::stand_ins(tasks.iter().copied());
+    let found = spattn_tasks::stand_ins(tasks.iter().copied());
     let are = match found.len() {
         0 => return None,
         1 => "is a synthetic stand-in for a published one",

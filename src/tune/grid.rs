@@ -1,9 +1,9 @@
 //! The candidates of a method: values of one parameter, from the smallest budget to the greatest, evenly spread on a
 //! logarithmic scale.
 
-use crate::attention::methods::configure;
-use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
-use crate::error::UsageError;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, MethodSpec, Policy, expand_grid};
+use spattn_base::error::UsageError;
 
 /// The parameter that every method has.
 pub const DENSITY: &str = "density";

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::disk::open_here;
-use crate::error::UsageError;
 use crate::eval::owned::{self, OwnFolder};
 use crate::eval::store::OpenMode;
+use spattn_base::disk::open_here;
+use spattn_base::error::UsageError;
 
 /// Name of the file within a folder.
 const FILE: &str = "measured.jsonl";

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::eval::record::Record;
-use crate::eval::stats::evidence::Evidence;
-use crate::eval::stats::mean;
-use crate::tasks::Task;
+use spattn_stats::evidence::Evidence;
+use spattn_stats::mean;
+use spattn_tasks::Task;
 
 /// Scores of a run by place and method.
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::eval::record::REFERENCE;
     use crate::eval::record::tests::record;
-    use crate::tasks::{TaskOptions, resolve};
+    use spattn_tasks::{TaskOptions, resolve};
 
     fn losses(scores: &[(&str, &str, usize, f64)]) -> Losses {
         let mut losses = Losses::default();

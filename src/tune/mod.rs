@@ -25,8 +25,8 @@ use self::losses::{Look, Losses};
 pub use self::search::{Answer, Verdict};
 use self::search::{Found, Search};
 use crate::eval::record::{REFERENCE, Record};
-use crate::eval::stats::evidence::{Evidence, Side, fewest_rounds};
-use crate::tasks::Task;
+use spattn_stats::evidence::{Evidence, Side, fewest_rounds};
+use spattn_tasks::Task;
 
 /// What is asked of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

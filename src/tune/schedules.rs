@@ -17,10 +17,10 @@ use super::shapes::Interval;
 use crate::analyze::head::{Head, distance, norm, softmax};
 use crate::analyze::picked::estimate;
 use crate::analyze::{Document, Method};
-use crate::attention::{Budget, Configured, Context, MethodSpec, Policy, Schedule};
-use crate::error::UsageError;
-use crate::eval::stats::{Estimate, Sample, mean, mean_interval};
-use crate::model::OpenModel;
+use spattn_attention::{Budget, Configured, Context, MethodSpec, Policy, Schedule};
+use spattn_base::error::UsageError;
+use spattn_model::OpenModel;
+use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
 /// Multiples of the mean budget at which errors are measured.
 pub const LEVELS: [f64; 10] = [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::eval::stats::evidence::{Evidence, Side};
+use spattn_stats::evidence::{Evidence, Side};
 
 /// What is known of a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

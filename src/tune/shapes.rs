@@ -20,11 +20,11 @@ use super::grid::written;
 use crate::analyze::head::{Head, Query, cosine, distance, norm, softmax, wide};
 use crate::analyze::picked::estimate;
 use crate::analyze::{Choices, Document};
-use crate::attention::methods::{CollisionLaw, configure};
-use crate::attention::{Configured, MethodSpec, Policy, mix_seed};
-use crate::error::UsageError;
-use crate::eval::stats::{Estimate, Sample, mean, mean_interval};
-use crate::kv::KvDtype;
+use spattn_attention::kv::KvDtype;
+use spattn_attention::methods::{CollisionLaw, configure};
+use spattn_attention::{Configured, MethodSpec, Policy, mix_seed};
+use spattn_base::error::UsageError;
+use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
 /// Tables that are tried with every `K`; the published shapes are among them.
 pub const TABLES: [usize; 14] = [10, 15, 20, 30, 40, 50, 75, 100, 120, 150, 180, 220, 260, 300];
@@ -561,7 +561,7 @@ fn judged(predicted: &Predicted, target: Target, measured: &[[f64; 2]]) -> Check
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::expand_grid;
+    use spattn_attention::expand_grid;
 
     fn sampler(spec: &str) -> Result<Sampler, UsageError> {
         Sampler::new(expand_grid(spec).unwrap().remove(0), &Policy { sink: 2, local: 3, ..Policy::default() })

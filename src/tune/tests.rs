@@ -1,8 +1,8 @@
 use super::grid::{Asked, ladders};
 use super::*;
-use crate::attention::Policy;
 use crate::eval::record::tests::record;
-use crate::tasks::{TaskOptions, resolve};
+use spattn_attention::Policy;
+use spattn_tasks::{TaskOptions, resolve};
 
 /// A method that loses an example of two as long as it has fewer than so many tokens, and one of twelve below twice that.
 fn score(k: usize, sample: usize, least: usize) -> f64 {

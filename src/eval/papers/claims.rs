@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::UsageError;
-use crate::eval::stats::Estimate;
+use spattn_base::error::UsageError;
+use spattn_stats::Estimate;
 
 /// A test of a claim. Rows and columns are those of the item, by name.
 #[derive(Debug, Clone, Deserialize)]

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::error::UsageError;
-use crate::eval::stats::Estimate;
+use spattn_base::error::UsageError;
+use spattn_stats::Estimate;
 
 /// The least of several columns, each standing for an amount, at which a row's score reaches a share of another column's.
 #[derive(Debug, Clone, Deserialize)]

@@ -17,11 +17,11 @@ use super::learning::Learning;
 use super::seen::{Found, Observing};
 use super::times::{Bench, Timed};
 use super::values::Value;
-use crate::attention::methods::configure;
-use crate::attention::{Configured, expand_grid};
-use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Wrong, only_policy};
 use crate::eval::config_file::parse_toml;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, expand_grid};
+use spattn_base::error::UsageError;
 
 /// One table or figure.
 #[derive(Debug, Clone, Deserialize)]

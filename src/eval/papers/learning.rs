@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::seen::{Seen, SeenTable};
-use crate::error::UsageError;
+use spattn_base::error::UsageError;
 
 /// What is learned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

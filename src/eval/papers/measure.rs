@@ -8,14 +8,14 @@ use super::item::{Item, Line, Select, Variant};
 use super::seen::{Found, Seen, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
-use crate::error::UsageError;
 use crate::eval::cells::{Cell, group};
 use crate::eval::config::Settings;
 use crate::eval::record::Record;
-use crate::eval::stats::several::mean_of;
-use crate::eval::stats::{self, Estimate, Sample, correlation, mean_interval};
 use crate::eval::summary;
-use crate::tasks::likelihood::Measure;
+use spattn_base::error::UsageError;
+use spattn_stats::several::mean_of;
+use spattn_stats::{Estimate, Sample, correlation, mean_interval};
+use spattn_tasks::likelihood::Measure;
 
 /// What was measured of an item.
 #[derive(Debug, Clone, Copy, Default)]
@@ -220,7 +220,7 @@ impl Scored<'_, '_> {
     fn estimate(&self) -> Option<Estimate> {
         let of_part = |cell: &&Cell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summary::perplexity_estimate(cell),
-            (_, true) => stats::score(&cell.sample(|r| r.score)),
+            (_, true) => spattn_stats::score(&cell.sample(|r| r.score)),
             _ => mean_interval(&of_cell(cell, self.value)?),
         };
         let parts: Option<Vec<Estimate>> = self.parts.iter().map(of_part).collect();
@@ -256,7 +256,7 @@ fn paired(a: &Cell<'_>, b: &Cell<'_>, value: Value, factor: f64) -> Option<Estim
     let each = pairs.into_iter().map(|(context, a, b)| Some((context, value.of(a)? - factor * value.of(b)?)));
     let sample = Sample::new(each.collect::<Option<Vec<_>>>()?);
     // The interval for scores is for differences between −1 and 1.
-    if value.is_score() && factor <= 1.0 { stats::difference(&sample) } else { mean_interval(&sample) }
+    if value.is_score() && factor <= 1.0 { spattn_stats::difference(&sample) } else { mean_interval(&sample) }
 }
 
 /// `a − factor·b` of independent examples.

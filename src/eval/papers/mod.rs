@@ -15,7 +15,7 @@ pub mod times;
 pub mod values;
 
 use self::item::Item;
-use crate::error::UsageError;
+use spattn_base::error::UsageError;
 
 /// A paper with items.
 #[derive(Debug)]

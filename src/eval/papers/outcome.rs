@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::claims::{Comparison, Place, Test, Told, Verdict};
 use super::item::{Claim, Item, Variant};
 use super::measure::{Evidence, Measured};
-use crate::error::UsageError;
-use crate::eval::stats::Estimate;
+use spattn_base::error::UsageError;
+use spattn_stats::Estimate;
 
 /// What came of an item, as `result.json` has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::error::UsageError;
-use crate::eval::stats::several::mean_of;
-use crate::eval::stats::{Estimate, Sample, mean_interval};
+use spattn_base::error::UsageError;
+use spattn_stats::several::mean_of;
+use spattn_stats::{Estimate, Sample, mean_interval};
 
 /// What is looked at, as `spattn analyze` has it: prompts that are read densely.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

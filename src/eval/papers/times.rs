@@ -8,9 +8,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::UsageError;
-use crate::eval::stats::Estimate;
-use crate::text::of_cell;
+use spattn_base::error::UsageError;
+use spattn_base::text::of_cell;
+use spattn_stats::Estimate;
 
 /// Where the tables that are part of the program come from.
 pub const MEASURED_AT: &str = "results/reference/h200/bench";

@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::columns::{columns, legend, method_name, notes, roof_line};
 use super::scene::{Scene, scenes};
 use crate::bench::{Bench, BenchRow, Roof};
-use crate::error::UsageError;
 use crate::report::csv::finished;
 use crate::report::format::tokens;
 use crate::report::json;
 use crate::report::markdown::{line, rule};
 use crate::report::plots::Figure;
-use crate::text::{in_markdown, of_cell};
+use spattn_base::error::UsageError;
+use spattn_base::text::{in_markdown, of_cell};
 
 /// The file of the rows, and that of how they came about.
 pub(super) const ROWS: &str = "bench.csv";

@@ -26,7 +26,7 @@ use self::grid::Grid;
 use self::pen::page_title;
 use super::Report;
 use crate::eval::record::SummaryRow;
-use crate::tasks::likelihood::Measure;
+use spattn_tasks::likelihood::Measure;
 
 /// One drawing.
 #[derive(Debug, Clone, PartialEq, Eq)]

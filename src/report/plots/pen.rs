@@ -13,7 +13,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, TextStyle};
 
 use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
-use crate::text::in_line;
+use spattn_base::text::in_line;
 
 /// A place in pixels, from the left and from the top.
 pub type Point = (i32, i32);

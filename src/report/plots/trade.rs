@@ -11,10 +11,10 @@ use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::pen::Look;
 use super::{Figures, end_of, suffix};
-use crate::attention::Role;
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
 use crate::report::format::{distinct, latency_of, tokens};
-use crate::tasks::likelihood::Measure;
+use spattn_attention::Role;
+use spattn_tasks::likelihood::Measure;
 
 /// What a score is set against.
 struct Cost {

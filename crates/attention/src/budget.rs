@@ -1,0 +1,177 @@
+//! How much a method may attend: tokens, a share of the context, or a density to meet.
+//!
+//! Every method takes `density=X` instead of its own budget. X is the share of the context that is attended, static
+//! tokens (sink, window, and all that follows the prefix) included, in the layers that are not dense by policy:
+//! what the column `density_sparse_layers` reports, and `density` too where no layer is dense. A budget of tokens is
+//! worked out anew at every step from what is static there. A budget in other terms (tables, a probability, draws)
+//! is solved once for an example, by what a [`Probe`](super::Probe) measures.
+//!
+//! Layers may be given different shares of a budget of tokens ([`Schedule`](super::Schedule)): what is worked out from the context
+//! is what they have on average, and [`Context::share`] says what this one gets.
+
+use std::fmt::{self, Display};
+use std::ops::Range;
+
+use super::schedule::LayerShare;
+
+/// How many tokens a method may pick beyond the static ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// So many tokens.
+    Tokens(usize),
+    /// This share of the tokens in context, rounded up.
+    Ratio(f64),
+    /// What is missing to this share of the tokens in context, static ones included.
+    Density(f64),
+}
+
+impl Budget {
+    /// Tokens to pick in this context: the layer's share of what all have on average.
+    pub fn tokens(self, context: Context) -> usize {
+        context.share.of(self.mean_tokens(context))
+    }
+
+    /// Tokens to pick, mean over layers. For a density at least 1: a method that picks nothing is another one.
+    fn mean_tokens(self, context: Context) -> usize {
+        match self {
+            Budget::Tokens(k) => k,
+            Budget::Ratio(r) => (r * context.tokens as f64).ceil() as usize,
+            Budget::Density(density) => context.missing(density).max(1),
+        }
+    }
+
+    /// Whether nothing is ever to be picked.
+    pub fn is_none(self) -> bool {
+        self == Budget::Tokens(0)
+    }
+
+    /// Blocks of `size` tokens to pick; tokens and ratios are rounded up to whole blocks, a density to the nearest.
+    pub fn blocks(self, context: Context, size: usize) -> usize {
+        let tokens = self.mean_tokens(context);
+        context.share.of(match self {
+            Budget::Density(density) if density < 1.0 => ((tokens + size / 2) / size).max(1),
+            _ => tokens.div_ceil(size),
+        })
+    }
+}
+
+/// How many tokens are in context, and how many of these are attended whatever is picked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Context {
+    /// All of them, the current one included.
+    pub tokens: usize,
+    /// The static ones.
+    pub fixed: usize,
+    /// What the layer is given of a budget.
+    pub share: LayerShare,
+}
+
+impl Context {
+    /// `tokens` in context, of which `candidates` may be picked, at a layer that is given what all are on average.
+    pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
+        Self { tokens, fixed: tokens.saturating_sub(candidates.len()), share: LayerShare::default() }
+    }
+
+    /// At a layer that is given this share of a budget.
+    pub fn at(self, share: LayerShare) -> Self {
+        Self { share, ..self }
+    }
+
+    /// Tokens that may be picked.
+    pub fn candidates(self) -> usize {
+        self.tokens - self.fixed
+    }
+
+    /// How many candidates bring the tokens attended to a share `density` of all; 0 if the static ones exceed it.
+    pub fn missing(self, density: f64) -> usize {
+        ((density * self.tokens as f64).round() as usize).saturating_sub(self.fixed).min(self.candidates())
+    }
+}
+
+/// A parameter that sets the budget: given as a value, or by the density that it is to give.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Tuned<T> {
+    /// The value.
+    Value(T),
+    /// Share of the context to attend.
+    Density(f64),
+}
+
+impl<T: Copy> Tuned<T> {
+    /// The value.
+    ///
+    /// # Panics
+    /// If it is still to be solved; the engine does that before it asks a method for anything else.
+    pub fn value(self) -> T {
+        match self {
+            Tuned::Value(value) => value,
+            Tuned::Density(density) => panic!("density={density} is solved before a run begins"),
+        }
+    }
+
+    /// The density to solve for, if the value is not given.
+    pub fn density(&self) -> Option<f64> {
+        match self {
+            Tuned::Value(_) => None,
+            Tuned::Density(density) => Some(*density),
+        }
+    }
+}
+
+impl<T: Display> Display for Tuned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tuned::Value(value) => value.fmt(f),
+            Tuned::Density(density) => write!(f, "density={density}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_density_counts_what_is_static() {
+        let context = Context::new(1000, &(4..904));
+        assert_eq!((context.fixed, context.candidates()), (100, 900));
+        assert_eq!(Budget::Density(0.25).tokens(context), 150);
+        assert_eq!(Budget::Density(1.0).tokens(context), 900);
+        assert_eq!(Budget::Density(0.05).tokens(context), 1, "the static tokens alone are more");
+        assert_eq!(Budget::Density(0.1504).tokens(context), 50, "the nearest whole number");
+        assert_eq!(Budget::Density(0.1506).tokens(context), 51);
+        assert_eq!(Budget::Ratio(0.25).tokens(context), 250);
+        assert_eq!(Budget::Ratio(0.2501).tokens(context), 251, "rounded up");
+        assert_eq!(Budget::Tokens(7).tokens(context), 7);
+    }
+
+    #[test]
+    fn nothing_is_picked_for_a_budget_of_no_token_alone() {
+        assert!(Budget::Tokens(0).is_none());
+        for budget in [Budget::Tokens(1), Budget::Ratio(1e-9), Budget::Density(1e-9)] {
+            assert!(!budget.is_none(), "{budget:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_of_a_density_are_the_nearest_and_all_for_one() {
+        let context = Context::new(1000, &(0..1000));
+        let blocks = |budget: Budget| budget.blocks(context, 16);
+        assert_eq!((blocks(Budget::Tokens(40)), blocks(Budget::Ratio(0.04))), (3, 3));
+        assert_eq!((blocks(Budget::Density(0.039)), blocks(Budget::Density(0.041))), (2, 3));
+        assert_eq!((blocks(Budget::Density(0.001)), blocks(Budget::Density(1.0))), (1, 63));
+    }
+
+    #[test]
+    fn layers_get_their_share_of_tokens_and_of_whole_blocks() {
+        let schedule: crate::Schedule = "1+3+2".parse().unwrap();
+        let at = |layer| Context::new(1000, &(4..904)).at(schedule.share(&[false; 3], layer));
+        let all = |of: &dyn Fn(Context) -> usize| [0, 1, 2].map(|layer| of(at(layer)));
+        assert_eq!(all(&|context| Budget::Tokens(10).tokens(context)), [5, 15, 10]);
+        assert_eq!(all(&|context| Budget::Ratio(0.1).tokens(context)), [50, 150, 100]);
+        // 250 of 1,000 are asked for, of which 100 are static: 150 on average.
+        assert_eq!(all(&|context| Budget::Density(0.25).tokens(context)), [75, 225, 150]);
+        // 64 tokens are four blocks on average, twelve in all.
+        assert_eq!(all(&|context| Budget::Tokens(64).blocks(context, 16)), [2, 6, 4]);
+    }
+}

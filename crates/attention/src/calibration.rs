@@ -1,0 +1,323 @@
+//! Offline calibration: what is seen while a text is read densely, and who learns from it.
+//!
+//! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees
+//! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
+//! tensors. Which text is read, and where artefacts are written, is decided above.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
+use super::{MethodSpec, ParamInfo, Params, Rotation};
+use crate::kv::{KvShape, KvStore, LayerKv};
+use spattn_base::error::UsageError;
+
+/// Tokens of a prompt at one layer of a dense prefill, before they attend.
+///
+/// Where a device reads, queries, keys and values are copied to the host when somebody asks for them.
+#[derive(Clone, Copy)]
+pub struct PrefillChunk<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Position of the chunk's first token in the prompt.
+    pub first: usize,
+    /// Query heads.
+    pub heads: usize,
+    tokens: usize,
+    shape: KvShape,
+    source: Source<'a>,
+    input: Option<&'a [f32]>,
+}
+
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Host { queries: &'a [f32], kv: &'a LayerKv },
+    Device(&'a dyn DeviceChunk),
+}
+
+/// A chunk that a device reads, as far as the host looks at it.
+pub trait DeviceChunk: Sync {
+    /// As [`PrefillChunk::queries`].
+    fn queries(&self) -> &[f32];
+
+    /// As [`PrefillChunk::last_queries`], of no more tokens than there are.
+    fn last_queries(&self, count: usize) -> Vec<f32>;
+
+    /// As [`PrefillChunk::kv`].
+    fn kv(&self) -> &LayerKv;
+
+    /// Adds the softmax weights of the queries at some of the chunk's positions, over the tokens that each one sees, to `mass`:
+    /// `[head][token]`, of all tokens up to the last of these.
+    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]);
+}
+
+impl<'a> PrefillChunk<'a> {
+    /// The last tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
+    pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
+        let tokens = kv.tokens() - first;
+        Self { layer, first, heads, tokens, shape: kv.shape(), source: Source::Host { queries, kv }, input: None }
+    }
+
+    /// `tokens` tokens from position `first` on that a device reads.
+    pub fn on_device(
+        layer: usize,
+        first: usize,
+        tokens: usize,
+        heads: usize,
+        shape: KvShape,
+        source: &'a dyn DeviceChunk,
+    ) -> Self {
+        Self { layer, first, heads, tokens, shape, source: Source::Device(source), input: None }
+    }
+
+    /// The same with what enters the layer, `[token][hidden]`, before its norm.
+    pub fn with_input(self, input: &'a [f32]) -> Self {
+        Self { input: Some(input), ..self }
+    }
+
+    /// What enters the layer, `[token][hidden]`, before its norm; `None` where whoever reads does not show it.
+    pub fn input(&self) -> Option<&'a [f32]> {
+        self.input
+    }
+
+    /// Copies queries, keys and values to the host now, where a device reads: for whoever deals out work that looks at them, as
+    /// copying is dealt out too.
+    pub fn show(&self) {
+        if let Source::Device(chunk) = self.source {
+            chunk.queries();
+            chunk.kv();
+        }
+    }
+
+    /// Rotated, unscaled queries `[token][head][d]` of the chunk.
+    pub fn queries(&self) -> &'a [f32] {
+        match self.source {
+            Source::Host { queries, .. } => queries,
+            Source::Device(chunk) => chunk.queries(),
+        }
+    }
+
+    /// The queries of the chunk's last `count` tokens, or of all where there are fewer.
+    pub fn last_queries(&self, count: usize) -> Cow<'a, [f32]> {
+        let count = count.min(self.tokens);
+        match self.source {
+            Source::Host { queries, .. } => Cow::Borrowed(&queries[(self.tokens - count) * self.heads * self.d()..]),
+            Source::Device(chunk) => Cow::Owned(chunk.last_queries(count)),
+        }
+    }
+
+    /// Rotated keys, and values, of all tokens up to the last of the chunk, as cached.
+    pub fn kv(&self) -> &'a LayerKv {
+        match self.source {
+            Source::Host { kv, .. } => kv,
+            Source::Device(chunk) => chunk.kv(),
+        }
+    }
+
+    /// The device that reads the chunk, if it is one.
+    pub fn device(&self) -> Option<&'a dyn DeviceChunk> {
+        match self.source {
+            Source::Host { .. } => None,
+            Source::Device(chunk) => Some(chunk),
+        }
+    }
+
+    /// Tokens in the chunk.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Tokens up to the last of the chunk.
+    pub fn end(&self) -> usize {
+        self.first + self.tokens
+    }
+
+    /// Shape of the keys and values of a token.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// KV heads of the layer.
+    pub fn kv_heads(&self) -> usize {
+        self.shape.kv_heads
+    }
+
+    /// Width of a head.
+    pub fn d(&self) -> usize {
+        self.shape.d
+    }
+
+    /// The query of one head of the chunk's `token`-th token.
+    pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
+        &self.queries()[(token * self.heads + head) * self.d()..][..self.d()]
+    }
+
+    /// Keys and values `[token][kv_head][d]` of the chunk's own tokens.
+    pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
+        let (d, kv, range) = (self.d(), self.kv(), self.first..self.end());
+        let by_token = |store: &KvStore| {
+            let of_head = |head| store.head(head).slice(range.clone(), d).to_f32();
+            let heads: Vec<Vec<f32>> = (0..store.kv_heads()).map(of_head).collect();
+            (0..range.len())
+                .flat_map(|token| heads.iter().flat_map(move |head| &head[token * d..][..d]))
+                .copied()
+                .collect()
+        };
+        (by_token(&kv.keys), by_token(&kv.values))
+    }
+
+    /// Keys `[token][d]` of one KV head, of the chunk's own tokens.
+    pub fn keys(&self, kv_head: usize) -> Vec<f32> {
+        self.kv().keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
+    }
+}
+
+/// Learns from prefills.
+pub trait Collector: Send {
+    /// Takes a chunk in. Prompts come one after the other; a chunk passes all layers, from the first on,
+    /// before the next one does.
+    fn observe(&mut self, chunk: &PrefillChunk<'_>);
+
+    /// A prompt of so many tokens was read to its end.
+    fn end_prompt(&mut self, _tokens: usize) {}
+
+    /// Measures what was learned on a chunk from which nothing is learned; these come after all others.
+    fn examine(&mut self, _chunk: &PrefillChunk<'_>) {}
+
+    /// What was learned.
+    fn finish(self: Box<Self>) -> Collected;
+
+    /// Everything that is needed to go on after the prompts read so far; `None` if reading them again is
+    /// the way.
+    fn checkpoint(&self) -> Option<Collected> {
+        None
+    }
+
+    /// Goes on from a checkpoint that an equal collector wrote.
+    ///
+    /// # Errors
+    /// If it was made with other settings, or does not hold what it should.
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        Err(checkpoint.malformed("nothing goes on from a checkpoint here"))
+    }
+}
+
+/// What a [`Collector`] ends with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Collected {
+    /// What the artefact holds.
+    pub tensors: Vec<NamedTensor>,
+    /// For [`ArtefactInfo::settings`](super::artefact::ArtefactInfo::settings).
+    pub settings: BTreeMap<String, String>,
+    /// What the user may want to know of it, one line each.
+    pub notes: Vec<String>,
+    /// What was measured on text that nothing was learned from, as CSV.
+    pub held_out: Option<String>,
+}
+
+/// How one kind of artefact is made.
+pub struct Calibration {
+    /// Kind of the artefact: the name of the method that reads it.
+    pub kind: &'static str,
+    /// What is learned, in one line.
+    pub about: &'static str,
+    /// Own settings with defaults and meaning, written as a method's parameters are.
+    pub params: &'static [ParamInfo],
+    /// What is read if the user does not say.
+    pub reading: Reading,
+    /// Which text that is made is read, by the settings, where not that of [`reading`](Self::reading).
+    pub text: Option<TextBySettings>,
+    /// A collector that has seen nothing; whatever it draws comes from the seed.
+    pub start: StartCollector,
+    /// Takes in what others learned of a model of this shape, from the bytes of their file; the error says in a line what does not
+    /// fit. `None` if no such files are read.
+    pub import: Option<Import>,
+}
+
+/// Makes a collector from its settings.
+///
+/// # Errors
+/// If a setting is out of range.
+pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
+
+/// Which text that is made is read, by the settings.
+///
+/// # Errors
+/// If a setting is out of range.
+pub type TextBySettings = fn(&MethodSpec) -> Result<ReadingText, UsageError>;
+
+/// Takes in what others learned of a model, from the bytes of their file.
+///
+/// # Errors
+/// What does not fit, in a line.
+pub type Import = fn(&ModelShape, &[u8]) -> Result<Collected, String>;
+
+/// What a collector is told before it starts.
+#[derive(Clone)]
+pub struct Assignment<'a> {
+    /// How the model's positions are moved; `None` if its frequencies change within what is read.
+    pub rotation: Option<Arc<dyn Rotation>>,
+    /// The model that is read with.
+    pub model: &'a ModelShape,
+    /// Seed of whatever is drawn.
+    pub seed: u64,
+    /// Tokens that will be read, about.
+    pub tokens: usize,
+    /// Of which kind they are.
+    pub text: TextKind,
+}
+
+/// What kind of text something is learned from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextKind {
+    /// Running text.
+    General,
+    /// Prompts of tasks, or training rows that are like them; running text may be among it.
+    Tasks,
+}
+
+/// What a calibration reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Which text.
+    pub text: ReadingText,
+    /// Tokens in all prompts together.
+    pub tokens: usize,
+    /// Most tokens of a prompt.
+    pub length: usize,
+    /// Further prompts, from which nothing is learned, to measure what was.
+    pub held_out: usize,
+    /// Whether it takes so long that checkpoints are written.
+    pub resumable: bool,
+}
+
+impl Reading {
+    /// Eight blocks of generated essays: enough for means and variances.
+    pub const STATISTICS: Self =
+        Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0, resumable: false };
+}
+
+/// Text that is made, not given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadingText {
+    /// Essays, all blocks of one length.
+    Essays,
+    /// Contexts of many lengths with questions and answers, of the kinds that the tasks are.
+    Rows,
+}
+
+/// "8, 16 of 64" and "31, 52 %" for notes: what share of each of `masses` (descending) its first `counts`
+/// entries hold, mean over all.
+pub(super) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -> (String, String) {
+    let counts: Vec<usize> = counts.iter().copied().filter(|c| (1..d).contains(c)).collect();
+    let share = |mass: &Vec<f64>, count: usize| {
+        let all: f64 = mass.iter().sum();
+        if all > 0.0 { mass[..count].iter().sum::<f64>() / all } else { 0.0 }
+    };
+    let mean = |count: usize| masses.iter().map(|m| share(m, count)).sum::<f64>() / masses.len().max(1) as f64;
+    let percents: Vec<String> = counts.iter().map(|c| format!("{:.0}", 100.0 * mean(*c))).collect();
+    let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+    (format!("{} of {d}", counts.join(", ")), format!("{} %", percents.join(", ")))
+}

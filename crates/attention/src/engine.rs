@@ -1,0 +1,1443 @@
+//! The engine: forks of a shared prefix, each attending what its method picks.
+//!
+//! A [`Fork`] owns a short tail of keys and values and the method's state; the prefix and the indexes
+//! over it are shared. All methods run through the same code here, and all costs of attending are
+//! counted here.
+
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::{AddAssign, Range, Sub};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::Configured;
+use super::budget::Context;
+use super::device::{DeviceForm, DeviceIndex, RowSeed, StepShape};
+use super::fidelity::{FidelityMeter, Place};
+use super::head::{HeadKv, Picked, Queries};
+use super::method::{
+    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule,
+    mix_seed,
+};
+use super::policy::Tail;
+use super::probe::{Probe, RecentQueries};
+use super::prompt::{PromptHead, PromptNeed, PromptStats};
+use super::schedule::Schedule;
+#[cfg(feature = "cuda")]
+use super::{DeviceLayer, Learned};
+use crate::cost::{Cost, LayerCosts};
+use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
+use spattn_base::clock::{self, Section};
+use spattn_kernels::Rows;
+
+type Index = Box<dyn Any + Send + Sync>;
+
+/// Indexes of one prefix for one index key, of the layers that are not dense.
+struct IndexSet {
+    /// One for each KV head, where the host picks.
+    by_layer: Vec<Vec<Index>>,
+    /// One for each layer, where a device picks.
+    on_device: Vec<Option<DeviceIndex>>,
+    build_time: Duration,
+}
+
+/// What indexes of a prefix are shared by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct IndexKey {
+    method: String,
+    exact: Exact,
+    dense: Vec<bool>,
+    /// What methods spend when the index is made depends on it.
+    schedule: Schedule,
+    on_device: bool,
+}
+
+/// Who picks tokens at a layer of a run, for engines that attend by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Selects {
+    /// Nobody: what is exact is all that is attended ([`Fork::pass`]).
+    Nothing,
+    /// The host, without a look at queries, keys and values ([`Fork::draw`]).
+    Blindly,
+    /// The device that holds the prefix ([`Fork::leave`]).
+    OnDevice,
+    /// The host ([`Fork::pick`]).
+    OnHost,
+}
+
+/// How long a run's index took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexTime {
+    /// What the run would have taken for it alone.
+    pub whole: Duration,
+    /// How much of that was spent for an earlier run on the same prefix, and not again.
+    pub reused: Duration,
+}
+
+impl AddAssign for IndexTime {
+    fn add_assign(&mut self, other: Self) {
+        self.whole += other.whole;
+        self.reused += other.reused;
+    }
+}
+
+/// What a run's steps took for attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AttentionTime {
+    /// Picking what is attended: processor time, or that of a device.
+    pub select: Duration,
+    /// What that is made of, where the method tells and [somebody asks](Fork::telling_parts).
+    pub parts: clock::Parts,
+    /// Attending it, by the same.
+    pub attend: Duration,
+    /// Comparing it with exact attention, by the same; no method needs that.
+    pub compare: Duration,
+    /// Time by the clock for all of this: the run's share of what passed while the streams of a step attended, several at
+    /// a time perhaps.
+    pub elapsed: Duration,
+}
+
+impl AttentionTime {
+    /// What was worked.
+    pub fn worked(&self) -> Duration {
+        self.select + self.attend + self.compare
+    }
+}
+
+impl AddAssign for AttentionTime {
+    fn add_assign(&mut self, other: Self) {
+        self.select += other.select;
+        self.parts += other.parts;
+        self.attend += other.attend;
+        self.compare += other.compare;
+        self.elapsed += other.elapsed;
+    }
+}
+
+impl Sub for AttentionTime {
+    type Output = Self;
+
+    /// What came on top of `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            select: self.select - earlier.select,
+            parts: self.parts - earlier.parts,
+            attend: self.attend - earlier.attend,
+            compare: self.compare - earlier.compare,
+            elapsed: self.elapsed - earlier.elapsed,
+        }
+    }
+}
+
+/// Indexes over one prefix, built once for all runs that can share them.
+pub struct IndexCache {
+    prefix: Arc<Prefix>,
+    dtype: KvDtype,
+    /// Of what is drawn once for the prefix, when an index is built.
+    seed: u64,
+    /// Of what is drawn in the steps of a run.
+    step_seed: u64,
+    prompt_tokens: usize,
+    /// Tokens behind the prompt that are known to be read.
+    given_tokens: usize,
+    stats: Option<PromptStats>,
+    rotation: Option<Arc<dyn Rotation>>,
+    /// Needs whose gathering no index was charged with yet.
+    uncharged: BTreeSet<PromptNeed>,
+    queries: RecentQueries,
+    read: Option<LayerCosts>,
+    sets: HashMap<IndexKey, Arc<IndexSet>>,
+    picks_on_host: bool,
+}
+
+impl IndexCache {
+    /// An empty cache for `prefix`; `seed` is the example's. All that follows the prefix counts as
+    /// generated.
+    pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
+        let prompt_tokens = prefix.tokens();
+        Self {
+            prefix,
+            dtype,
+            seed,
+            step_seed: seed,
+            prompt_tokens,
+            given_tokens: 1,
+            stats: None,
+            rotation: None,
+            uncharged: BTreeSet::new(),
+            queries: RecentQueries::default(),
+            read: None,
+            sets: HashMap::new(),
+            picks_on_host: false,
+        }
+    }
+
+    /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
+    pub fn with_prompt(self, prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, ..self }
+    }
+
+    /// So many tokens will be read behind the prompt: those of a text that is given, or the first of an answer, which is all that is known
+    /// of it.
+    pub fn with_given(self, given_tokens: usize) -> Self {
+        Self { given_tokens, ..self }
+    }
+
+    /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
+    /// of its indexes.
+    pub fn with_step_seed(self, step_seed: u64) -> Self {
+        Self { step_seed, ..self }
+    }
+
+    /// Whether all of these needs were gathered while the prefix was read.
+    pub fn has_gathered(&self, needs: &BTreeSet<PromptNeed>) -> bool {
+        needs.iter().all(|need| self.stats.as_ref().is_some_and(|stats| stats.needs().any(|n| n == *need)))
+    }
+
+    /// The seed that indexes draw from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Gives the prefix back with what was gathered about it, once no run is left on it.
+    pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
+        Some((Arc::into_inner(self.prefix)?, self.stats))
+    }
+
+    /// What was gathered while the prefix was read, for the methods that ask for it.
+    pub fn with_stats(self, stats: PromptStats) -> Self {
+        Self { uncharged: stats.needs().collect(), stats: Some(stats), ..self }
+    }
+
+    /// How the model's positions are moved, for methods that attend at others than the original ones
+    /// ([`Positions`]); such a method cannot run without.
+    pub fn with_rotation(self, rotation: Arc<dyn Rotation>) -> Self {
+        Self { rotation: Some(rotation), ..self }
+    }
+
+    /// The last queries of the prefix, by which methods find the parameter that gives a density.
+    pub fn with_queries(self, queries: RecentQueries) -> Self {
+        Self { queries, ..self }
+    }
+
+    /// The host picks for all runs, even where a device could; for comparisons of the two.
+    pub fn picking_on_host(self) -> Self {
+        Self { picks_on_host: true, ..self }
+    }
+
+    /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
+    pub fn with_reading(self, costs: LayerCosts) -> Self {
+        Self { read: Some(costs), ..self }
+    }
+
+    /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
+    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let start = Instant::now();
+        let mut method = method.clone();
+        let solved = self.solve(&method).map(|solved| {
+            method.method = solved.method;
+            solved.params
+        });
+        let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
+        let mut fork = self.fork_as_is(&method, fidelity);
+        fork.index_time.whole += solve_time;
+        Fork { solved, ..fork }
+    }
+
+    /// The method with its parameter solved for the density asked for, if that is how it takes one.
+    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let tokens = self.prefix.tokens();
+        let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
+        let layers = self.prefix.layers();
+        let dense = method.policy.dense(layers);
+        if candidates.is_empty() || dense.iter().all(|dense| *dense) {
+            return None;
+        }
+        let context = self.mean_context(method);
+        let Self { prefix, queries, dtype, .. } = self;
+        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+    }
+
+    /// The mean of the contexts that are known to follow: of the rest of the prompt, and of what is given behind it.
+    fn mean_context(&self, method: &Configured) -> Context {
+        let tokens = self.prefix.tokens();
+        let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;
+        let total = tokens + follow.div_ceil(2).max(1);
+        let fixed = method.method.exact(&method.policy, tokens, total).tokens(total);
+        Context::new(total, &(0..total - fixed))
+    }
+
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let layers = self.prefix.layers();
+        let tokens = self.prefix.tokens();
+        let exact = method.method.exact(&method.policy, tokens, tokens);
+        let candidates = exact.candidates(tokens);
+        let dense = method.policy.dense(layers);
+        let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
+        let name = format!("{}:{}", method.name, method.method.index_key());
+        let schedule = method.policy.schedule.clone();
+        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
+        let known = self.sets.get(&key).cloned();
+        let is_known = known.is_some();
+        let indexes = known.unwrap_or_else(|| {
+            let set = Arc::new(match on_device {
+                true => self.build_on_device(method, &candidates, &dense),
+                false => self.build(method, candidates.clone(), &dense),
+            });
+            self.sets.insert(key, set.clone());
+            set
+        });
+        let gathering = self.gathering_time(&method.method.prompt_needs());
+        let index_time = IndexTime {
+            whole: indexes.build_time + gathering.whole,
+            reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
+        };
+        let fork = Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        Fork { on_device, ..fork }
+    }
+
+    /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
+    pub fn can_stay_there(&self, method: &Configured) -> bool {
+        let nothing = method.method.picks_nothing() && method.method.positions() == Positions::Original;
+        nothing || self.can_pick_on_device(method)
+    }
+
+    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
+    /// holds.
+    fn can_pick_on_device(&self, method: &Configured) -> bool {
+        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
+        let follows = method.method.follows_tail();
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
+        is_there
+            && picks_alike_from_the_prefix(method)
+            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
+            && method.method.device_form().is_some_and(fits)
+    }
+
+    /// Time of gathering `needs`; reused is what an earlier index was charged with.
+    fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
+        let mut time = IndexTime::default();
+        let Some(stats) = &self.stats else { return time };
+        for need in needs {
+            time.whole += stats.time(*need);
+            if !self.uncharged.remove(need) {
+                time.reused += stats.time(*need);
+            }
+        }
+        time
+    }
+
+    fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let asked = !method.method.picks_nothing() && (!candidates.is_empty() || method.moves_on());
+        let dense_layers = dense;
+        let by_layer = dense
+            .par_iter()
+            .enumerate()
+            .map(|(layer, dense)| {
+                if *dense || !asked {
+                    return Vec::new();
+                }
+                let kv = self.prefix.layer(layer);
+                (0..kv.keys.kv_heads())
+                    .into_par_iter()
+                    .map(|kv_head| {
+                        method.method.build(&HeadPrefix {
+                            layer,
+                            depth: depth(dense_layers, layer, &method.policy.schedule),
+                            rotation: self.rotation.as_deref(),
+                            kv_head,
+                            keys: kv.keys.head(kv_head),
+                            values: kv.values.head(kv_head),
+                            d: kv.keys.d(),
+                            dtype: self.dtype,
+                            candidates: candidates.clone(),
+                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
+                            seed: head_seed(self.seed, layer, kv_head),
+                        })
+                    })
+                    .collect()
+            })
+            .collect();
+        let on_device = dense.iter().map(|_| None).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    /// Builds indexes where the prefix is. If the device fails, the prefix says so.
+    fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let form = method.method.device_form().expect(HAS_FORM);
+        let on_device = self.device_indexes(form, candidates, dense).unwrap_or_else(|failure| {
+            self.prefix.fail(failure);
+            dense.iter().map(|_| None).collect()
+        });
+        let by_layer = dense.iter().map(|_| Vec::new()).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device_indexes(
+        &self,
+        form: &dyn DeviceForm,
+        candidates: &Range<usize>,
+        dense: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        let failed = |error: spattn_cuda::GpuError| DeviceFailure(error.to_string());
+        let build = |(layer, dense): (usize, &bool)| {
+            let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
+            let Some((gpu, cache)) = place else { return Ok(None) };
+            let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
+            let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
+            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
+        };
+        let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
+        // What an index takes is counted as such, so it has to be over.
+        if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
+            gpu.synchronize().map_err(failed)?;
+        }
+        Ok(indexes)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn device_indexes(
+        &self,
+        _: &dyn DeviceForm,
+        _: &Range<usize>,
+        _: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        Err(DeviceFailure("this build computes on the CPU only".to_owned()))
+    }
+}
+
+/// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
+/// where a [page is filled](super::scorer::Scorer::keeps_open_page).
+fn picks_alike_from_the_prefix(method: &Configured) -> bool {
+    method.policy.tail == Tail::Exact
+        && method.method.positions() == Positions::Original
+        && method.policy.schedule.is_uniform()
+}
+
+/// Where a run picks on a device.
+const HAS_FORM: &str = "only a method with a form on a device picks there";
+
+/// Where a layer stands among those that are not dense.
+fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
+    let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
+    Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
+}
+
+pub(super) fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
+    mix_seed(mix_seed(example, layer as u64), kv_head as u64)
+}
+
+/// One run: a method decoding from a shared prefix.
+pub struct Fork {
+    method: Configured,
+    solved: Option<String>,
+    prefix: Arc<Prefix>,
+    rotation: Option<Arc<dyn Rotation>>,
+    indexes: Arc<IndexSet>,
+    states: Vec<Vec<Box<dyn Any + Send>>>,
+    /// Keys and values behind the prefix, of the layers where the host picks.
+    tail: Vec<LayerKv>,
+    /// Tokens behind the prefix that each layer has seen.
+    tail_tokens: Vec<usize>,
+    device: Option<Box<dyn Any + Send>>,
+    /// Whether the device that holds the prefix picks.
+    on_device: bool,
+    /// Whether picks of the device were not counted yet.
+    unsettled: bool,
+    /// Tokens that each layer holds of those that its method may let go, summed over KV heads, where a device knew when the run was settled.
+    held_there: Vec<Option<usize>>,
+    dense: Vec<bool>,
+    prefix_candidates: Range<usize>,
+    prompt_tokens: usize,
+    seed: u64,
+    costs: LayerCosts,
+    fidelity: Option<FidelityMeter>,
+    index_time: IndexTime,
+    attention_time: AttentionTime,
+    /// Whether an engine could not tell attention from the rest in some step.
+    has_whole_steps: bool,
+    /// Whether scoring is told from picking.
+    tells_parts: bool,
+}
+
+/// What was picked for a KV head, what that cost, and the processor time that it took in sections of its own.
+type Selected = (Option<Selection>, Cost, Apart);
+
+/// Processor time of sections that are no part of the caller's.
+#[derive(Debug, Clone, Copy, Default)]
+struct Apart {
+    /// All of them.
+    select: Duration,
+    /// Those that tell scoring from picking.
+    parts: clock::Parts,
+}
+
+impl From<Apart> for AttentionTime {
+    fn from(Apart { select, parts }: Apart) -> Self {
+        Self { select, parts, ..Self::default() }
+    }
+}
+
+/// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
+const APART: usize = 4096;
+
+/// Room for this many tokens behind the prefix before the tail has to grow.
+const TAIL_CAPACITY: usize = 64;
+
+impl Fork {
+    fn new(
+        cache: &IndexCache,
+        method: Configured,
+        indexes: Arc<IndexSet>,
+        index_time: IndexTime,
+        prefix_candidates: Range<usize>,
+        dense: Vec<bool>,
+        fidelity: bool,
+    ) -> Self {
+        let prefix = cache.prefix.clone();
+        let (layers, shape) = (prefix.layers(), prefix.shape());
+        let start = |index: &Index| method.method.start(index.as_ref());
+        let of_layer = |heads: &Vec<Index>| {
+            let mut states: Vec<_> = heads.iter().map(start).collect();
+            method.method.agree(&mut states);
+            states
+        };
+        let states = indexes.by_layer.iter().map(of_layer).collect();
+        let tail = (0..layers).map(|_| LayerKv::new(cache.dtype, shape.kv_heads, shape.d, TAIL_CAPACITY)).collect();
+        let costs = cache.read.clone().unwrap_or_else(|| LayerCosts::new(layers));
+        Self {
+            rotation: cache.rotation.clone(),
+            method,
+            solved: None,
+            indexes,
+            states,
+            tail,
+            tail_tokens: vec![0; layers],
+            device: None,
+            on_device: false,
+            unsettled: false,
+            held_there: vec![None; layers],
+            dense,
+            prefix_candidates,
+            prompt_tokens: cache.prompt_tokens,
+            seed: cache.step_seed,
+            costs,
+            fidelity: fidelity.then(|| FidelityMeter::new(layers)),
+            index_time,
+            attention_time: AttentionTime::default(),
+            has_whole_steps: false,
+            tells_parts: false,
+            prefix,
+        }
+    }
+
+    /// The method of this run.
+    pub fn method(&self) -> &Configured {
+        &self.method
+    }
+
+    /// What was solved for the density asked for, as `key=value,...`; `None` if nothing had to be.
+    pub fn solved(&self) -> Option<&str> {
+        self.solved.as_deref()
+    }
+
+    /// Tokens in context: prefix and tail.
+    pub fn tokens(&self) -> usize {
+        self.total(0)
+    }
+
+    /// What was counted so far, by layer. What a device picked is counted when the run is [settled](Self::settle).
+    pub fn costs(&self) -> &LayerCosts {
+        debug_assert!(!self.unsettled, "a run is settled before its costs are looked at");
+        &self.costs
+    }
+
+    /// Whether `layer` attends everything by policy.
+    pub fn is_dense(&self, layer: usize) -> bool {
+        self.dense[layer]
+    }
+
+    /// Closeness to exact attention, if it was asked for.
+    pub fn fidelity(&self) -> Option<&FidelityMeter> {
+        self.fidelity.as_ref()
+    }
+
+    /// Time of this run's index, built for it or for an earlier one.
+    pub fn index_time(&self) -> IndexTime {
+        self.index_time
+    }
+
+    /// What this run's steps took for attention.
+    pub fn attention_time(&self) -> AttentionTime {
+        self.attention_time
+    }
+
+    /// Whether some steps were not told apart into attention and the rest.
+    pub fn has_whole_steps(&self) -> bool {
+        self.has_whole_steps
+    }
+
+    /// Auxiliary memory, of the shared index and of what the run holds beside it: bits per token that may be looked up in
+    /// it and per KV head, mean over the layers that are not dense; 0 if all are.
+    pub fn aux_bits(&self) -> f64 {
+        let method = self.method.method.as_ref();
+        let there = self.indexes.on_device.iter().flatten().map(|index| index.bytes);
+        let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
+        let shared = here.chain(there).sum::<usize>();
+        let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
+        let tokens = if self.method.moves_on() { self.tokens() } else { self.prefix.tokens() };
+        let sparse = self.dense.iter().filter(|dense| !**dense).count();
+        let rows = sparse * self.prefix.shape().kv_heads * tokens.max(1);
+        (shared + own) as f64 * 8.0 / rows.max(1) as f64
+    }
+
+    /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
+    pub fn absorb(&mut self, other: &Fork) {
+        self.costs.absorb(other.costs());
+        self.index_time += other.index_time;
+        self.attention_time += other.attention_time;
+        self.has_whole_steps |= other.has_whole_steps;
+        if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
+            own.absorb(other);
+        }
+    }
+
+    /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
+    /// context, less what its method has let go.
+    pub fn kv_bytes_held(&self) -> u64 {
+        (self.tokens_held().iter().sum::<usize>() * self.prefix.shape().row_bytes()) as u64
+    }
+
+    /// Tokens whose keys and values this run alone has to keep at this point, mean over layers and KV heads; what any
+    /// query head of a group keeps, its KV head keeps.
+    pub fn kv_tokens_held(&self) -> f64 {
+        let held = self.tokens_held();
+        let kv_heads = held.len() * self.prefix.shape().kv_heads;
+        held.iter().sum::<usize>() as f64 / kv_heads.max(1) as f64
+    }
+
+    /// Tokens that each layer has to keep, summed over its KV heads.
+    fn tokens_held(&self) -> Vec<usize> {
+        let total = self.tokens();
+        let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+        let fixed = exact.sink + total - exact.recent;
+        let held = |index: &Index, state: &Box<dyn Any + Send>| {
+            self.method.method.held(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
+        };
+        let of_layer = |layer: usize| {
+            let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
+            match (self.dense[layer], indexes.is_empty()) {
+                (true, _) => kv_heads * total,
+                // A device picks from all that there is, unless it said what is held.
+                (false, true) if self.on_device => {
+                    self.held_there[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
+                }
+                // Without an index there was nothing to pick: what is not exact now has left for good.
+                (false, true) => kv_heads * fixed,
+                (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
+            }
+        };
+        (0..self.prefix.layers()).map(of_layer).collect()
+    }
+
+    /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
+    /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
+    pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
+        let mut section = Section::begin();
+        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+        let select = section.lap() + apart.select;
+        let width = queries.len() / picked.len();
+        let of_head = |(kv_head, (queries, picked)): (usize, (_, &Picked))| {
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let placed = self.placed(queries, &kv, picked.exact);
+            (kv, placed)
+        };
+        let heads: Vec<_> = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head).collect();
+        let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &Picked)| {
+            kv.attend(queries, picked, out);
+        };
+        let elsewhere = match self.total(layer) < APART {
+            true => {
+                out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend);
+                Duration::ZERO
+            }
+            false => {
+                let work = out.par_chunks_exact_mut(width).zip(&heads).zip(&picked);
+                work.map(|head| Section::of(|| attend(head)).1).sum()
+            }
+        };
+        drop(heads);
+        let attend = section.lap() + elsewhere;
+        self.compare(layer, queries, &picked, self.total(layer), out);
+        let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
+        self.attention_time +=
+            AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
+    }
+
+    /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
+    /// and says what each KV head attends. What that costs is counted.
+    pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
+        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+        self.attention_time += apart.into();
+        picked
+    }
+
+    /// As [`pick`](Self::pick), with the processor time that [sections](Section) within the caller's took.
+    fn pick_timed(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> (Vec<Picked>, Apart) {
+        self.tail[layer].append(key, value);
+        self.tail_tokens[layer] += 1;
+        let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
+        self.pick_heads(layer, Some(queries), group)
+    }
+
+    /// As [`pick`](Self::pick), at a layer where [nothing is picked](Self::picks_at): what every KV head attends, for
+    /// `heads` query heads.
+    pub fn pass(&mut self, layer: usize, heads: usize) -> Exact {
+        self.tail_tokens[layer] += 1;
+        let picked = Picked { exact: self.exact(layer), selection: None };
+        let (kv_heads, d) = (self.prefix.shape().kv_heads, self.prefix.shape().d);
+        for kv_head in 0..kv_heads {
+            self.count(layer, kv_head, heads / kv_heads, &picked, Cost::default());
+        }
+        debug_assert!(!self.picks_at(layer) && d > 0);
+        picked.exact
+    }
+
+    /// As [`pick`](Self::pick), where tokens are picked [blindly](Selects::Blindly) for `heads` query heads.
+    pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
+        self.tail_tokens[layer] += 1;
+        debug_assert_eq!(self.selects(layer), Selects::Blindly);
+        let (drawn, apart) = self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        self.attention_time += apart.into();
+        drawn
+    }
+
+    /// As [`pick`](Self::pick), where the [device](Selects::OnDevice) picks for `heads` query heads: what is attended whatever
+    /// it picks. The picks themselves are counted there, until the run is [settled](Self::settle).
+    pub fn leave(&mut self, layer: usize, heads: usize) -> Exact {
+        self.tail_tokens[layer] += 1;
+        let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
+        let group = heads / shape.kv_heads;
+        let number = self.number(self.total(layer));
+        let step = StepShape { exact: picked.exact.tokens(self.total(layer)), ..self.step_shape(group, number) };
+        let form = self.method.method.device_form().expect(HAS_FORM);
+        let cost = if self.picks_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
+        (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
+        self.unsettled = true;
+        picked.exact
+    }
+
+    /// What a step with groups of so many query heads is like, in which so much is picked and nothing attended beside that.
+    pub fn step_shape(&self, group: usize, number: u32) -> StepShape {
+        let shape = self.prefix.shape();
+        let candidates = self.prefix_candidates.len();
+        StepShape { group, d: shape.d, dtype: shape.dtype, candidates, exact: 0, number }
+    }
+
+    /// Counts what a device picked since the last time: for each layer, what each KV head read of it, what each query head
+    /// attended, and the entries of the index that were read, `[layer][kv_heads + heads + 1]`, summed over steps.
+    pub fn settle(&mut self, picks: &[u64]) {
+        self.unsettled = false;
+        let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
+        let method = self.method.method.clone();
+        let form = method.device_form().expect(HAS_FORM);
+        for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
+            let (read, picks) = picks.split_at(shape.kv_heads);
+            let (entries, attended) = picks.split_last().expect("heads and entries");
+            let tokens: u64 = attended.iter().sum();
+            let step = self.step_shape(attended.len() / shape.kv_heads, 0);
+            let cost = self.costs.layer_mut(layer);
+            *cost += form.cost_of_picks(&step, *entries, tokens);
+            let read = read.iter().sum::<u64>();
+            if form.takes_products(step.group) {
+                cost.leave_to_attention(tokens as usize, read as usize, shape.d, shape.dtype.bytes());
+            }
+            cost.kv_bytes += read * shape.row_bytes() as u64;
+            cost.attended_tokens += tokens;
+            cost.attend_flops += attend_flops(shape.d) * tokens;
+            if tokens > 0 {
+                let attended: Vec<usize> = attended.iter().map(|tokens| *tokens as usize).collect();
+                self.costs.count_heads(layer, 0, &attended, 0);
+            }
+        }
+    }
+
+    /// Notes how many tokens a layer still holds of those that its method may let go, summed over KV heads, where a device knows.
+    pub fn hold_there(&mut self, layer: usize, tokens: usize) {
+        self.held_there[layer] = Some(tokens);
+    }
+
+    /// Whether something is picked anew where a device picks and `total` tokens are in context; else the token attends what
+    /// was picked before.
+    pub fn picks_anew(&self, total: usize) -> bool {
+        let refresh = self.method.method.device_form().map_or(1, DeviceForm::refresh);
+        self.generated(total).is_multiple_of(refresh)
+    }
+
+    /// Whether tokens attend what a device picked before.
+    pub fn attends_again(&self) -> bool {
+        self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
+    }
+
+    /// Tokens generated before the last of `total`.
+    fn generated(&self, total: usize) -> usize {
+        (total - 1).saturating_sub(self.prompt_tokens)
+    }
+
+    /// Whether a device picks, at the layers where there is something to pick.
+    pub fn picks_on_device(&self) -> bool {
+        self.on_device
+    }
+
+    /// Whether picks of a device are still to be counted.
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
+    /// Who picks at `layer`.
+    pub fn selects(&self, layer: usize) -> Selects {
+        match self.picks_at(layer) {
+            false => Selects::Nothing,
+            true if self.on_device => Selects::OnDevice,
+            true if self.method.method.is_blind() && !self.needs_host() => Selects::Blindly,
+            true => Selects::OnHost,
+        }
+    }
+
+    /// Whether rows of this run and those of another are picked for together on a device.
+    pub fn selects_with(&self, other: &Fork) -> bool {
+        let share_index = Arc::ptr_eq(&self.indexes, &other.indexes);
+        self.on_device && other.on_device && share_index && self.method.picks_with(&other.method)
+    }
+
+    /// Where the run picks on a device: the method's form there, and its index of a layer that is not dense.
+    pub fn device_form(&self, layer: usize) -> Option<(&dyn DeviceForm, &DeviceIndex)> {
+        let index = self.indexes.on_device[layer].as_ref().filter(|_| self.on_device)?;
+        Some((self.method.method.device_form()?, index))
+    }
+
+    /// Tokens of the prefix that may be picked.
+    pub fn prefix_candidates(&self) -> Range<usize> {
+        self.prefix_candidates.clone()
+    }
+
+    /// How much the device picks when `total` tokens are in context, in units that the method knows; 0 where it picks nothing.
+    pub fn number(&self, total: usize) -> u32 {
+        let context = Context::new(total, &self.prefix_candidates);
+        self.method.method.device_form().map_or(0, |form| form.number(context, self.prefix_candidates.len()))
+    }
+
+    /// What the draws of a step with `total` tokens in context come from.
+    pub fn row_seed(&self, total: usize) -> RowSeed {
+        RowSeed { run: self.seed, total }
+    }
+
+    /// Whether tokens are picked at `layer`.
+    pub fn picks_at(&self, layer: usize) -> bool {
+        let method = &self.method.method;
+        let may = || !self.prefix_candidates.is_empty() || self.method.moves_on() || method.follows_tail();
+        !self.dense[layer] && !method.picks_nothing() && may()
+    }
+
+    /// Whether the host picks tokens, or attends by itself, at any layer.
+    pub fn picks_on_host(&self) -> bool {
+        let here = |layer| matches!(self.selects(layer), Selects::OnHost | Selects::Blindly);
+        self.moves_positions() || (0..self.dense.len()).any(here)
+    }
+
+    /// Whether the host has to see queries, keys and values at every layer, picks or none: it compares with exact
+    /// attention, or attends by itself.
+    pub fn needs_host(&self) -> bool {
+        self.fidelity.is_some() || self.moves_positions()
+    }
+
+    /// Whether tokens are attended at other positions than they were read at, which [`step`](Self::step) alone can do.
+    pub fn moves_positions(&self) -> bool {
+        self.method.method.positions() != Positions::Original
+    }
+
+    /// The second half of a [`step`](Self::step), if closeness to exact attention was asked for: looks at what was
+    /// attended when `total` tokens were in context. The host has to hold keys and values.
+    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[Picked], total: usize, out: &[f32]) {
+        let Some(mut meter) = self.fidelity.take() else { return };
+        let group = queries.len() / picked.len();
+        let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
+        for (kv_head, ((queries, out), picked)) in heads.enumerate() {
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head).up_to(total);
+            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out);
+        }
+        self.fidelity = Some(meter);
+    }
+
+    /// Room for what an engine keeps of this run on its device.
+    pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
+        &mut self.device
+    }
+
+    /// What an engine keeps of this run on its device.
+    pub fn device(&self) -> Option<&(dyn Any + Send)> {
+        self.device.as_deref()
+    }
+
+    /// The prefix that the run goes on from.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// What was worked since `earlier`, which is taken back: an engine that shares out a device's time notes that instead.
+    pub fn worked_since(&mut self, earlier: AttentionTime) -> Duration {
+        let worked = (self.attention_time - earlier).worked();
+        self.attention_time = earlier;
+        worked
+    }
+
+    /// From now on, what selecting takes is told apart into [parts](AttentionTime::parts), at the cost of some looks at the clock.
+    pub fn telling_parts(self) -> Self {
+        Self { tells_parts: true, ..self }
+    }
+
+    /// Notes what an engine spent on attention for this run.
+    pub fn spent(&mut self, time: AttentionTime) {
+        self.attention_time += time;
+    }
+
+    /// Notes a step of which attention was not told apart from the rest.
+    pub fn spent_unknown(&mut self) {
+        self.has_whole_steps = true;
+    }
+
+    /// Tokens in context at a layer.
+    fn total(&self, layer: usize) -> usize {
+        self.prefix.tokens() + self.tail_tokens.get(layer).copied().unwrap_or(0)
+    }
+
+    /// What is attended at a layer whatever is picked.
+    fn exact(&self, layer: usize) -> Exact {
+        match self.dense[layer] {
+            true => Exact::all(),
+            false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
+        }
+    }
+
+    /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
+    /// either. Beside it, the processor time that sections within the caller's took.
+    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> (Vec<Picked>, Apart) {
+        let exact = self.exact(layer);
+        let candidates = self.candidates(exact);
+        let mut states = std::mem::take(&mut self.states[layer]);
+        let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
+        let selected = match asks {
+            true => self.select(layer, queries, group, candidates, &mut states),
+            false => vec![(None, Cost::default(), Apart::default()); self.prefix.shape().kv_heads],
+        };
+        if !self.dense[layer] {
+            self.method.method.agree(&mut states);
+        }
+        self.states[layer] = states;
+        let mut all = Apart::default();
+        for (_, _, apart) in &selected {
+            all.select += apart.select;
+            all.parts += apart.parts;
+        }
+        let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
+            let picked = Picked { exact, selection };
+            self.count(layer, kv_head, group, &picked, cost);
+            picked
+        };
+        (selected.into_iter().enumerate().map(count).collect(), all)
+    }
+
+    /// What may be picked beside `exact`.
+    fn candidates(&self, exact: Exact) -> Range<usize> {
+        if self.method.moves_on() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
+    }
+
+    /// A step at a layer, for the first KV head, without keys and values.
+    fn step_of<'a>(&'a self, layer: usize, total: usize, queries: &'a [f32], candidates: Range<usize>) -> Step<'a> {
+        let (shape, none) = (self.prefix.shape(), Rows::F32(&[]));
+        let depth = depth(&self.dense, layer, &self.method.policy.schedule);
+        Step {
+            layer,
+            depth,
+            kv_head: 0,
+            queries,
+            d: shape.d,
+            scale: 1.0 / (shape.d as f32).sqrt(),
+            keys: none,
+            values: none,
+            tail_keys: none,
+            tail_values: none,
+            dtype: shape.dtype,
+            indexed: self.prefix_candidates.clone(),
+            context: Context::new(total, &candidates).at(depth.share),
+            candidates,
+            grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
+            moves_on: self.method.moves_on(),
+            generated: self.generated(total),
+            seed: self.row_seed(total).of_head(layer, 0),
+        }
+    }
+
+    /// What the method picks for each KV head, all on their own.
+    fn select(
+        &self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+        candidates: Range<usize>,
+        states: &mut [Box<dyn Any + Send>],
+    ) -> Vec<Selected> {
+        let (total, width) = (self.total(layer), group * self.prefix.shape().d);
+        let nothing = vec![0.0; width];
+        let step_of = |kv_head: usize| {
+            let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
+            let seed = self.row_seed(total).of_head(layer, kv_head);
+            let step = Step { kv_head, seed, ..self.step_of(layer, total, own, candidates.clone()) };
+            if queries.is_none() {
+                return step;
+            }
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let (keys, values) = (kv.prefix_keys, kv.prefix_values);
+            Step { keys, values, tail_keys: kv.tail_keys, tail_values: kv.tail_values, ..step }
+        };
+        let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
+        let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let tells_parts = self.tells_parts;
+        let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
+            let mut cost = Cost::default();
+            let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            let (selection, parts) =
+                if tells_parts { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
+            (Some(selection), cost, Apart { select: parts.sum(), parts })
+        };
+        let apart = |head| {
+            let ((selection, cost, apart), time) = Section::of(|| select(head));
+            (selection, cost, Apart { select: apart.select + time, ..apart })
+        };
+        match candidates.len() < APART {
+            true => steps.iter().zip(indexes).zip(states).map(select).collect(),
+            false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
+        }
+    }
+
+    /// Counts what a group of query heads attends, beside what picking it cost.
+    fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &Picked, mut cost: Cost) {
+        let (total, shape) = (self.total(layer), self.prefix.shape());
+        let attended = picked.attended(group, total);
+        let summed: usize = attended.iter().sum();
+        cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
+        cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
+        cost.steps += group as u64;
+        cost.context_tokens += (group * total) as u64;
+        cost.attended_tokens += summed as u64;
+        cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
+        let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
+        if !self.dense[layer] && !self.method.moves_on() && !has_rule {
+            cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
+        }
+        let per_token = attend_flops(shape.d);
+        cost.attend_flops += per_token * summed as u64;
+        cost.full_flops += per_token * (group * total) as u64;
+        self.costs.count_heads(layer, kv_head * group, &attended, total);
+        *self.costs.layer_mut(layer) += cost;
+    }
+
+    /// The queries at the positions of the method's choice.
+    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries<'_> {
+        let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
+        let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
+        if let Some(grouped) = positions.grouped(rotation) {
+            return scaled.grouped(grouped, kv.total() - 1, kv.d);
+        }
+        if positions == Positions::Original || exact.recent == exact.sink {
+            return scaled;
+        }
+        scaled.nearer_to_sink(exact, kv.d, rotation.expect(GIVEN_ROTATION))
+    }
+}
+
+/// FLOPs of attending one token by one query head.
+fn attend_flops(d: usize) -> u64 {
+    4 * d as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PromptShape;
+    use crate::calibration::PrefillChunk;
+
+    #[test]
+    fn what_was_gathered_is_part_of_every_index_and_spent_once() {
+        let (d, tokens) = (4, 30);
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, tokens);
+        (0..tokens).for_each(|t| kv.append(&[t as f32; 4], &[1.0; 4]));
+        let needs = [PromptNeed::AttentionMass, PromptNeed::LastQueries(2)];
+        let shape = PromptShape { layers: 1, heads: 1, kv_heads: 1, d, tokens };
+        let mut stats = PromptStats::new(&needs.into(), shape);
+        let queries = vec![0.5; tokens * d];
+        stats.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
+        let times = needs.map(|need| stats.time(need));
+        assert!(times.iter().all(|time| !time.is_zero()));
+        let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats);
+        let [mass, last] = times;
+        let both = mass + last;
+        assert_eq!(cache.gathering_time(&needs[..1]), IndexTime { whole: mass, reused: Duration::ZERO });
+        assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: mass });
+        assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: both });
+    }
+
+    const TOKENS: usize = 12;
+    const D: usize = 8;
+
+    /// Forks of one prefix of a layer with two KV heads; what each of its rows asks, and adds.
+    fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Fork; N], impl Fn(u64) -> [Vec<f32>; 3]) {
+        let noise = |count: usize, seed: u64| -> Vec<f32> {
+            (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
+        };
+        let mut kv = LayerKv::new(KvDtype::F32, 2, D, TOKENS);
+        (0..TOKENS as u64).for_each(|t| kv.append(&noise(2 * D, 50 + t), &noise(2 * D, 80 + t)));
+        let spec = crate::expand_grid(spec).unwrap().remove(0);
+        let method =
+            crate::methods::configure(&spec, &crate::Policy { sink: 1, local: 2, ..Default::default() }).unwrap();
+        let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
+        let row = move |i: u64| [noise(4 * D, 10 + i), noise(2 * D, 20 + i), noise(2 * D, 30 + i)];
+        (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
+    }
+
+    /// In contexts so long that KV heads are dealt out to threads, each picks and attends by its own queries and keys.
+    /// Of 40 tokens behind a prefix of 500 the mean context is of 520, whose tokens a window that moves on leaves to be picked.
+    #[test]
+    fn what_is_set_once_is_set_for_the_mean_of_the_tokens_that_follow() {
+        use crate::{Policy, Tail};
+        let configured = |spec: &str, policy: &Policy| {
+            let spec = crate::expand_grid(spec).unwrap().remove(0);
+            crate::methods::configure(&spec, policy).unwrap()
+        };
+        let (tokens, policy) = (500, Policy { sink: 4, local: 16, ..Policy::default() });
+        let mut kv = LayerKv::new(KvDtype::F32, 1, 16, tokens);
+        (0..tokens).for_each(|_| kv.append(&[0.5; 16], &[0.5; 16]));
+        let cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_prompt(510).with_given(30);
+        let context = |spec: &str, policy: &Policy| {
+            let context = cache.mean_context(&configured(spec, policy));
+            (context.tokens, context.fixed)
+        };
+        assert_eq!(context("topk", &policy), (520, 4 + 16 + 20));
+        assert_eq!(context("topk", &Policy { tail: Tail::Window(16), ..policy.clone() }), (520, 4 + 16));
+        assert_eq!(context("tova", &policy), (520, 4 + 1));
+        assert_eq!(context("snapkv:window=32", &policy), (520, 4 + 32 + 20));
+        let one = IndexCache::new(cache.prefix.clone(), KvDtype::F32, 1);
+        assert_eq!(one.mean_context(&configured("topk", &policy)).tokens, 501, "the first token of an answer");
+    }
+
+    #[test]
+    fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
+        const LONG: usize = APART + 3;
+        let noise = |count: usize, seed: u64| -> Vec<f32> {
+            (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
+        };
+        let (kv_heads, group) = (3, 2);
+        let row = |t: usize| [noise(kv_heads * D, 50 + t as u64), noise(kv_heads * D, 900_000 + t as u64)];
+        let rows: Vec<[Vec<f32>; 2]> = (0..=LONG).map(row).collect();
+        let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, LONG);
+        rows[..LONG].iter().for_each(|[key, value]| kv.append(key, value));
+        let queries = noise(kv_heads * group * D, 7);
+        // One sink and two tokens of the window are attended whatever is picked, and so is the last token.
+        let policy = crate::Policy { sink: 1, local: 2, ..Default::default() };
+        let candidates = 1..LONG - 2;
+        let expected = |k: usize| -> Vec<f64> {
+            let head = |(head, query): (usize, &[f32])| {
+                let own =
+                    |row: &[f32]| row[head / group * D..][..D].iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+                let logit = |[key, _]: &[Vec<f32>; 2]| -> f64 {
+                    own(key).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>() / (D as f64).sqrt()
+                };
+                let logits: Vec<f64> = rows.iter().map(logit).collect();
+                let mut picked: Vec<usize> = candidates.clone().collect();
+                picked.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+                picked.truncate(k);
+                let attended = (0..=LONG).filter(|t| !candidates.contains(t)).chain(picked);
+                let (mut out, mut sum) = (vec![0.0; D], 0.0);
+                for t in attended {
+                    sum += logits[t].exp();
+                    out.iter_mut().zip(own(&rows[t][1])).for_each(|(o, v)| *o += logits[t].exp() * v);
+                }
+                out.into_iter().map(|o| o / sum).collect::<Vec<f64>>()
+            };
+            queries.chunks_exact(D).enumerate().flat_map(head).collect()
+        };
+        let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
+        let [key, value] = &rows[LONG];
+        for (spec, k) in [("full", LONG), ("topk:k=5000", LONG), ("topk:k=40", 40), ("random:k=5000", LONG)] {
+            let method = crate::expand_grid(spec).unwrap().remove(0);
+            let method = crate::methods::configure(&method, &policy).unwrap();
+            let mut out = vec![f32::NAN; queries.len()];
+            cache.fork(&method, false).step(0, &queries, key, value, &mut out);
+            for (ours, expected) in out.iter().zip(expected(k)) {
+                assert!((f64::from(*ours) - expected).abs() < 1e-4, "{spec}: {ours} for {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_attended_is_counted_by_head_and_token() {
+        let ([mut fork], row) = forks("topk:k=3", false);
+        for i in 0..2 {
+            let [queries, key, value] = row(i);
+            fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+        }
+        let cost = &fork.costs().layers()[0];
+        // Of 13 and of 14 tokens in context, each of four heads attends a sink, two of the window, three picks, and the
+        // one or two behind the prefix. The second step's first is neither the token itself nor in the budget.
+        let (context, attended) = (4 * (13 + 14), 4 * (7 + 8));
+        assert_eq!(
+            (cost.steps, cost.context_tokens, cost.attended_tokens, cost.free_tokens),
+            (8, context, attended, 4)
+        );
+        // All but three picks a head and step were attended whatever was picked.
+        assert_eq!(cost.exact_tokens, attended - 4 * 2 * 3);
+        // A product with a key and one with a value.
+        let each = 2 * 2 * D as u64;
+        assert_eq!((cost.attend_flops, cost.full_flops), (each * attended, each * context));
+    }
+
+    #[test]
+    fn every_head_is_compared_once_at_its_own_place() {
+        // All is picked: nothing differs from exact attention, and nothing is left out.
+        let ([mut fork], row) = forks("topk:k=100", true);
+        let [queries, key, value] = row(0);
+        fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+        let meter = fork.fidelity().unwrap();
+        assert_eq!(meter.dropped_mass(), [vec![0.0; 4]], "four heads of one layer");
+    }
+
+    #[test]
+    fn rows_may_be_picked_for_first_and_compared_afterwards() {
+        let ([mut whole, mut split], row) = forks("topk:k=3,tail=indexed", true);
+        let rows: Vec<[Vec<f32>; 3]> = (0..4).map(row).collect();
+        let step = |[queries, key, value]: &[Vec<f32>; 3]| {
+            let mut out = vec![f32::NAN; 4 * D];
+            whole.step(0, queries, key, value, &mut out);
+            out
+        };
+        let outs: Vec<Vec<f32>> = rows.iter().map(step).collect();
+        let picked: Vec<Vec<Picked>> =
+            rows.iter().map(|[queries, key, value]| split.pick(0, queries, key, value)).collect();
+        for (i, (([queries, ..], picked), out)) in rows.iter().zip(&picked).zip(&outs).enumerate() {
+            split.compare(0, queries, picked, TOKENS + i + 1, out);
+        }
+        assert_eq!((split.tokens(), split.costs()), (whole.tokens(), whole.costs()));
+        let [split, whole] = [&split, &whole].map(|fork| fork.fidelity().unwrap());
+        assert_eq!(split.output_error(), whole.output_error());
+        assert_eq!((split.recall(), split.dropped_mass()), (whole.recall(), whole.dropped_mass()));
+    }
+
+    #[test]
+    fn a_row_for_which_nothing_is_picked_costs_the_same_unseen() {
+        for spec in ["full", "streaming_llm:window=4", "streaming_llm:window=4,slide=false", "topk:k=3,dense_layers=0"]
+        {
+            let ([mut seen, mut unseen], row) = forks(spec, false);
+            assert!(!unseen.picks_at(0), "{spec}");
+            for [queries, key, value] in (0..3).map(row) {
+                let picked = seen.pick(0, &queries, &key, &value);
+                assert!(picked.iter().all(|picked| picked.selection.is_none()));
+                assert_eq!(unseen.pass(0, 4), picked[0].exact, "{spec}");
+            }
+            assert_eq!((unseen.tokens(), unseen.costs()), (seen.tokens(), seen.costs()), "{spec}");
+        }
+        let ([picks], _) = forks("topk:k=3", false);
+        assert!(picks.picks_at(0) && picks.picks_on_host());
+    }
+
+    #[test]
+    fn what_is_drawn_without_a_look_is_what_a_step_picks_and_costs() {
+        for spec in [
+            "random:k=3",
+            "random:ratio=0.3",
+            "random:density=0.6",
+            "random:k=3,per=kv_head",
+            "random:k=50",
+            "random:k=0",
+            "random:k=3,tail=indexed",
+            "topk:k=0",
+            "topk:k=0,per=kv_head",
+        ] {
+            let ([mut seen, mut drawn], row) = forks(spec, false);
+            assert_eq!(drawn.selects(0), Selects::Blindly, "{spec}");
+            for [queries, key, value] in (0..4).map(row) {
+                assert_eq!(drawn.draw(0, 4), seen.pick(0, &queries, &key, &value), "{spec}");
+            }
+            assert_eq!((drawn.tokens(), drawn.costs()), (seen.tokens(), seen.costs()), "{spec}");
+            assert_eq!((drawn.aux_bits(), drawn.kv_bytes_held()), (seen.aux_bits(), seen.kv_bytes_held()), "{spec}");
+            assert!(drawn.picks_on_host());
+        }
+        let ([watched], _) = forks("random:k=3", true);
+        assert_eq!(watched.selects(0), Selects::OnHost, "it is compared with exact attention");
+    }
+
+    #[test]
+    fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
+        for spec in [
+            "topk:k=3",
+            "topk:k=50",
+            "topk:ratio=0.3",
+            "topk:density=0.6",
+            "topk:k=3,per=kv_head",
+            "topk:k=3,per=kv_head,reduce=max",
+            "quest:page=2,k=3",
+            "quest:page=5,k=4",
+            "quest:page=5,k=50",
+            "quest:page=2,k=1,min_pages=3",
+            "quest:page=5,k=4,per=kv_head,reduce=max",
+        ] {
+            let ([mut seen, mut left], row) = forks(spec, false);
+            left.on_device = true;
+            assert_eq!((seen.selects(0), left.selects(0)), (Selects::OnHost, Selects::OnDevice), "{spec}");
+            for steps in [0..3, 3..4] {
+                // What a device counts: of two KV heads what is read, of four query heads what is attended, entries of an index.
+                let mut counted = [0; 7];
+                for [queries, key, value] in steps.map(&row) {
+                    let picked = seen.pick(0, &queries, &key, &value);
+                    assert_eq!(left.leave(0, 4), picked[0].exact, "{spec}");
+                    let total = seen.tokens();
+                    for (kv_head, picked) in picked.iter().enumerate() {
+                        let fixed = picked.exact.tokens(total);
+                        counted[kv_head] += (picked.read(total) - fixed) as u64;
+                        let heads = counted[2 + 2 * kv_head..].iter_mut().zip(picked.attended(2, total));
+                        heads.for_each(|(sum, attended)| *sum += (attended - fixed) as u64);
+                    }
+                }
+                assert!(left.is_unsettled());
+                left.settle(&counted);
+                assert!(!left.is_unsettled());
+                assert_eq!((left.tokens(), left.costs()), (seen.tokens(), seen.costs()), "{spec}");
+                assert_eq!(left.kv_bytes_held(), seen.kv_bytes_held(), "{spec}");
+            }
+            assert!(seen.picks_on_host() && !left.picks_on_host(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
+        let form = |spec: &str| {
+            let ([fork], _) = forks(spec, false);
+            fork.method().method.device_form().is_some()
+        };
+        for spec in [
+            "topk:k=3",
+            "topk:per=kv_head",
+            "quest",
+            "quest:k=3,min_pages=2",
+            "topp:density=0.5",
+            "topk:pick=topp",
+            "sparq:k=3,r=2",
+        ] {
+            assert!(form(spec), "{spec}");
+        }
+        for spec in [
+            "full",
+            "random",
+            "topk:k=0",
+            "sparq:storage=1xK",
+            "topk:pick=sample",
+            "topk:rescore=int4",
+            "quest:summary_bits=4",
+            "quest:rescore=exact",
+        ] {
+            assert!(!form(spec), "{spec}");
+        }
+    }
+
+    #[test]
+    fn what_is_picked_for_together_differs_in_budgets_alone() {
+        let policy = crate::Policy::default();
+        let method = |spec: &str| {
+            let spec = crate::expand_grid(spec).unwrap().remove(0);
+            crate::methods::configure(&spec, &policy).unwrap()
+        };
+        for (a, b, together) in [
+            ("topk:k=3", "topk:k=5", true),
+            ("topk:k=3", "topk:density=0.1", true),
+            ("topk:ratio=0.1,reduce=max,per=kv_head", "topk:k=3,per=kv_head,reduce=max", true),
+            ("topk:k=3", "topk:k=3,per=kv_head", false),
+            ("topk:per=kv_head", "topk:per=kv_head,reduce=max", false),
+            ("topk:k=3", "topk:pick=topp,p=0.5", false),
+            ("topk:k=3", "quest:k=3", false),
+            // What queries are compared by is no part of an index, either.
+            ("sparq:k=3,r=4", "sparq:k=5,r=4", true),
+            ("sparq:k=3,r=4", "sparq:k=3,r=8", false),
+            ("lsh_bits:k=3", "lsh_bits:ratio=0.1", true),
+            ("lsh_bits:k=3", "lsh_bits:k=3,ties=first", false),
+            ("hash_attention:k=3", "hash_attention:k=3,ties=first", false),
+            ("magicpig:K=4,L=12", "magicpig:K=4,L=12,min_collisions=1", false),
+            // Shares, samples, searches and what runs hold are no numbers of rows.
+            ("topp:p=0.5", "topp:p=0.6", false),
+            ("topp:p=0.5", "topp:p=0.5", true),
+            ("oracle_sampling:budget=3", "oracle_sampling:budget=4", false),
+            ("hip:k=16", "hip:k=32", false),
+            ("hip:k=16", "hip:k=16,r_m=1", false),
+            ("h2o:k=3", "h2o:k=5", false),
+        ] {
+            assert_eq!([(a, b), (b, a)].map(|(a, b)| method(a).picks_with(&method(b))), [together; 2], "{a} with {b}");
+        }
+        let number =
+            |spec: &str| method(spec).method.device_form().unwrap().number(Context::new(TOKENS + 1, &(1..9)), 8);
+        // No more than there is: eight candidates, or four pages of two.
+        assert_eq!(["topk:k=3", "topk:k=5", "topk:k=50"].map(number), [3, 5, 8]);
+        let of_pages = ["quest:page=2,k=3", "quest:page=2,k=1,min_pages=3", "quest:page=2,k=100"];
+        assert_eq!(of_pages.map(number), [2, 3, 4]);
+    }
+
+    /// Holds a prefix that no GPU has.
+    #[derive(Debug)]
+    struct Elsewhere;
+
+    impl crate::kv::DeviceKv for Elsewhere {
+        fn shape(&self) -> crate::kv::KvShape {
+            crate::kv::KvShape { kv_heads: 2, d: D, dtype: KvDtype::F32 }
+        }
+
+        fn copy_layer(&self, _: usize) -> Result<LayerKv, DeviceFailure> {
+            Ok(LayerKv::zeros(self.shape(), TOKENS))
+        }
+    }
+
+    #[test]
+    fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
+        let policy = crate::Policy { sink: 1, local: 2, ..Default::default() };
+        let fork = |spec: &str, fidelity: bool, on_host: bool| {
+            let spec = crate::expand_grid(spec).unwrap().remove(0);
+            let method = crate::methods::configure(&spec, &policy).unwrap();
+            let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
+            if on_host { cache.picking_on_host() } else { cache }.fork(&method, fidelity)
+        };
+        let there = cfg!(feature = "cuda");
+        assert_eq!(fork("topk:k=3", false, false).picks_on_device(), there);
+        assert_eq!(fork("quest:k=3", false, false).picks_on_device(), there);
+        for (spec, fidelity, on_host) in [
+            ("topk:k=3", true, false),
+            ("topk:k=3", false, true),
+            ("topk:k=3,tail=indexed", false, false),
+            ("topk:pick=sample", false, false),
+            ("random:k=3", false, false),
+            ("full", false, false),
+        ] {
+            assert!(!fork(spec, fidelity, on_host).picks_on_device(), "{spec}");
+        }
+        let stays = |spec: &str| {
+            let spec = crate::expand_grid(spec).unwrap().remove(0);
+            picks_alike_from_the_prefix(&crate::methods::configure(&spec, &policy).unwrap())
+        };
+        assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
+        for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {
+            assert!(!stays(filled), "{filled}: the host picks where pages are filled");
+        }
+        let dense = fork("topk:k=3,dense_layers=0", false, false);
+        assert_eq!((dense.selects(0), dense.picks_on_host()), (Selects::Nothing, false));
+    }
+}

@@ -1,0 +1,464 @@
+//! Proximity graphs over the keys of one KV head, searched by a beam for the largest inner products.
+//!
+//! A node is a candidate's number, from 0; its links name other nodes. A search starts at an entry, and
+//! again and again scores the links of the best node not yet looked at, until none is left that is better
+//! than the `width` best found. How links are chosen is what tells the graphs apart: [`hnsw`] links keys to
+//! keys near them, [`roar`] links keys that the same queries look for. Both are built one node after the
+//! other, so that a graph is the same whatever runs beside it; heads are built in parallel above.
+//!
+//! **Why these are our own.** A crate was looked for first. Here a graph has to be the same bits for the same
+//! seed, its bytes and every inner product have to be counted, it is to be searched by the inner product with
+//! keys that are stored once, in 16 bits, and its parameters are set at run time. `hnsw_rs` 0.3 (the one that
+//! is kept up) copies every key as 32-bit floats, gives no access to what it stores, draws levels from a fixed
+//! seed, wants distances that are never negative, one pair at a time, and brings a logger, memory maps and a
+//! date library along; `instant-distance` 0.6 (2023) has one constant number of links and inserts in
+//! parallel, in an order that depends on threads; `hnsw` 0.11 and `hora` 0.1 rest since 2021; `usearch` is
+//! C++. Links that queries make instead of keys are in none of them.
+
+pub mod hnsw;
+pub mod roar;
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+use spattn_kernels::linear;
+
+/// A node and its score; larger scores are greater, and among equals lower nodes are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scored {
+    /// The node.
+    pub node: u32,
+    /// Its score.
+    pub score: f32,
+}
+
+impl Eq for Scored {}
+
+impl Ord for Scored {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.score.total_cmp(&other.score).then(other.node.cmp(&self.node))
+    }
+}
+
+impl PartialOrd for Scored {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What searches did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Effort {
+    /// Nodes scored.
+    pub scored: u64,
+    /// Links read.
+    pub links: u64,
+    /// Nodes whose links were read.
+    pub expanded: u64,
+}
+
+impl Effort {
+    /// Bytes of links read: a number for each link, and the two ends of each list.
+    pub fn bytes(&self) -> u64 {
+        (self.links + 2 * self.expanded) * size_of::<u32>() as u64
+    }
+}
+
+/// Best-first search with a bounded list of results; keeps its memory from search to search.
+#[derive(Debug, Clone)]
+pub struct Beam {
+    /// One bit a node, all clear between searches.
+    visited: Vec<u64>,
+    /// Nodes whose bit is set.
+    touched: Vec<u32>,
+    frontier: BinaryHeap<Scored>,
+    best: BinaryHeap<Reverse<Scored>>,
+    fresh: Vec<u32>,
+    scores: Vec<f32>,
+    /// What all searches did together.
+    pub effort: Effort,
+}
+
+impl Beam {
+    /// For graphs of up to `nodes` nodes.
+    pub fn new(nodes: usize) -> Self {
+        Self {
+            visited: vec![0; nodes.div_ceil(64)],
+            touched: Vec::new(),
+            frontier: BinaryHeap::new(),
+            best: BinaryHeap::new(),
+            fresh: Vec::new(),
+            scores: Vec::new(),
+            effort: Effort::default(),
+        }
+    }
+
+    /// The up to `width` best nodes that are found from `entries` along `links`, best first.
+    ///
+    /// `score` writes the scores of the nodes it is given.
+    pub fn search<'g>(
+        &mut self,
+        entries: &[u32],
+        width: usize,
+        links: impl Fn(u32) -> &'g [u32],
+        mut score: impl FnMut(&[u32], &mut [f32]),
+    ) -> Vec<Scored> {
+        self.meet(entries, width, &mut score);
+        while let Some(node) = self.frontier.pop() {
+            if self.best.len() >= width && self.best.peek().is_some_and(|worst| node < worst.0) {
+                break;
+            }
+            let links = links(node.node);
+            self.effort.links += links.len() as u64;
+            self.effort.expanded += 1;
+            self.meet(links, width, &mut score);
+        }
+        self.frontier.clear();
+        for node in self.touched.drain(..) {
+            self.visited[node as usize / 64] = 0;
+        }
+        let mut found: Vec<Scored> = self.best.drain().map(|Reverse(scored)| scored).collect();
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        found
+    }
+
+    /// Scores those of `nodes` that were not met before, and keeps the ones good enough.
+    fn meet(&mut self, nodes: &[u32], width: usize, score: &mut impl FnMut(&[u32], &mut [f32])) {
+        self.fresh.clear();
+        for &node in nodes {
+            let (word, bit) = (&mut self.visited[node as usize / 64], 1 << (node % 64));
+            if *word & bit == 0 {
+                *word |= bit;
+                self.fresh.push(node);
+            }
+        }
+        self.touched.extend(&self.fresh);
+        self.scores.resize(self.fresh.len(), 0.0);
+        score(&self.fresh, &mut self.scores);
+        self.effort.scored += self.fresh.len() as u64;
+        for (&node, &score) in self.fresh.iter().zip(&self.scores) {
+            let scored = Scored { node, score };
+            if self.best.len() < width {
+                self.best.push(Reverse(scored));
+            } else if self.best.peek().is_some_and(|worst| scored > worst.0) {
+                self.best.pop();
+                self.best.push(Reverse(scored));
+            } else {
+                continue;
+            }
+            self.frontier.push(scored);
+        }
+    }
+}
+
+/// Links of every node, one list after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Links {
+    /// Where the list of each node begins, and the end of the last.
+    ends: Vec<u32>,
+    nodes: Vec<u32>,
+}
+
+impl Links {
+    /// Packs the lists.
+    pub fn new<'a>(lists: impl Iterator<Item = &'a [u32]>) -> Self {
+        let (mut ends, mut nodes) = (vec![0], Vec::new());
+        for list in lists {
+            nodes.extend_from_slice(list);
+            ends.push(nodes.len() as u32);
+        }
+        nodes.shrink_to_fit();
+        ends.shrink_to_fit();
+        Self { ends, nodes }
+    }
+
+    /// The links of a node.
+    pub fn of(&self, node: u32) -> &[u32] {
+        &self.nodes[self.ends[node as usize] as usize..self.ends[node as usize + 1] as usize]
+    }
+
+    /// Nodes of the graph.
+    pub fn nodes(&self) -> usize {
+        self.ends.len() - 1
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.ends.as_slice()) + size_of_val(self.nodes.as_slice())
+    }
+}
+
+/// The directions of keys from their mean, `[node][d]`: the more two point the same way, the more alike.
+///
+/// `q·k` orders keys as `q·(k − mean)` does, so the mean is free to go, and with it what all keys share. A
+/// query asks for keys on its side, far out; keys are linked by their sides alone.
+struct Points {
+    directions: Vec<f32>,
+    d: usize,
+}
+
+impl Points {
+    /// Of `keys: [node][d]`. A key that is the mean has no direction and is unlike all.
+    fn new(mut keys: Vec<f32>, d: usize) -> Self {
+        let mut sum = vec![0.0f64; d];
+        for key in keys.chunks_exact(d) {
+            sum.iter_mut().zip(key).for_each(|(s, x)| *s += f64::from(*x));
+        }
+        let n = (keys.len() / d) as f64;
+        for key in keys.chunks_exact_mut(d) {
+            key.iter_mut().zip(&sum).for_each(|(x, s)| *x = (f64::from(*x) - s / n) as f32);
+            let norm = key.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            if norm > 0.0 {
+                key.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+            }
+        }
+        Self { directions: keys, d }
+    }
+
+    fn nodes(&self) -> usize {
+        self.directions.len() / self.d
+    }
+
+    /// Likeness (cosine) of `node` to each of `others`.
+    fn likeness(&self, node: u32, others: &[u32], out: &mut [f32]) {
+        linear::scores_of(&self.directions[node as usize * self.d..][..self.d], &self.directions, others, out);
+    }
+
+    /// `others` by their likeness to `node`, the most alike first.
+    fn ranked(&self, node: u32, others: &[u32]) -> Vec<Scored> {
+        let mut scores = vec![0.0; others.len()];
+        self.likeness(node, others, &mut scores);
+        let mut ranked: Vec<Scored> = others.iter().zip(scores).map(|(&node, score)| Scored { node, score }).collect();
+        ranked.sort_unstable_by(|a, b| b.cmp(a));
+        ranked
+    }
+
+    /// Up to `count` links for a node out of `candidates`, the most alike first: one is taken unless a taken
+    /// one is more like it than the node itself is, which makes links point in different directions (Malkov
+    /// and Yashunin 2020, Alg. 4).
+    fn diverse(&self, candidates: &[Scored], count: usize) -> Vec<u32> {
+        let mut taken: Vec<u32> = Vec::with_capacity(count);
+        let mut scores = vec![0.0; count];
+        for candidate in candidates {
+            if taken.len() == count {
+                break;
+            }
+            let scores = &mut scores[..taken.len()];
+            self.likeness(candidate.node, &taken, scores);
+            if scores.iter().all(|s| *s <= candidate.score) {
+                taken.push(candidate.node);
+            }
+        }
+        taken
+    }
+
+    /// Adds the link `from → to` unless it is there; lists that grow beyond `most` by half are cut back to it.
+    fn link(&self, lists: &mut [Vec<u32>], from: u32, to: u32, most: usize) {
+        let list = &mut lists[from as usize];
+        if list.contains(&to) {
+            return;
+        }
+        list.push(to);
+        if list.len() >= most + most.div_ceil(2) {
+            self.cut(from, list, most);
+        }
+    }
+
+    /// Cuts a list of links down to `most` diverse ones.
+    fn cut(&self, node: u32, list: &mut Vec<u32>, most: usize) {
+        if list.len() > most {
+            *list = self.diverse(&self.ranked(node, list), most);
+        }
+    }
+}
+
+/// Makes every node reachable from `entry`: one that is not gets a link from one that is, among those it
+/// links to itself the one with the fewest links.
+///
+/// Cutting lists can leave a node without a link to it, where many keys are nearly the same. With this, a
+/// beam as wide as the graph finds every key.
+fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
+    let mut reached = vec![false; lists.len()];
+    spread(lists, entry, &mut reached);
+    for node in 0..lists.len() as u32 {
+        if reached[node as usize] {
+            continue;
+        }
+        let near = lists[node as usize].iter().copied().filter(|&other| reached[other as usize]);
+        let from = near.min_by_key(|&other| (lists[other as usize].len(), other)).unwrap_or(entry);
+        lists[from as usize].push(node);
+        spread(lists, node, &mut reached);
+    }
+}
+
+/// Marks what can be reached from `node`.
+fn spread(lists: &[Vec<u32>], node: u32, reached: &mut [bool]) {
+    let mut open = vec![node];
+    while let Some(node) = open.pop() {
+        if !std::mem::replace(&mut reached[node as usize], true) {
+            open.extend(lists[node as usize].iter().filter(|&&other| !reached[other as usize]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hnsw::{Hnsw, HnswParams};
+    use super::roar::{Roar, RoarParams};
+    use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const HNSW: HnswParams = HnswParams { links: 16, width: 100 };
+    const ROAR: RoarParams = RoarParams { nearest: 50, links: 16, width: 100 };
+
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
+    }
+
+    /// Rows around some centres, all moved the same way, as keys are.
+    fn clustered(n: usize, d: usize, seed: u64) -> Vec<f32> {
+        const CENTRES: usize = 20;
+        let (centres, mean) = (noise(CENTRES * d, seed), noise(d, seed + 1));
+        let mut rows = noise(n * d, seed + 2);
+        for (i, row) in rows.chunks_mut(d).enumerate() {
+            let centre = &centres[i * 7 % CENTRES * d..][..d];
+            row.iter_mut().zip(centre).zip(&mean).for_each(|((x, c), m)| *x = 0.5 * *x + c + 3.0 * m);
+        }
+        rows
+    }
+
+    fn scorer<'a>(query: &'a [f32], keys: &'a [f32]) -> impl FnMut(&[u32], &mut [f32]) + 'a {
+        |nodes, out| linear::scores_of(query, keys, nodes, out)
+    }
+
+    fn ranking(query: &[f32], keys: &[f32]) -> Vec<Scored> {
+        let nodes: Vec<u32> = (0..(keys.len() / query.len()) as u32).collect();
+        let mut scores = vec![0.0; nodes.len()];
+        scorer(query, keys)(&nodes, &mut scores);
+        let mut ranking: Vec<Scored> = nodes.iter().zip(scores).map(|(&node, score)| Scored { node, score }).collect();
+        ranking.sort_unstable_by(|a, b| b.cmp(a));
+        ranking
+    }
+
+    /// Mean share of the `k` best that searches of this width find, and of the nodes that they score.
+    fn recall(
+        keys: &[f32],
+        queries: &[f32],
+        d: usize,
+        k: usize,
+        mut search: impl FnMut(&mut Beam, &[f32]) -> Vec<Scored>,
+    ) -> (f64, f64) {
+        let mut beam = Beam::new(keys.len() / d);
+        let (mut hits, count) = (0, queries.len() / d);
+        for query in queries.chunks(d) {
+            let found = search(&mut beam, query);
+            hits += ranking(query, keys)[..k].iter().filter(|best| found[..k].contains(best)).count();
+        }
+        let scored = beam.effort.scored as f64 / (count * keys.len() / d) as f64;
+        (hits as f64 / (count * k) as f64, scored)
+    }
+
+    #[test]
+    fn a_beam_as_wide_as_the_graph_ranks_every_key_exactly() {
+        let d = 8;
+        let mut repeated = noise(300 * d, 3);
+        // Many more equal keys than a node has links.
+        (0..300 * d).for_each(|i| repeated[i] = repeated[i % (3 * d)]);
+        let cases =
+            [noise(d, 1), noise(2 * d, 1), noise(500 * d, 2), clustered(500, d, 4), repeated, vec![0.0; 200 * d]];
+        for keys in cases {
+            let n = keys.len() / d;
+            let queries = noise(40 * d, 5);
+            let (hnsw, roar) = (Hnsw::build(&keys, d, HNSW, 1), Roar::build(&keys, d, &queries, ROAR));
+            let narrow = HnswParams { links: 2, width: 3 };
+            let narrow = Hnsw::build(&keys, d, narrow, 1);
+            let mut beam = Beam::new(n);
+            for query in queries.chunks(d).take(5) {
+                let exact = ranking(query, &keys);
+                assert_eq!(hnsw.search(n, &mut beam, scorer(query, &keys)), exact);
+                assert_eq!(narrow.search(n, &mut beam, scorer(query, &keys)), exact);
+                assert_eq!(roar.search(n, &mut beam, scorer(query, &keys)), exact);
+            }
+            for k in [1, n.div_ceil(2)] {
+                assert_eq!(hnsw.search(k, &mut beam, scorer(&queries[..d], &keys)).len(), k);
+                assert_eq!(roar.search(k, &mut beam, scorer(&queries[..d], &keys)).len(), k);
+            }
+        }
+    }
+
+    #[test]
+    fn most_of_the_best_are_found_by_scoring_few() {
+        let (n, d, k) = (6000, 32, 64);
+        let keys = clustered(n, d, 1);
+        let (queries, others) = (noise(40 * d, 9), noise(2000 * d, 10));
+        let hnsw = Hnsw::build(&keys, d, HNSW, 1);
+        let search = |beam: &mut Beam, query: &[f32]| hnsw.search(4 * k, beam, scorer(query, &keys));
+        let (found, scored) = recall(&keys, &queries, d, k, search);
+        assert!(found >= 0.95 && scored < 0.4, "hnsw: {found} by scoring {scored}");
+        let roar = Roar::build(&keys, d, &others, ROAR);
+        let search = |beam: &mut Beam, query: &[f32]| roar.search(4 * k, beam, scorer(query, &keys));
+        let (found, scored) = recall(&keys, &queries, d, k, search);
+        assert!(found >= 0.95 && scored < 0.4, "roar: {found} by scoring {scored}");
+    }
+
+    #[test]
+    fn wider_beams_find_more() {
+        let (n, d, k) = (4000, 32, 20);
+        let keys = clustered(n, d, 1);
+        let queries = noise(40 * d, 9);
+        let hnsw = Hnsw::build(&keys, d, HnswParams { links: 6, width: 20 }, 1);
+        let of = |width| recall(&keys, &queries, d, k, |beam, query| hnsw.search(width, beam, scorer(query, &keys)));
+        let (narrow, middle, wide) = (of(k), of(4 * k), of(20 * k));
+        assert!(narrow.0 < middle.0 && middle.0 < wide.0, "{narrow:?} {middle:?} {wide:?}");
+        assert!(narrow.1 < middle.1 && middle.1 < wide.1, "{narrow:?} {middle:?} {wide:?}");
+    }
+
+    #[test]
+    fn a_seed_gives_one_graph_and_another_seed_another() {
+        let (d, keys) = (16, clustered(800, 16, 2));
+        let graph = |seed| Hnsw::build(&keys, d, HNSW, seed);
+        assert_eq!(graph(5), graph(5));
+        assert_ne!(graph(5), graph(6));
+    }
+
+    #[test]
+    fn effort_is_what_was_scored_and_read() {
+        let (d, keys) = (16, clustered(900, 16, 3));
+        let hnsw = Hnsw::build(&keys, d, HNSW, 1);
+        let (mut beam, mut scored) = (Beam::new(900), 0);
+        let query = noise(d, 1);
+        let mut count = |nodes: &[u32], out: &mut [f32]| {
+            scored += nodes.len() as u64;
+            linear::scores_of(&query, &keys, nodes, out);
+        };
+        hnsw.search(50, &mut beam, &mut count);
+        assert_eq!(beam.effort.scored, scored);
+        assert!(beam.effort.expanded >= 50 && beam.effort.links >= beam.effort.scored - 10, "{:?}", beam.effort);
+        assert_eq!(beam.effort.bytes(), 4 * (beam.effort.links + 2 * beam.effort.expanded));
+    }
+
+    #[test]
+    fn links_are_bounded_and_counted() {
+        let (n, d) = (700, 16);
+        let keys = noise(n * d, 4);
+        let roar = Roar::build(&keys, d, &noise(50 * d, 5), ROAR);
+        let hnsw = Hnsw::build(&keys, d, HnswParams { links: 4, width: 50 }, 1);
+        // 8 links on the ground, less than 1/3 of the nodes above with 4; ends of lists; room for what makes
+        // all reachable.
+        assert!(hnsw.bytes() < n * 4 * (8 + 1 + 4) && hnsw.bytes() > n * 4 * 4, "{}", hnsw.bytes());
+        assert!(roar.bytes() < n * 4 * (32 + 2) && roar.bytes() > n * 4 * 4, "{}", roar.bytes());
+        let lists: [&[u32]; 3] = [&[1, 2], &[], &[0]];
+        let links = Links::new(lists.into_iter());
+        assert_eq!((links.nodes(), links.of(0), links.of(1), links.of(2)), (3, lists[0], lists[1], lists[2]));
+        assert_eq!(links.bytes(), 4 * (3 + 4));
+    }
+
+    #[test]
+    fn whatever_cannot_be_reached_is_linked() {
+        let mut lists = vec![vec![1], vec![], vec![1, 0], vec![], vec![3]];
+        reach_all(&mut lists, 0);
+        assert_eq!(lists, [vec![1, 3], vec![2], vec![1, 0], vec![4], vec![3]]);
+    }
+}

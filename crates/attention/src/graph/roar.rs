@@ -1,0 +1,120 @@
+//! Graphs that follow queries: projected bipartite graphs (Chen et al. 2024, "RoarGraph").
+//!
+//! Queries and keys lie apart, and the keys that one query looks for need not be near each other, so a graph
+//! of near keys is a detour for a query. Here keys are linked because queries looked for them together:
+//!
+//! 1. **Bipartite graph**: each sampled query is linked to the `nearest` keys with the largest inner product.
+//! 2. **Projection**: the first of them, the query's pivot, is linked to the others; of all that a pivot gets
+//!    from its queries, up to `M` diverse ones stay, and link back.
+//! 3. **Connection**: each key looks for itself with a beam from the entry, and is linked to `M` diverse ones
+//!    of those found, which link back. So all can be reached, also keys that no query asked for.
+//!
+//! A key has `2M` links at most, but for those that make every key reachable. Searches begin at the key with the largest inner product with the mean of the
+//! queries. Nothing is drawn.
+
+use super::{Beam, Links, Points, Scored, reach_all};
+use spattn_kernels::linear;
+use spattn_kernels::topk::{argmax, top_k};
+
+/// Queries whose scores are held at a time.
+const QUERY_BLOCK: usize = 16;
+
+/// How a graph is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoarParams {
+    /// Keys that each query is linked to; `N_q`.
+    pub nearest: usize,
+    /// Links that a key gets from queries, and again from its own search; `M`.
+    pub links: usize,
+    /// Width of the beam with which a key looks for itself; `L`.
+    pub width: usize,
+}
+
+/// The graph over the candidates of one KV head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roar {
+    links: Links,
+    entry: u32,
+}
+
+impl Roar {
+    /// Builds the graph of `keys: [node][d]`, of which there is at least one, by `queries: [query][d]`.
+    pub fn build(keys: &[f32], d: usize, queries: &[f32], params: RoarParams) -> Self {
+        let points = Points::new(keys.to_vec(), d);
+        let entry = entry(keys, d, queries);
+        let mut lists = projection(&points, keys, queries, params);
+        connect(&points, &mut lists, entry, params);
+        for (node, list) in lists.iter_mut().enumerate() {
+            points.cut(node as u32, list, 2 * params.links);
+        }
+        reach_all(&mut lists, entry);
+        Self { links: Links::new(lists.iter().map(Vec::as_slice)), entry }
+    }
+
+    /// The up to `width` nodes found by a beam of that width, best first; `score` writes the scores of nodes.
+    pub fn search(&self, width: usize, beam: &mut Beam, score: impl FnMut(&[u32], &mut [f32])) -> Vec<Scored> {
+        beam.search(&[self.entry], width, |node| self.links.of(node), score)
+    }
+
+    /// Nodes of the graph.
+    pub fn nodes(&self) -> usize {
+        self.links.nodes()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.links.bytes() + size_of_val(&self.entry)
+    }
+}
+
+/// The key with the largest inner product with the mean query.
+fn entry(keys: &[f32], d: usize, queries: &[f32]) -> u32 {
+    let mut mean = vec![0.0; d];
+    for query in queries.chunks_exact(d) {
+        mean.iter_mut().zip(query).for_each(|(m, q)| *m += q);
+    }
+    let mut scores = vec![0.0; keys.len() / d];
+    linear::scores(&mean, keys, d, &mut scores);
+    argmax(&scores) as u32
+}
+
+/// Links of each pivot to the other keys of its queries, and back.
+fn projection(points: &Points, keys: &[f32], queries: &[f32], params: RoarParams) -> Vec<Vec<u32>> {
+    let (n, d) = (points.nodes(), points.d);
+    let mut wanted: Vec<Vec<u32>> = vec![Vec::new(); n];
+    let mut scores = vec![0.0; QUERY_BLOCK * n];
+    for block in queries.chunks(QUERY_BLOCK * d) {
+        let scores = &mut scores[..block.len() / d * n];
+        linear::scores(block, keys, d, scores);
+        for scores in scores.chunks_exact(n) {
+            let pivot = argmax(scores);
+            let others = top_k(scores, params.nearest).into_iter().filter(|node| *node as usize != pivot);
+            wanted[pivot].extend(others);
+        }
+    }
+    let mut lists = vec![Vec::new(); n];
+    for (pivot, mut wanted) in wanted.into_iter().enumerate() {
+        wanted.sort_unstable();
+        wanted.dedup();
+        let chosen = points.diverse(&points.ranked(pivot as u32, &wanted), params.links);
+        for other in chosen {
+            points.link(&mut lists, pivot as u32, other, 2 * params.links);
+            points.link(&mut lists, other, pivot as u32, 2 * params.links);
+        }
+    }
+    lists
+}
+
+/// Links every key to some of those that it finds, and back.
+fn connect(points: &Points, lists: &mut [Vec<u32>], entry: u32, params: RoarParams) {
+    let mut beam = Beam::new(points.nodes());
+    for node in 0..points.nodes() as u32 {
+        let score = |others: &[u32], out: &mut [f32]| points.likeness(node, others, out);
+        let mut found = beam.search(&[entry], params.width, |other| &lists[other as usize], score);
+        found.retain(|f| f.node != node);
+        for other in points.diverse(&found, params.links) {
+            points.link(lists, node, other, 2 * params.links);
+            points.link(lists, other, node, 2 * params.links);
+        }
+    }
+}

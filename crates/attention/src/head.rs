@@ -1,0 +1,288 @@
+//! One KV head of a run: the shared prefix and the private tail seen as one sequence, and attending to it.
+
+use std::ops::Range;
+
+use super::grouped::Grouped;
+use super::method::{Exact, Picks, Rotation, Selection, Weighting};
+use crate::kv::{LayerKv, Prefix};
+use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
+
+/// Keys and values of one head: prefix and tail.
+pub(super) struct HeadKv<'a> {
+    pub(super) prefix_keys: Rows<'a>,
+    pub(super) prefix_values: Rows<'a>,
+    pub(super) tail_keys: Rows<'a>,
+    pub(super) tail_values: Rows<'a>,
+    pub(super) prefix_tokens: usize,
+    pub(super) tail_tokens: usize,
+    pub(super) d: usize,
+}
+
+/// What one KV head of a run attends at a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picked {
+    /// What is attended whatever is picked.
+    pub exact: Exact,
+    /// What was picked, if there was anything to pick from.
+    pub selection: Option<Selection>,
+}
+
+impl Picked {
+    /// Tokens attended by each query head of a group, of `total` in context.
+    pub(super) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
+        let fixed = self.exact.tokens(total);
+        match &self.selection {
+            None => vec![fixed; group],
+            Some(selection) => selection.of_heads(group).into_iter().map(|picked| fixed + picked).collect(),
+        }
+    }
+
+    /// Different tokens that the group attends: what a kernel that takes its query heads together reads.
+    pub(super) fn read(&self, total: usize) -> usize {
+        self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
+    }
+}
+
+/// Queries of a group `[group][d]`, times the scale of the logits.
+pub(super) struct Queries<'a> {
+    scaled: Vec<f32>,
+    far: Option<Far<'a>>,
+}
+
+/// The same queries at another position, for the first tokens in context.
+struct Far<'a> {
+    turned: Vec<f32>,
+    /// How many tokens these are.
+    tokens: usize,
+    /// Where their keys are turned to, if they do not stay where they are.
+    keys: Option<Grouped<'a>>,
+}
+
+impl<'a> Queries<'a> {
+    pub(super) fn new(queries: &[f32], scale: f32) -> Self {
+        Self { scaled: queries.iter().map(|q| q * scale).collect(), far: None }
+    }
+
+    /// Sees the first exact part from so much nearer as there is between it and the last. Only distances count, so this
+    /// is the same as moving that part's keys, with fewer vectors to turn.
+    pub(super) fn nearer_to_sink(mut self, exact: Exact, d: usize, rotation: &dyn Rotation) -> Self {
+        let mut turned = self.scaled.clone();
+        turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, exact.recent - exact.sink));
+        self.far = Some(Far { turned, tokens: exact.sink, keys: None });
+        self
+    }
+
+    /// Sees far tokens from `position` at grouped positions.
+    pub(super) fn grouped(mut self, grouped: Grouped<'a>, position: usize, d: usize) -> Self {
+        let tokens = grouped.grouping.far(position);
+        if tokens > 0 {
+            let mut turned = self.scaled.clone();
+            grouped.turn_queries(&mut turned, d, position);
+            self.far = Some(Far { turned, tokens, keys: Some(grouped) });
+        }
+        self
+    }
+
+    /// Those of all heads.
+    fn all(&self) -> View<'_> {
+        let far = self.far.as_ref();
+        View { scaled: &self.scaled, turned: far.map_or(&[], |far| &far.turned), far }
+    }
+}
+
+/// Some heads of [`Queries`].
+#[derive(Clone, Copy)]
+struct View<'q> {
+    scaled: &'q [f32],
+    /// Empty if there are no far tokens.
+    turned: &'q [f32],
+    far: Option<&'q Far<'q>>,
+}
+
+impl View<'_> {
+    /// One head.
+    fn head(self, head: usize, d: usize) -> Self {
+        let range = head * d..(head + 1) * d;
+        Self { scaled: &self.scaled[range.clone()], turned: self.turned.get(range).unwrap_or(&[]), far: self.far }
+    }
+
+    /// How many tokens are far ones.
+    fn far_tokens(self) -> usize {
+        self.far.map_or(0, |far| far.tokens)
+    }
+}
+
+impl<'a> HeadKv<'a> {
+    pub(super) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
+        let kv = prefix.layer(layer);
+        Self {
+            prefix_keys: kv.keys.head(kv_head),
+            prefix_values: kv.values.head(kv_head),
+            tail_keys: tail.keys.head(kv_head),
+            tail_values: tail.values.head(kv_head),
+            prefix_tokens: prefix.tokens(),
+            tail_tokens: tail.tokens(),
+            d: kv.keys.d(),
+        }
+    }
+
+    /// The same when so many tokens were in context.
+    pub(super) fn up_to(mut self, total: usize) -> Self {
+        self.tail_tokens = total - self.prefix_tokens;
+        self.tail_keys = self.tail_keys.slice(0..self.tail_tokens, self.d);
+        self.tail_values = self.tail_values.slice(0..self.tail_tokens, self.d);
+        self
+    }
+
+    /// Attends positions `range` (of prefix and tail together) into `acc`.
+    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
+        let p = self.prefix_tokens;
+        let in_prefix = range.start.min(p)..range.end.min(p);
+        let in_tail = range.start.max(p) - p..range.end.max(p) - p;
+        if !in_prefix.is_empty() {
+            attend_range(
+                scaled,
+                self.prefix_keys.slice(in_prefix.clone(), self.d),
+                self.prefix_values.slice(in_prefix.clone(), self.d),
+                acc,
+            );
+        }
+        if !in_tail.is_empty() {
+            attend_range(
+                scaled,
+                self.tail_keys.slice(in_tail.clone(), self.d),
+                self.tail_values.slice(in_tail.clone(), self.d),
+                acc,
+            );
+        }
+    }
+
+    /// Tokens in context.
+    pub(super) fn total(&self) -> usize {
+        self.prefix_tokens + self.tail_tokens
+    }
+
+    /// Attends the exact parts and the selection.
+    pub(super) fn attend(&self, queries: &Queries<'_>, picked: &Picked, out: &mut [f32]) {
+        let Picked { exact, selection } = picked;
+        let queries = queries.all();
+        let mut acc = Accumulator::new(queries.scaled.len() / self.d, self.d);
+        self.attend_stretch(queries, 0..exact.sink, &mut acc);
+        self.attend_stretch(queries, exact.recent..self.total(), &mut acc);
+        match selection {
+            None => {}
+            Some(Selection::Shared(picks)) => self.attend_picks(queries, picks, &mut acc),
+            Some(Selection::PerHead(heads)) => {
+                assert_eq!(heads.len(), acc.queries(), "one set of picks for each query head");
+                for (h, picks) in heads.iter().enumerate() {
+                    let mut own = Accumulator::new(1, self.d);
+                    self.attend_picks(queries.head(h, self.d), picks, &mut own);
+                    acc.merge_query(h, &own);
+                }
+            }
+        }
+        acc.finish(out);
+    }
+
+    /// Attends positions `range` (of prefix and tail together) as the queries see them.
+    fn attend_stretch(&self, queries: View<'_>, range: Range<usize>, acc: &mut Accumulator) {
+        let near = queries.far_tokens().clamp(range.start, range.end);
+        let far: Vec<u32> = (range.start as u32..near as u32).collect();
+        self.attend_tokens(queries, &far, &[], acc);
+        self.attend_positions(queries.scaled, near..range.end, acc);
+    }
+
+    /// Attends tokens of prefix and tail as the queries see them, with a bias for each or none.
+    fn attend_tokens(&self, queries: View<'_>, tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
+        let Some(Far { tokens: boundary, keys, .. }) = queries.far else {
+            return self.attend_some(queries.scaled, tokens, bias, acc);
+        };
+        let [far, near] = parts(tokens, bias, *boundary as u32);
+        match keys {
+            None => self.attend_some(queries.turned, &far.0, &far.1, acc),
+            Some(grouped) => self.attend_grouped(queries.turned, grouped, &far.0, &far.1, acc),
+        }
+        self.attend_some(queries.scaled, &near.0, &near.1, acc);
+    }
+
+    /// Attends far tokens at grouped positions.
+    fn attend_grouped(
+        &self,
+        turned: &[f32],
+        grouped: &Grouped<'_>,
+        tokens: &[u32],
+        bias: &[f32],
+        acc: &mut Accumulator,
+    ) {
+        let mut keys = Joined::new(self.prefix_keys, self.tail_keys, self.d).gather(tokens);
+        let values = Joined::new(self.prefix_values, self.tail_values, self.d).gather(tokens);
+        grouped.turn_keys(&mut keys, self.d, tokens);
+        let all: Vec<u32> = (0..tokens.len() as u32).collect();
+        attend_list(turned, Rows::F32(&keys), Rows::F32(&values), &all, bias, acc);
+    }
+
+    /// Attends tokens of prefix and tail where they are, with a bias for each or none.
+    fn attend_some(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
+        let first_behind = self.prefix_tokens as u32;
+        if tokens.iter().all(|t| *t < first_behind) {
+            return attend_list(scaled, self.prefix_keys, self.prefix_values, tokens, bias, acc);
+        }
+        let [before, behind] = self.by_store(tokens, bias);
+        attend_list(scaled, self.prefix_keys, self.prefix_values, &before.0, &before.1, acc);
+        attend_list(scaled, self.tail_keys, self.tail_values, &behind.0, &behind.1, acc);
+    }
+
+    /// Tokens of the prefix and, numbered from its end, those behind it; as [`parts`] has them.
+    fn by_store(&self, tokens: &[u32], with: &[f32]) -> [Part; 2] {
+        let first_behind = self.prefix_tokens as u32;
+        let [before, mut behind] = parts(tokens, with, first_behind);
+        behind.0.iter_mut().for_each(|token| *token -= first_behind);
+        [before, behind]
+    }
+
+    fn attend_picks(&self, queries: View<'_>, picks: &Picks, acc: &mut Accumulator) {
+        match &picks.weighting {
+            Weighting::Softmax => self.attend_tokens(queries, &picks.tokens, &[], acc),
+            Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc),
+            Weighting::Remainder { shares, value } => {
+                assert_eq!(shares.len(), acc.queries(), "one share for each query head");
+                let mut picked = Accumulator::new(acc.queries(), self.d);
+                self.attend_tokens(queries, &picks.tokens, &[], &mut picked);
+                let mut outputs = vec![0.0; queries.scaled.len()];
+                picked.finish(&mut outputs);
+                for (h, (share, output)) in shares.iter().zip(outputs.chunks_exact(self.d)).enumerate() {
+                    let log_mass = picked.log_sum_exp(h);
+                    acc.merge(h, log_mass, output);
+                    acc.merge(h, log_mass + (share / (1.0 - share)).ln(), value);
+                }
+            }
+            Weighting::Direct { weights, log_mass } => {
+                let mut output = vec![0.0; self.d];
+                let [before, behind] = self.by_store(&picks.tokens, weights);
+                weighted_list(self.prefix_values, &before.0, &before.1, &mut output);
+                if !behind.0.is_empty() {
+                    let mut rest = vec![0.0; self.d];
+                    weighted_list(self.tail_values, &behind.0, &behind.1, &mut rest);
+                    output.iter_mut().zip(rest).for_each(|(sum, x)| *sum += x);
+                }
+                for h in 0..acc.queries() {
+                    acc.merge(h, *log_mass, &output);
+                }
+            }
+        }
+    }
+}
+
+/// Tokens, each with a number or none with any.
+type Part = (Vec<u32>, Vec<f32>);
+
+/// Tokens before `boundary` and those from it on, each with its number of `with`, if there are any.
+fn parts(tokens: &[u32], with: &[f32], boundary: u32) -> [Part; 2] {
+    let mut parts: [Part; 2] = Default::default();
+    for (i, token) in tokens.iter().enumerate() {
+        let part = &mut parts[usize::from(*token >= boundary)];
+        part.0.push(*token);
+        part.1.extend(with.get(i));
+    }
+    parts
+}

@@ -1,0 +1,285 @@
+//! Keys and values: the shared, immutable prefix and the private tail behind it.
+//!
+//! Layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
+//! bf16; kernels widen as they read. Nothing here selects or attends.
+
+pub mod quantised;
+mod store;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+pub use store::{KvDtype, KvStore, RowsMut};
+
+#[cfg(feature = "cuda")]
+use spattn_cuda::{Cache, Gpu, GpuError};
+
+/// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
+/// beyond every published model, and far from where sums of positions overflow.
+pub const MOST_TOKENS: usize = 1 << 24;
+
+/// Keys and values of one layer.
+#[derive(Debug, Clone)]
+pub struct LayerKv {
+    /// Rotated keys.
+    pub keys: KvStore,
+    /// Values.
+    pub values: KvStore,
+}
+
+impl LayerKv {
+    /// Room for `capacity` tokens; grows beyond it if need be.
+    pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
+        Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
+    }
+
+    /// `tokens` tokens of nothing but zeros.
+    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
+        let zeros = KvStore::zeros(shape, tokens);
+        Self { keys: zeros.clone(), values: zeros }
+    }
+
+    /// Appends one token; `key` and `value` are `[kv_heads][d]`.
+    pub fn append(&mut self, key: &[f32], value: &[f32]) {
+        self.keys.append(key);
+        self.values.append(value);
+    }
+
+    /// Appends tokens; `keys` and `values` are `[token][kv_heads][d]`.
+    pub fn append_rows(&mut self, keys: &[f32], values: &[f32]) {
+        self.keys.append_rows(keys);
+        self.values.append_rows(values);
+    }
+
+    /// Tokens stored.
+    pub fn tokens(&self) -> usize {
+        self.keys.tokens()
+    }
+
+    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
+        self.keys.truncate(tokens, capacity);
+        self.values.truncate(tokens, capacity);
+    }
+
+    /// What it has in common with other layers.
+    pub fn shape(&self) -> KvShape {
+        KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
+    }
+}
+
+/// What all layers of a cache have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// KV heads of a layer.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type.
+    pub dtype: KvDtype,
+}
+
+impl KvShape {
+    /// Bytes of one token's key and value for one KV head.
+    pub fn row_bytes(&self) -> usize {
+        2 * self.d * self.dtype.bytes()
+    }
+}
+
+/// Keys and values of a prefix in a device's memory.
+pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
+    /// What its layers have in common.
+    fn shape(&self) -> KvShape;
+
+    /// Copies one layer to the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
+
+    /// One layer where it is, if that is in a GPU's memory.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self, _layer: usize) -> Option<(&Gpu, Cache<'_>)> {
+        None
+    }
+}
+
+/// A device that did not do what it was asked for: one line that says what and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceFailure(pub String);
+
+#[cfg(feature = "cuda")]
+impl From<GpuError> for DeviceFailure {
+    fn from(error: GpuError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// The dense prefix of an example: every method and budget forks from the same one.
+///
+/// Where a device holds it, a layer is copied to the host when somebody looks at it there for the first time.
+#[derive(Debug)]
+pub struct Prefix {
+    layers: Vec<OnceLock<LayerKv>>,
+    tokens: usize,
+    shape: KvShape,
+    device: Option<Box<dyn DeviceKv>>,
+    /// What the device did not do.
+    failure: OnceLock<DeviceFailure>,
+}
+
+impl Prefix {
+    /// Freezes the prefilled layers, all of which hold the same number of tokens.
+    pub fn new(layers: Vec<LayerKv>) -> Arc<Self> {
+        let tokens = layers.first().map_or(0, LayerKv::tokens);
+        debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
+        let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
+        Arc::new(Self {
+            layers: layers.into_iter().map(OnceLock::from).collect(),
+            tokens,
+            shape,
+            device: None,
+            failure: OnceLock::new(),
+        })
+    }
+
+    /// A prefix of `tokens` tokens that a device holds.
+    pub fn on_device(layers: usize, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
+        let layers = (0..layers).map(|_| OnceLock::new()).collect();
+        Arc::new(Self { layers, tokens, shape: device.shape(), device: Some(device), failure: OnceLock::new() })
+    }
+
+    /// Keys and values of one layer, on the host. Where a device holds them and cannot be read they are all zero, and
+    /// [`failure`](Self::failure) says why: nothing that follows from them may be used.
+    pub fn layer(&self, layer: usize) -> &LayerKv {
+        self.layers[layer].get_or_init(|| {
+            let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
+            device.copy_layer(layer).unwrap_or_else(|failure| {
+                self.fail(failure);
+                LayerKv::zeros(self.shape, self.tokens)
+            })
+        })
+    }
+
+    /// What a device that holds it did not do, if that happened: copy a layer to the host, or build an index.
+    pub fn failure(&self) -> Option<&DeviceFailure> {
+        self.failure.get()
+    }
+
+    /// Notes that a device did not do what was asked for: nothing that follows from the prefix may be used.
+    pub fn fail(&self, failure: DeviceFailure) {
+        // The first is what matters.
+        let _ = self.failure.set(failure);
+    }
+
+    /// What a device holds of it.
+    pub fn device(&self) -> Option<&dyn DeviceKv> {
+        self.device.as_deref()
+    }
+
+    /// The layers of a prefix on the host, to be gone on with: what follows may be cut off and read anew.
+    pub fn into_layers(self) -> Vec<LayerKv> {
+        self.layers.into_iter().map_while(OnceLock::into_inner).collect()
+    }
+
+    /// The layers of a prefix, those copied that a device holds.
+    ///
+    /// # Errors
+    /// What the device did not do.
+    pub fn into_host(self) -> Result<Vec<LayerKv>, DeviceFailure> {
+        for layer in 0..self.layers.len() {
+            self.layer(layer);
+        }
+        match self.failure() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(self.into_layers()),
+        }
+    }
+
+    /// The same of a prefix on a device.
+    pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
+        self.device
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Tokens in the prefix.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// What its layers have in common.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Holds two tokens of one KV head, each layer's number in all places, and counts how often it is read.
+    #[derive(Debug)]
+    struct Fake {
+        fails: bool,
+        copies: Arc<AtomicUsize>,
+    }
+
+    const SHAPE: KvShape = KvShape { kv_heads: 1, d: 2, dtype: KvDtype::F32 };
+
+    impl DeviceKv for Fake {
+        fn shape(&self) -> KvShape {
+            SHAPE
+        }
+
+        fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {
+            self.copies.fetch_add(1, Ordering::Relaxed);
+            let mut kv = LayerKv::new(SHAPE.dtype, 1, 2, 2);
+            (0..2).for_each(|_| kv.append(&[layer as f32; 2], &[layer as f32; 2]));
+            if self.fails { Err(DeviceFailure(format!("layer {layer} is gone"))) } else { Ok(kv) }
+        }
+    }
+
+    fn prefix(fails: bool) -> (Arc<Prefix>, Arc<AtomicUsize>) {
+        let copies = Arc::new(AtomicUsize::new(0));
+        (Prefix::on_device(3, 2, Box::new(Fake { fails, copies: copies.clone() })), copies)
+    }
+
+    #[test]
+    fn what_a_device_holds_is_copied_where_and_when_it_is_looked_at() {
+        let (prefix, copies) = prefix(false);
+        assert_eq!((prefix.tokens(), prefix.layers(), prefix.shape()), (2, 3, SHAPE));
+        assert_eq!(copies.load(Ordering::Relaxed), 0);
+        for _ in 0..2 {
+            assert_eq!(prefix.layer(2).values.head(0).to_f32(), [2.0; 4]);
+        }
+        assert_eq!((copies.load(Ordering::Relaxed), prefix.failure()), (1, None));
+    }
+
+    #[test]
+    fn all_layers_come_to_the_host_or_none() {
+        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_host();
+        let layers: Vec<Vec<f32>> = host(false).unwrap().iter().map(|kv| kv.keys.head(0).to_f32()).collect();
+        assert_eq!(layers, [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]]);
+        assert_eq!(host(true).unwrap_err().to_string(), "layer 0 is gone");
+    }
+
+    #[test]
+    fn a_device_that_fails_is_told_of_and_leaves_zeros() {
+        let (prefix, _) = prefix(true);
+        assert_eq!(prefix.layer(1).keys.head(0).to_f32(), [0.0; 4]);
+        prefix.layer(2);
+        assert_eq!(prefix.failure().unwrap().to_string(), "layer 1 is gone");
+    }
+}

@@ -1,0 +1,320 @@
+//! A growable `[kv_head][token][d]` store in one storage type.
+
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::KvShape;
+use spattn_kernels::memory::in_large_pages;
+use spattn_kernels::{Elem, Rows};
+
+/// Storage type of keys and values (and of weights).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Name as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Data {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+/// Runs `$body` with `$v` bound to the typed vector.
+macro_rules! with_data {
+    ($data:expr, $v:ident => $body:expr) => {
+        match $data {
+            Data::F32($v) => $body,
+            Data::F16($v) => $body,
+            Data::Bf16($v) => $body,
+        }
+    };
+}
+
+impl Data {
+    /// So many zeros, in memory that nobody has written to yet.
+    fn zeros(dtype: KvDtype, n: usize) -> Self {
+        let mut data = match dtype {
+            KvDtype::F32 => Self::F32(vec![0.0; n]),
+            KvDtype::F16 => Self::F16(vec![0u16; n].reinterpret_into()),
+            KvDtype::Bf16 => Self::Bf16(vec![0u16; n].reinterpret_into()),
+        };
+        // Rows that methods pick lie far apart.
+        with_data!(&mut data, v => in_large_pages(v));
+        data
+    }
+}
+
+/// Rows to be written, in the storage type.
+pub enum RowsMut<'a> {
+    /// 32-bit floats.
+    F32(&'a mut [f32]),
+    /// IEEE half precision.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+}
+
+/// Rows of every KV head, growing by tokens.
+#[derive(Debug, Clone)]
+pub struct KvStore {
+    data: Data,
+    kv_heads: usize,
+    d: usize,
+    capacity: usize,
+    tokens: usize,
+}
+
+impl KvStore {
+    /// Room for `capacity` tokens of `kv_heads` rows of `d`.
+    pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
+        Self { data: Data::zeros(dtype, kv_heads * capacity * d), kv_heads, d, capacity, tokens: 0 }
+    }
+
+    /// `tokens` tokens of nothing but zeros.
+    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
+        Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) }
+    }
+
+    /// `tokens` tokens, whose rows `[token][d]` of each KV head `fill` writes.
+    ///
+    /// # Errors
+    /// As `fill`.
+    pub fn filled<E>(
+        shape: KvShape,
+        tokens: usize,
+        fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        Self::zeros(shape, tokens).refilled(shape, tokens, fill)
+    }
+
+    /// As [`filled`](Self::filled), in the memory of a store whose rows nobody needs any more: new memory is slow to be
+    /// written to first.
+    ///
+    /// # Errors
+    /// As `fill`.
+    pub fn refilled<E>(
+        self,
+        shape: KvShape,
+        tokens: usize,
+        mut fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let KvShape { kv_heads, d, dtype } = shape;
+        let n = kv_heads * tokens * d;
+        let mut store = match self.dtype() == dtype && with_data!(&self.data, v => v.capacity() >= n) {
+            true => Self { kv_heads, d, capacity: tokens, tokens, ..self },
+            false => {
+                drop(self);
+                Self::zeros(shape, tokens)
+            }
+        };
+        with_data!(&mut store.data, v => v.resize(n, Default::default()));
+        for head in 0..kv_heads {
+            let range = head * tokens * d..(head + 1) * tokens * d;
+            fill(
+                head,
+                match &mut store.data {
+                    Data::F32(v) => RowsMut::F32(&mut v[range]),
+                    Data::F16(v) => RowsMut::F16(&mut v[range]),
+                    Data::Bf16(v) => RowsMut::Bf16(&mut v[range]),
+                },
+            )?;
+        }
+        Ok(store)
+    }
+
+    /// Appends one token given as `[kv_heads][d]`, rounded to the storage type.
+    pub fn append(&mut self, row: &[f32]) {
+        assert_eq!(row.len(), self.kv_heads * self.d, "one row a KV head");
+        if self.tokens == self.capacity {
+            self.grow((2 * self.capacity).max(64));
+        }
+        let (d, capacity, token) = (self.d, self.capacity, self.tokens);
+        with_data!(&mut self.data, v => {
+            for (h, row) in row.chunks_exact(d).enumerate() {
+                write(&mut v[(h * capacity + token) * d..][..d], row);
+            }
+        });
+        self.tokens += 1;
+    }
+
+    /// Appends tokens given as `[token][kv_heads][d]`: the same as each by itself, with threads of their own for heads.
+    pub fn append_rows(&mut self, rows: &[f32]) {
+        let (d, width) = (self.d, self.kv_heads * self.d);
+        let (first, tokens) = (self.tokens, self.tokens + rows.len() / width);
+        assert_eq!(rows.len() % width, 0, "one row a KV head");
+        if rows.is_empty() {
+            return;
+        }
+        if tokens > self.capacity {
+            self.grow(tokens.max(2 * self.capacity));
+        }
+        with_data!(&mut self.data, v => {
+            v.par_chunks_exact_mut(self.capacity * d).enumerate().for_each(|(head, own)| {
+                let own = own[first * d..tokens * d].chunks_exact_mut(d);
+                own.zip(rows.chunks_exact(width)).for_each(|(out, row)| write(out, &row[head * d..][..d]));
+            });
+        });
+        self.tokens = tokens;
+    }
+
+    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
+        assert!(tokens <= self.tokens, "cannot keep more tokens than there are");
+        self.tokens = tokens;
+        if capacity > self.capacity {
+            self.grow(capacity);
+        }
+    }
+
+    fn grow(&mut self, capacity: usize) {
+        let (old, d, heads) = (self.capacity, self.d, self.kv_heads);
+        let mut grown = Self::new(self.dtype(), heads, d, capacity);
+        for head in 0..heads {
+            let (from, to) = (head * old * d, head * capacity * d);
+            match (&mut grown.data, &self.data) {
+                (Data::F32(new), Data::F32(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                (Data::F16(new), Data::F16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                (Data::Bf16(new), Data::Bf16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                _ => unreachable!("a store keeps its type"),
+            }
+        }
+        *self = Self { tokens: self.tokens, ..grown };
+    }
+
+    /// Rows `[token][d]` of one KV head.
+    pub fn head(&self, kv_head: usize) -> Rows<'_> {
+        let range = kv_head * self.capacity * self.d..(kv_head * self.capacity + self.tokens) * self.d;
+        match &self.data {
+            Data::F32(v) => Rows::F32(&v[range]),
+            Data::F16(v) => Rows::F16(&v[range]),
+            Data::Bf16(v) => Rows::Bf16(&v[range]),
+        }
+    }
+
+    /// Tokens stored.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// KV heads stored.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Width of a row.
+    pub fn d(&self) -> usize {
+        self.d
+    }
+
+    /// Storage type.
+    pub fn dtype(&self) -> KvDtype {
+        match self.data {
+            Data::F32(_) => KvDtype::F32,
+            Data::F16(_) => KvDtype::F16,
+            Data::Bf16(_) => KvDtype::Bf16,
+        }
+    }
+
+    /// Bytes of the rows that it holds, without room for more.
+    pub fn stored_bytes(&self) -> usize {
+        self.kv_heads * self.tokens * self.d * self.dtype().bytes()
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> usize {
+        with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))
+    }
+}
+
+fn write<T: Elem>(out: &mut [T], row: &[f32]) {
+    for (o, x) in out.iter_mut().zip(row) {
+        *o = T::from_f32(*x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_written_anew() {
+        let mut store = KvStore::new(KvDtype::F32, 2, 1, 3);
+        (0..3).for_each(|t| store.append(&[t as f32, 10.0 + t as f32]));
+        store.truncate(2, 5);
+        store.append(&[7.0, 17.0]);
+        assert_eq!(store.head(0).to_f32(), [0.0, 1.0, 7.0]);
+        assert_eq!(store.head(1).to_f32(), [10.0, 11.0, 17.0]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn large_stores_lie_in_large_pages_from_the_first_on_and_when_they_grow() {
+        use spattn_kernels::memory::is_asked_for;
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let mut store = KvStore::new(dtype, 1, 64, 1 << 17);
+            assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}");
+            store.truncate(0, 1 << 18);
+            assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}, grown");
+        }
+    }
+
+    #[test]
+    fn many_tokens_are_appended_as_each_by_itself() {
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let rows: Vec<f32> = (0..3 * 2 * 9).map(|i| (i as f32 * 0.7).sin()).collect();
+            let (mut one, mut many) = (KvStore::new(dtype, 3, 2, 4), KvStore::new(dtype, 3, 2, 4));
+            rows.chunks(6).for_each(|row| one.append(row));
+            [&rows[..12], &[], &rows[12..48], &rows[48..]].iter().for_each(|rows| many.append_rows(rows));
+            assert_eq!((one.tokens(), many.tokens()), (9, 9));
+            (0..3).for_each(|head| assert_eq!(one.head(head).to_f32(), many.head(head).to_f32()));
+        }
+    }
+
+    #[test]
+    fn growing_keeps_every_head_in_order() {
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let (heads, d) = (3, 4);
+            let mut store = KvStore::new(dtype, heads, d, 2);
+            for t in 0..200 {
+                let row: Vec<f32> = (0..heads * d).map(|i| (t % 100 + i) as f32).collect();
+                store.append(&row);
+            }
+            for h in 0..heads {
+                let rows = store.head(h).to_f32();
+                assert_eq!(rows.len(), 200 * d);
+                for t in 0..200 {
+                    assert_eq!(rows[t * d], (t % 100 + h * d) as f32);
+                }
+            }
+        }
+    }
+}

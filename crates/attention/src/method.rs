@@ -1,0 +1,734 @@
+//! The [`Method`] trait and what passes between a method and the engine.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::artefact::{Artefact, ArtefactError};
+use super::budget::Context;
+use super::device::DeviceForm;
+use super::grouped::{Grouped, Grouping};
+use super::policy::Policy;
+use super::prefill::PrefillPattern;
+use super::probe::Probe;
+use super::prompt::{PromptHead, PromptNeed};
+use super::schedule::LayerShare;
+use super::scorer::GroupQueries;
+use crate::cost::Cost;
+use crate::kv::KvDtype;
+use spattn_kernels::matmul::{matmul, transposed};
+use spattn_kernels::{Joined, Rows, linear};
+
+/// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
+///
+/// One value serves all layers, heads and examples; it holds parameters, and what was learned about the
+/// model offline if it needs that. What it stores about a prefix is its `Index` (shared by all runs with
+/// equal [`index_key`](Method::index_key)), what it carries from step to step its `State` (private to a
+/// run, a layer and a KV head).
+pub trait Method: Send + Sync + 'static {
+    /// Stored about one KV head of one layer when the prefix is ready.
+    type Index: Send + Sync + 'static;
+    /// Carried from step to step.
+    type State: Send + 'static;
+
+    /// What has to be learned about the model offline before an index can be built; `None` if nothing.
+    fn calibration(&self) -> Option<CalibrationNeed<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
+    /// A parameter that counts channels of a head, and its value: a model whose heads are narrower is refused. `None` if
+    /// nothing counts them, or only as a share.
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        None
+    }
+
+    /// What has to be known of the prefix's own attention before an index can be built; nothing by default.
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Vec::new()
+    }
+
+    /// The method with the value of its own parameter that gives the density asked for on this prefix. `None` if
+    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](super::Budget)), which
+    /// each step works out by itself.
+    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
+    /// The parameters that the index depends on; runs with equal keys share one index.
+    fn index_key(&self) -> String {
+        String::new()
+    }
+
+    /// Builds the index over the candidates of a prefix.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
+
+    /// Bytes the index occupies, as stored.
+    fn index_bytes(&self, index: &Self::Index) -> usize;
+
+    /// The state before the first step.
+    fn start(&self, index: &Self::Index) -> Self::State;
+
+    /// Picks candidates for a step's queries. Called only if there are candidates.
+    ///
+    /// Adds what scoring cost (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; attending is counted
+    /// by the engine. What attention does anyway is [left to it](Cost::leave_to_attention): where finding took the exact
+    /// product of a query head with a token that this head then attends, product and key count once.
+    fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
+
+    /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
+    /// whenever all of them have taken a step. Nothing by default.
+    fn agree(&self, _states: &mut [&mut Self::State]) {}
+
+    /// What is attended exactly, whatever is picked; the rest are the candidates.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        Exact::policy(policy, prefix_tokens, total_tokens)
+    }
+
+    /// Whether tokens after the prefix can become candidates.
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("it picks from the prefix alone")
+    }
+
+    /// Bytes of auxiliary data that a run keeps for itself, beside the index.
+    fn state_bytes(&self, _state: &Self::State) -> usize {
+        0
+    }
+
+    /// Whether the method decides about the tokens after the prefix too. It is then asked at every step of
+    /// every layer that is not dense, candidates or none: those of a step are all tokens that
+    /// [`exact`](Self::exact) leaves out, and its picks (in an ordinary softmax only) may be among them.
+    fn follows_tail(&self) -> bool {
+        false
+    }
+
+    /// Whether what is [exact](Self::exact) is all that is ever attended: [`select`](Self::select) is then never asked.
+    fn picks_nothing(&self) -> bool {
+        false
+    }
+
+    /// Candidates whose keys and values are still held for this KV head (by any query head of its group);
+    /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
+    /// be picked again.
+    fn held(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
+        None
+    }
+
+    /// Whether what it picks hangs on nothing that a step brings, neither queries nor keys nor values, which a step need then
+    /// not hold: it was chosen when the index was made, or is drawn.
+    fn is_blind(&self) -> bool {
+        false
+    }
+
+    /// Its form on a device, which picks what this one picks; `None` if it has none, or not with these parameters.
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        None
+    }
+
+    /// At which positions tokens are attended.
+    fn positions(&self) -> Positions {
+        Positions::Original
+    }
+
+    /// How this method attends while the prompt is read, for `--sparse-from prefill`; `None` if it has
+    /// no such form.
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        None
+    }
+
+    /// Whether it attends everything once the prompt has been read: it is sparse by its [prefill
+    /// pattern](Self::prefill_pattern) alone, and has nothing to do where a prompt is read densely.
+    fn decodes_densely(&self) -> bool {
+        false
+    }
+}
+
+/// An artefact that a method needs, and how the method takes it in.
+#[derive(Debug, Clone, Copy)]
+pub struct CalibrationNeed<M> {
+    /// Kind of the artefact, one of [`CALIBRATIONS`](super::methods::CALIBRATIONS).
+    pub kind: &'static str,
+    /// The method with what the artefact holds; the artefact is known to fit the model.
+    pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
+}
+
+/// What a method makes of the tokens after the prefix, if they are to leave the exact window ([`Tail`](super::Tail)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TailRule {
+    /// They become candidates; how.
+    Indexed(&'static str),
+    /// They stay exact; why.
+    Exact(&'static str),
+    /// The method decides about them by a rule of its own; which.
+    Own(&'static str),
+}
+
+/// The positions that RoPE gives to tokens in context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Positions {
+    /// Where they were read.
+    Original,
+    /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
+    /// the last one, however far apart they were read. For methods that pick nothing.
+    WithinCache,
+    /// Those of Self-Extend, in layers that are dense by policy too: tokens far from a query stand in groups.
+    Grouped(Grouping),
+}
+
+impl Positions {
+    /// Grouped positions in a model with this rotation; `None` for others.
+    ///
+    /// # Panics
+    /// If there is no rotation to lead to them.
+    pub(super) fn grouped(self, rotation: Option<&dyn Rotation>) -> Option<Grouped<'_>> {
+        let Self::Grouped(grouping) = self else { return None };
+        Some(Grouped { grouping, rotation: rotation.expect(GIVEN_ROTATION) })
+    }
+}
+
+/// Plans refuse such methods on models whose positions cannot be moved.
+pub(super) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
+
+/// Moves rotated vectors to other positions; only the model knows its frequencies.
+pub trait Rotation: Send + Sync {
+    /// Turns `x: [d]` as if its token stood `positions` earlier.
+    fn turn_back(&self, x: &mut [f32], positions: usize);
+}
+
+impl fmt::Debug for dyn Rotation + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rotation")
+    }
+}
+
+/// A method whose parameter was solved for a density.
+pub struct Solved<M> {
+    /// The method to run.
+    pub method: M,
+    /// What was found, as `key=value,...`.
+    pub params: String,
+}
+
+/// Tokens attended exactly: `0..sink` and `recent..total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Exact {
+    /// End of the first part.
+    pub sink: usize,
+    /// Beginning of the last part, which runs to the current token.
+    pub recent: usize,
+}
+
+impl Exact {
+    /// Everything.
+    pub fn all() -> Self {
+        Self { sink: 0, recent: 0 }
+    }
+
+    /// Sink, and either the last `local` tokens of the prefix with all after it, or a window that moves on.
+    pub fn policy(policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Self {
+        let recent = match policy.tail.window(policy.local) {
+            None => prefix_tokens.saturating_sub(policy.local),
+            Some(window) => total_tokens.saturating_sub(window),
+        };
+        Self { sink: policy.sink.min(recent), recent }
+    }
+
+    /// Sink and the last tokens of so many: the window of a row of a prompt, which always moves on.
+    pub fn sliding(policy: &Policy, total_tokens: usize) -> Self {
+        let recent = total_tokens.saturating_sub(policy.tail.window(policy.local).unwrap_or(policy.local.max(1)));
+        Self { sink: policy.sink.min(recent), recent }
+    }
+
+    /// How many these are, of `total` tokens in context.
+    pub fn tokens(&self, total: usize) -> usize {
+        self.sink + total - self.recent
+    }
+
+    /// Tokens of the prefix that are left to pick from.
+    pub fn candidates(&self, prefix_tokens: usize) -> Range<usize> {
+        self.sink..self.recent.min(prefix_tokens).max(self.sink)
+    }
+}
+
+/// One KV head of one layer of a finished prefix.
+#[derive(Debug, Clone)]
+pub struct HeadPrefix<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Where the layer stands among those that are not dense.
+    pub depth: Depth,
+    /// How the model's positions are moved; `None` where no turn leads from one to another.
+    pub rotation: Option<&'a dyn Rotation>,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Rotated keys `[token][d]` of the whole prefix.
+    pub keys: Rows<'a>,
+    /// Values `[token][d]` of the whole prefix.
+    pub values: Rows<'a>,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// Tokens that may be picked; the others are attended anyway.
+    pub candidates: Range<usize>,
+    /// What the method asked for by [`Method::prompt_needs`].
+    pub prompt: PromptHead<'a>,
+    /// Seed of this example, layer and head.
+    pub seed: u64,
+}
+
+impl HeadPrefix<'_> {
+    /// Exact `q·k` of one query with some tokens of the prefix.
+    pub fn scores(&self, query: &[f32], tokens: Range<usize>) -> Vec<f32> {
+        let mut scores = vec![0.0; tokens.len()];
+        score_into(query, self.keys.slice(tokens, self.d), self.d, &mut scores);
+        scores
+    }
+
+    /// The prefix as a context, for methods that spend their budget when it ends.
+    pub fn context(&self) -> Context {
+        Context::new(self.keys.elements() / self.d, &self.candidates).at(self.depth.share)
+    }
+}
+
+/// Where a layer stands among those that are not dense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Depth {
+    /// Layers before it, dense ones left out.
+    pub rank: usize,
+    /// Layers that are not dense.
+    pub of: usize,
+    /// What it is given of a budget.
+    pub share: LayerShare,
+}
+
+impl Default for Depth {
+    /// The only layer.
+    fn default() -> Self {
+        Self { rank: 0, of: 1, share: LayerShare::default() }
+    }
+}
+
+/// One decoding step of one KV head: the queries of its group and what they may look at.
+#[derive(Debug, Clone)]
+pub struct Step<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Where the layer stands among those that are not dense.
+    pub depth: Depth,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Rotated, unscaled queries of the group, `[group][d]`.
+    pub queries: &'a [f32],
+    /// Width of a head.
+    pub d: usize,
+    /// Factor of the logits, `1/√d`.
+    pub scale: f32,
+    /// Rotated keys `[token][d]` of the whole prefix.
+    pub keys: Rows<'a>,
+    /// Values `[token][d]` of the whole prefix.
+    pub values: Rows<'a>,
+    /// Rotated keys `[token][d]` of the tokens after the prefix, the current one last.
+    pub tail_keys: Rows<'a>,
+    /// Values `[token][d]` of the tokens after the prefix, the current one last.
+    pub tail_values: Rows<'a>,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// The candidates that the prefix had when the index was built.
+    pub indexed: Range<usize>,
+    /// Tokens that may be picked.
+    pub candidates: Range<usize>,
+    /// Whether tokens behind the prefix become candidates as more follow.
+    pub moves_on: bool,
+    /// Tokens in context, the current one included, and how many of them are static.
+    pub context: Context,
+    /// How tokens far from the current one are seen, if not where they are; the current one is the last in context.
+    pub grouped: Option<Grouped<'a>>,
+    /// Tokens generated before the current one; 0 while the prompt is read.
+    pub generated: usize,
+    /// Seed of this example, layer, KV head and position.
+    pub seed: u64,
+}
+
+impl Step<'_> {
+    /// Query heads in the group.
+    pub fn group(&self) -> usize {
+        self.queries.len() / self.d
+    }
+
+    /// The query of one head of the group.
+    pub fn query(&self, head: usize) -> &[f32] {
+        &self.queries[head * self.d..][..self.d]
+    }
+
+    /// A generator for one head of the group, the same whenever this step is computed.
+    pub fn rng(&self, head: usize) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
+    }
+
+    /// Rotated keys of prefix and tail.
+    pub fn all_keys(&self) -> Joined<'_> {
+        Joined::new(self.keys, self.tail_keys, self.d)
+    }
+
+    /// Values of prefix and tail.
+    pub fn all_values(&self) -> Joined<'_> {
+        Joined::new(self.values, self.tail_values, self.d)
+    }
+
+    /// The queries, as scorers take them.
+    pub(super) fn group_queries(&self) -> GroupQueries<'_> {
+        let Self { layer, kv_head, queries, d, scale, .. } = *self;
+        GroupQueries { layer, kv_head, numbers: queries, rows: 1, d, scale }
+    }
+
+    /// Exact `q·k` (unscaled) of every candidate for `queries: [query][d]`, `[query][candidates]`, with its cost.
+    pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Vec<f32> {
+        let keys = self.all_keys().slice(self.candidates.clone());
+        cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
+        GroupQueries { numbers: queries, ..self.group_queries() }.dots_joined(keys, cost)
+    }
+
+    /// Tokens of the prefix.
+    pub fn prefix_tokens(&self) -> usize {
+        self.keys.elements() / self.d
+    }
+
+    /// Keys `[token][d]` of some tokens of prefix and tail, as they are read into one place; counts their
+    /// bytes.
+    pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Vec<f32> {
+        let tokens: Vec<u32> = tokens.into_iter().collect();
+        let gathered = self.all_keys().gather(&tokens);
+        cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
+        gathered
+    }
+
+    /// Leaves to attention the products that it needs and that finding took: each query head's with what it attends of a
+    /// selection, each key read once for the group.
+    pub fn leave_to_attention(&self, selection: &Selection, cost: &mut Cost) {
+        let products = selection.of_heads(self.group()).iter().sum();
+        cost.leave_to_attention(products, selection.distinct(self.context.tokens), self.d, self.keys.elem_bytes());
+    }
+
+    /// Exact `q·k` (unscaled) of some tokens of prefix and tail for one head of the group; counts nothing.
+    pub fn exact_scores_of(&self, head: usize, tokens: &[u32]) -> Vec<f32> {
+        let mut scores = vec![0.0; tokens.len()];
+        let prefix = self.prefix_tokens() as u32;
+        if tokens.iter().all(|token| *token < prefix) {
+            score_some(self.query(head), self.keys, tokens, &mut scores);
+            return scores;
+        }
+        let keys = self.all_keys().gather(tokens);
+        linear::scores(self.query(head), &keys, self.d, &mut scores);
+        scores
+    }
+
+    /// `q·k` (unscaled) of some of the candidates in the index, numbered from 0, for a query `[d]`; counts nothing.
+    pub fn score_indexed(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) {
+        score_some(query, self.keys.slice(self.indexed.clone(), self.d), candidates, out);
+    }
+
+    /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.
+    pub fn score_rows(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
+        let count = rows.elements() / self.d;
+        let mut scores = vec![0.0; self.group() * count];
+        score_into(self.queries, rows, self.d, &mut scores);
+        cost.score_flops += 2 * (self.group() * count * self.d) as u64;
+        scores
+    }
+}
+
+/// More queries than these are multiplied as a matrix; of fewer each has the bits that it has alone.
+pub(super) const FEW_QUERIES: usize = 16;
+
+/// `queries: [g][d]` against stored rows into `out: [g][rows]`.
+pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
+    if queries.len() > FEW_QUERIES * d && rows.elements() > 0 {
+        return matmul(queries, d, &transposed(&rows.to_f32(), d), rows.elements() / d, out);
+    }
+    match rows {
+        Rows::F32(data) => linear::scores(queries, data, d, out),
+        Rows::F16(data) => linear::scores(queries, data, d, out),
+        Rows::Bf16(data) => linear::scores(queries, data, d, out),
+    }
+}
+
+/// `query: [d]` against the stored rows that `some` names.
+fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
+    match rows {
+        Rows::F32(data) => linear::scores_of(query, data, some, out),
+        Rows::F16(data) => linear::scores_of(query, data, some, out),
+        Rows::Bf16(data) => linear::scores_of(query, data, some, out),
+    }
+}
+
+/// What a method picked for a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Selection {
+    /// One set for the whole group: keys and values are read once.
+    Shared(Picks),
+    /// One set for each query head of the group.
+    PerHead(Vec<Picks>),
+}
+
+impl Selection {
+    /// Tokens that each query head of a group of so many attends of it.
+    pub(super) fn of_heads(&self, group: usize) -> Vec<usize> {
+        match self {
+            Selection::Shared(picks) => vec![picks.tokens.len(); group],
+            Selection::PerHead(heads) => heads.iter().map(|picks| picks.tokens.len()).collect(),
+        }
+    }
+
+    /// Different tokens of it, of `total` in context: what is read once for the group.
+    pub(super) fn distinct(&self, total: usize) -> usize {
+        match self {
+            Selection::Shared(picks) => picks.tokens.len(),
+            Selection::PerHead(heads) if heads.len() == 1 => heads[0].tokens.len(),
+            Selection::PerHead(_) => self.tokens(total).len(),
+        }
+    }
+
+    /// The tokens that any query head attends of it, of `total` in context.
+    pub(super) fn tokens(&self, total: usize) -> TokenSet {
+        match self {
+            Selection::Shared(picks) => TokenSet::of(picks.tokens.iter().copied(), total),
+            Selection::PerHead(heads) => TokenSet::of(heads.iter().flat_map(|picks| &picks.tokens).copied(), total),
+        }
+    }
+
+    /// How many query heads attend a vector that stands for what was not picked.
+    pub(super) fn remainders(&self) -> usize {
+        let of = |picks: &Picks| match &picks.weighting {
+            Weighting::Remainder { shares, .. } => shares.len(),
+            _ => 0,
+        };
+        match self {
+            Selection::Shared(picks) => of(picks),
+            Selection::PerHead(heads) => heads.iter().map(of).sum(),
+        }
+    }
+}
+
+/// Some of the tokens in context.
+#[derive(Debug, Clone)]
+pub(super) struct TokenSet(Vec<u64>);
+
+impl TokenSet {
+    /// These, of `total` in context.
+    pub fn of(tokens: impl IntoIterator<Item = u32>, total: usize) -> Self {
+        let mut words = vec![0u64; total.div_ceil(u64::BITS as usize)];
+        tokens.into_iter().for_each(|token| words[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS));
+        Self(words)
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Those that are not in another set of as many in context.
+    pub fn without(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= !other);
+        self
+    }
+
+    /// All of them, ascending.
+    pub fn ascending(&self) -> Vec<u32> {
+        let of_word = |(at, word): (usize, &u64)| {
+            let (first, word) = (at as u32 * u64::BITS, *word);
+            (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        };
+        self.0.iter().enumerate().flat_map(of_word).collect()
+    }
+}
+
+/// Tokens of the prefix and how they are weighted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picks {
+    /// Distinct positions among the candidates, in any order.
+    pub tokens: Vec<u32>,
+    /// How they enter the attention.
+    pub weighting: Weighting,
+}
+
+impl Picks {
+    /// Tokens that enter the common softmax as they are.
+    pub fn softmax(tokens: Vec<u32>) -> Self {
+        Self { tokens, weighting: Weighting::Softmax }
+    }
+}
+
+/// How picked tokens are weighted.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Weighting {
+    /// Ordinary logits, in one softmax with the exact tokens.
+    Softmax,
+    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
+    LogBias(Vec<f32>),
+    /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
+    /// (oracle sampling); per query head only.
+    Direct {
+        /// One weight a token.
+        weights: Vec<f32>,
+        /// Log-sum-exp of the scaled logits of all candidates.
+        log_mass: f32,
+    },
+    /// Ordinary logits, which are taken to make up but a part of the candidates' exponentials: the rest
+    /// is given to one vector that stands for the candidates not picked (SparQ's mean value).
+    Remainder {
+        /// What is not picked, as a share of the candidates' exponentials, in `0..1`; one for each query head.
+        shares: Vec<f32>,
+        /// The vector, `[d]`.
+        value: Vec<f32>,
+    },
+}
+
+/// Mixes a number into a seed (splitmix64's finaliser over their combination).
+pub fn mix_seed(seed: u64, value: u64) -> u64 {
+    let mut z = seed ^ value.wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// [`Method`] with its types erased, so that a run can hold methods of any kind.
+///
+/// Indexes and states travel as `dyn Any`; the engine hands each back to the method that made it.
+pub trait AnyMethod: Send + Sync {
+    /// Kind of the artefact that has to be given before an index can be built; see [`Method::calibration`].
+    fn calibration(&self) -> Option<&'static str>;
+    /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
+    fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
+    /// See [`Method::channels_asked`].
+    fn channels_asked(&self) -> Option<(&'static str, usize)>;
+    /// See [`Method::prompt_needs`].
+    fn prompt_needs(&self) -> Vec<PromptNeed>;
+    /// See [`Method::solve`].
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
+    /// See [`Method::index_key`].
+    fn index_key(&self) -> String;
+    /// See [`Method::build`].
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync>;
+    /// See [`Method::index_bytes`].
+    fn index_bytes(&self, index: &dyn Any) -> usize;
+    /// See [`Method::start`].
+    fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
+    /// See [`Method::select`].
+    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
+    /// See [`Method::agree`].
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]);
+    /// See [`Method::exact`].
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
+    /// See [`Method::follows_tail`].
+    fn follows_tail(&self) -> bool;
+    /// See [`Method::picks_nothing`].
+    fn picks_nothing(&self) -> bool;
+    /// See [`Method::tail_rule`].
+    fn tail_rule(&self) -> TailRule;
+    /// See [`Method::state_bytes`].
+    fn state_bytes(&self, state: &dyn Any) -> usize;
+    /// See [`Method::held`].
+    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
+    /// See [`Method::is_blind`].
+    fn is_blind(&self) -> bool;
+    /// See [`Method::device_form`].
+    fn device_form(&self) -> Option<&dyn DeviceForm>;
+    /// See [`Method::positions`].
+    fn positions(&self) -> Positions;
+    /// See [`Method::prefill_pattern`].
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>>;
+    /// See [`Method::decodes_densely`].
+    fn decodes_densely(&self) -> bool;
+}
+
+const OWN: &str = "the engine returns to a method what that method made";
+
+impl<M: Method> AnyMethod for M {
+    fn calibration(&self) -> Option<&'static str> {
+        Method::calibration(self).map(|need| need.kind)
+    }
+    fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError> {
+        let Some(need) = Method::calibration(self) else { return Ok(None) };
+        Ok(Some(Arc::new((need.load)(self, artefact)?)))
+    }
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        Method::channels_asked(self)
+    }
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Method::prompt_needs(self)
+    }
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let Solved { method, params } = Method::solve(self, probe)?;
+        Some(Solved { method: Arc::new(method), params })
+    }
+    fn index_key(&self) -> String {
+        Method::index_key(self)
+    }
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync> {
+        Box::new(Method::build(self, prefix))
+    }
+    fn index_bytes(&self, index: &dyn Any) -> usize {
+        Method::index_bytes(self, index.downcast_ref().expect(OWN))
+    }
+    fn start(&self, index: &dyn Any) -> Box<dyn Any + Send> {
+        Box::new(Method::start(self, index.downcast_ref().expect(OWN)))
+    }
+    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
+        Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
+    }
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]) {
+        let mut states: Vec<&mut M::State> =
+            states.iter_mut().map(|state| state.as_mut().downcast_mut().expect(OWN)).collect();
+        Method::agree(self, &mut states);
+    }
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        Method::exact(self, policy, prefix_tokens, total_tokens)
+    }
+    fn follows_tail(&self) -> bool {
+        Method::follows_tail(self)
+    }
+    fn picks_nothing(&self) -> bool {
+        Method::picks_nothing(self)
+    }
+    fn tail_rule(&self) -> TailRule {
+        Method::tail_rule(self)
+    }
+    fn state_bytes(&self, state: &dyn Any) -> usize {
+        Method::state_bytes(self, state.downcast_ref().expect(OWN))
+    }
+    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
+        Method::held(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))
+    }
+    fn is_blind(&self) -> bool {
+        Method::is_blind(self)
+    }
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        Method::device_form(self)
+    }
+    fn positions(&self) -> Positions {
+        Method::positions(self)
+    }
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        Method::prefill_pattern(self)
+    }
+    fn decodes_densely(&self) -> bool {
+        Method::decodes_densely(self)
+    }
+}
+
+impl fmt::Debug for dyn AnyMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AnyMethod")
+    }
+}

@@ -1,0 +1,644 @@
+//! `double_sparsity`: scores on a few channels chosen offline, in a contiguous label cache (Double
+//! Sparsity, Algorithm 1 and §4).
+//!
+//! Calibration measures `|q_c·k_c|` on ordinary text, for query and key of the same token after RoPE, as
+//! the authors' code does (§4.1 writes `S_c = Q_c·K_c`); the channels with the largest mean form the
+//! label. Its `|q_c|` and `|k_c|` are measured before RoPE, whose halves of a pair then stand for both
+//! (`rope=pre`); `rope=post` measures them as they are cached. Channels belong to a KV head, since the label cache does: under GQA `qk` and `q` are summed
+//! over the group, `k` needs no sum. The label cache holds these channels of every candidate's key in
+//! 16, 4 or 2 bits ([`QuantisedRows`]: each channel by its own range over 128 tokens, asymmetric; the
+//! authors' code takes one range for each token's label, which costs more than the labels themselves
+//! when they are narrow). Queries are not quantised.
+
+mod device;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::Rng;
+use rayon::prelude::*;
+
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
+use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use crate::cost::Cost;
+use crate::device::DeviceScorer;
+use crate::kv::quantised::{self, QuantisedRows, Rounding};
+use crate::kv::{KvDtype, KvStore};
+use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
+use crate::scored::Scored;
+use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
+use crate::{Budget, HeadPrefix, Params, Rotation, mix_seed};
+use spattn_base::error::UsageError;
+
+const NAME: &str = "double_sparsity";
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: NAME,
+    role: Role::Method,
+    about: "top-k by a few calibrated channels of the keys, kept in few bits (needs `spattn calibrate`)",
+    reference: "Double Sparsity (Yang et al. 2024, arXiv:2408.07092)",
+    params: &[
+        ParamInfo {
+            key: "channels",
+            default: "d/4",
+            about: "channels in the label: a number, or a share d/N of the head",
+        },
+        ParamInfo { key: "label_bits", default: "4", about: "16 | 4 | 2: bits a number in the label cache" },
+        ParamInfo {
+            key: "kind",
+            default: "qk",
+            about: "qk | q | k | random: what channels are chosen by; random needs no calibration",
+        },
+        ParamInfo {
+            key: "rope",
+            default: "post",
+            about: "post | pre: whether q and k were measured with their positions; pre for kind=q and kind=k, as published",
+        },
+        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
+        Granularity::INFO,
+        Granularity::REDUCE,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[
+                ("channels", "d/4"),
+                ("label_bits", "4"),
+                ("kind", "qk"),
+                ("ratio", "0.0625"),
+                ("sink", "0"),
+                ("local", "0"),
+                ("tail", "indexed"),
+            ],
+            source: "Double Sparsity §4.2, Fig. 8 and Algorithm 1: a label cache of 1/16 of K in bytes, which 4-bit labels of d/4 \
+                     channels are, 1/16 of the tokens, qk outliers, labels of new tokens appended",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("channels", "d/2"),
+                ("label_bits", "4"),
+                ("kind", "q"),
+                ("rope", "pre"),
+                ("k", "256"),
+                ("sink", "0"),
+                ("local", "0"),
+                ("dense_layers", "0+1"),
+                ("tail", "indexed"),
+            ],
+            source: "Double Sparsity's code, longbench_ds.sh: half the channels by q, layers 0 and 1 dense, 4 bits (2 asked); \
+                     labels of new tokens are appended",
+        },
+    ],
+    build: |params| {
+        let channels = Channels::read(params, "channels", Channels::Share(4))?;
+        let bits: usize = params.get("label_bits", 4, "16, 4 or 2")?;
+        if ![16, 4, 2].contains(&bits) {
+            return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));
+        }
+        let kind = Kind::read(params)?;
+        let labels = LabelScores { channels, bits, kind, rankings: None };
+        Ok(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?.method())
+    },
+};
+
+pub(super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "mean |q·k|, |q| and |k| of every channel",
+    params: &[],
+    reading: Reading::STATISTICS,
+    text: None,
+    import: None,
+    start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model, assignment.rotation.clone()))),
+};
+
+/// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
+type Rankings = Vec<Vec<Vec<u32>>>;
+
+/// `q[C]·label`, from the label cache.
+#[derive(Clone)]
+struct LabelScores {
+    channels: Channels,
+    bits: usize,
+    kind: Kind,
+    /// From the artefact, with its hash.
+    rankings: Option<(Arc<Rankings>, String)>,
+}
+
+impl Kind {
+    /// Reads `kind` and `rope`, whose default is what the authors' hooks measure: `q` and `k` before RoPE, `qk` behind it.
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let kind = params.choice("kind", &["qk", "q", "k", "random"])?;
+        let choices: &[&'static str] = if ["q", "k"].contains(&kind) { &["pre", "post"] } else { &["post"] };
+        Ok(match (kind, params.choice("rope", choices)?) {
+            ("qk", _) => Self::Calibrated("qk"),
+            ("q", "pre") => Self::Calibrated("q_pre"),
+            ("k", "pre") => Self::Calibrated("k_pre"),
+            ("q", _) => Self::Calibrated("q"),
+            ("k", _) => Self::Calibrated("k"),
+            _ => Self::Random,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// By this measure of the artefact.
+    Calibrated(&'static str),
+    /// Drawn for each layer and KV head from [`RANDOM_CHANNELS_SEED`].
+    Random,
+}
+
+/// Random channels are as static as calibrated ones: the same for all examples and runs.
+const RANDOM_CHANNELS_SEED: u64 = 0x6c61_6265_6c73;
+
+/// The label cache of one KV head.
+struct Labels {
+    channels: Vec<u32>,
+    rows: LabelRows,
+}
+
+/// `[candidate][channel]`.
+enum LabelRows {
+    Half(KvStore),
+    Quantised(QuantisedRows),
+}
+
+impl Scorer for LabelScores {
+    type Index = Labels;
+
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
+        match self.kind {
+            Kind::Calibrated(_) => Some(ScorerCalibration { kind: NAME, load: Self::with_rankings }),
+            Kind::Random => None,
+        }
+    }
+
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        self.channels.asked("channels")
+    }
+
+    fn index_key(&self) -> String {
+        let artefact = self.rankings.as_ref().map_or("", |(_, hash)| hash.as_str());
+        format!("channels={},bits={},kind={:?},artefact={artefact}", self.channels, self.bits, self.kind)
+    }
+
+    fn grain(&self) -> usize {
+        if self.bits == 16 { 1 } else { quantised::GROUP }
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Labels {
+        let mut labels = self.empty(prefix.into(), None);
+        if let LabelRows::Half(rows) = &mut labels.rows {
+            rows.truncate(0, prefix.candidates.len());
+        }
+        labels.push(&prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d);
+        labels
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("labels of new keys are appended (Algorithm 1)")
+    }
+
+    fn empty(&self, place: Place, _: Option<&Labels>) -> Labels {
+        let mut channels = self.ranking(place.layer, place.kv_head, place.d);
+        channels.truncate(self.channels.of(place.d));
+        // In the order of the head, so that all channels give the very sums of exact scores.
+        channels.sort_unstable();
+        let rows = match self.bits {
+            16 => LabelRows::Half(KvStore::new(half_type(place.dtype), 1, channels.len(), 0)),
+            bits => LabelRows::Quantised(QuantisedRows::new(&[], channels.len(), bits)),
+        };
+        Labels { channels, rows }
+    }
+
+    fn append(&self, labels: &mut Labels, kept: usize, new: &NewTokens<'_>) {
+        match &mut labels.rows {
+            LabelRows::Half(rows) => rows.truncate(kept, kept),
+            LabelRows::Quantised(rows) => rows.truncate(kept),
+        }
+        labels.push(new.keys, new.place.d);
+    }
+
+    fn index_bytes(&self, labels: &Labels) -> usize {
+        match &labels.rows {
+            LabelRows::Half(rows) => rows.stored_bytes(),
+            LabelRows::Quantised(rows) => rows.bytes(),
+        }
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Labels>, cost: &mut Cost) -> Vec<f32> {
+        label_scores(queries, segment.index, cost)
+    }
+
+    fn is_linear(&self) -> bool {
+        true
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
+    }
+}
+
+impl Labels {
+    /// Adds the labels of `keys: [token][d]`.
+    fn push(&mut self, keys: &[f32], d: usize) {
+        let mut labels = gather(keys, d, &self.channels);
+        match &mut self.rows {
+            LabelRows::Half(rows) => {
+                clamp_to(rows.dtype(), &mut labels);
+                labels.chunks_exact(self.channels.len()).for_each(|row| rows.append(row));
+            }
+            LabelRows::Quantised(rows) => rows.push(&labels, Rounding::Nearest),
+        }
+    }
+}
+
+impl LabelScores {
+    fn with_rankings(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let Kind::Calibrated(measure) = self.kind else { return Ok(self.clone()) };
+        let model = &artefact.info().model;
+        let heads = if measure.starts_with('k') { model.kv_heads } else { model.heads };
+        let rankings: Rankings = (0..model.layers)
+            .map(|layer| {
+                let means =
+                    artefact.read_rows(&tensor_name(layer, measure), &[heads, model.head_dim], model.head_dim)?;
+                let by_kv_head = means.chunks_exact(heads / model.kv_heads * model.head_dim);
+                Ok(by_kv_head.map(|group| ranking(group, model.head_dim)).collect())
+            })
+            .collect::<Result<_, ArtefactError>>()?;
+        Ok(Self { rankings: Some((Arc::new(rankings), artefact.sha256().to_owned())), ..self.clone() })
+    }
+
+    fn ranking(&self, layer: usize, kv_head: usize, d: usize) -> Vec<u32> {
+        match self.kind {
+            Kind::Calibrated(_) => {
+                let (rankings, _) = self.rankings.as_ref().expect("a run calibrates its methods before it builds");
+                rankings[layer][kv_head].clone()
+            }
+            Kind::Random => {
+                let seed = mix_seed(mix_seed(RANDOM_CHANNELS_SEED, layer as u64), kv_head as u64);
+                let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                let mut keyed: Vec<(u64, u32)> = (0..d as u32).map(|c| (rng.next_u64(), c)).collect();
+                keyed.sort_unstable();
+                keyed.into_iter().map(|(_, channel)| channel).collect()
+            }
+        }
+    }
+}
+
+/// Channels by their sum over the rows of `means: [head][d]`, the largest first, the lower of equals first.
+fn ranking(means: &[f32], d: usize) -> Vec<u32> {
+    let total = |c: u32| means.iter().skip(c as usize).step_by(d).map(|x| f64::from(*x)).sum::<f64>();
+    let mut channels: Vec<u32> = (0..d as u32).collect();
+    channels.sort_by(|&a, &b| total(b).total_cmp(&total(a)).then(a.cmp(&b)));
+    channels
+}
+
+/// The given channels of every row.
+fn gather(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
+    rows.chunks_exact(d).flat_map(|row| channels.iter().map(|c| row[*c as usize])).collect()
+}
+
+/// The type of labels in 16 bits: as the cache stores them, or IEEE half precision if it stores 32.
+fn half_type(dtype: KvDtype) -> KvDtype {
+    match dtype {
+        KvDtype::Bf16 => KvDtype::Bf16,
+        KvDtype::F16 | KvDtype::F32 => KvDtype::F16,
+    }
+}
+
+/// What is beyond the range of half precision becomes its largest number.
+fn clamp_to(dtype: KvDtype, labels: &mut [f32]) {
+    const LARGEST_HALF: f32 = 65504.0;
+    if dtype == KvDtype::F16 {
+        labels.iter_mut().for_each(|x| *x = x.clamp(-LARGEST_HALF, LARGEST_HALF));
+    }
+}
+
+/// `q[C]·label` of every candidate, `[query][candidate]`, with its cost. The labels are read once for all queries.
+fn label_scores(queries: &GroupQueries<'_>, labels: &Labels, cost: &mut Cost) -> Vec<f32> {
+    let width = labels.channels.len();
+    let gathered = gather(queries.numbers, queries.d, &labels.channels);
+    match &labels.rows {
+        LabelRows::Half(rows) => {
+            cost.aux_bytes += (rows.tokens() * width * 2) as u64;
+            dots(&gathered, rows.head(0), width, cost)
+        }
+        LabelRows::Quantised(rows) => {
+            let mut scores = vec![0.0; queries.count() * rows.tokens()];
+            rows.scores(&gathered, &mut scores);
+            cost.aux_bytes += rows.bytes() as u64;
+            // A multiply-add a number, and two products a range.
+            cost.score_flops += (2 * queries.count() * width * (rows.tokens() + rows.groups())) as u64;
+            scores
+        }
+    }
+}
+
+fn tensor_name(layer: usize, measure: &str) -> String {
+    format!("layers.{layer}.{measure}")
+}
+
+// ---- calibration ----
+
+/// Sums over tokens, for one KV head and its group of query heads.
+#[derive(Debug, Clone)]
+struct HeadSums {
+    /// `|q_c·k_c|` of the same token, `[query head of the group][d]`.
+    qk: Vec<f64>,
+    /// `|q_c|`, as `qk`.
+    q: Vec<f64>,
+    /// `|k_c|`, `[d]`.
+    k: Vec<f64>,
+    /// As `q`, before RoPE.
+    q_pre: Vec<f64>,
+    /// As `k`, before RoPE.
+    k_pre: Vec<f64>,
+}
+
+impl HeadSums {
+    /// Adds a token's queries `[query head of the group][d]` and key as they were before RoPE.
+    fn add_unrotated(&mut self, mut queries: Vec<f32>, mut key: Vec<f32>, position: usize, rotation: &dyn Rotation) {
+        let d = key.len();
+        queries.chunks_exact_mut(d).chain([key.as_mut_slice()]).for_each(|x| rotation.turn_back(x, position));
+        self.q_pre.iter_mut().zip(&queries).for_each(|(sum, q)| *sum += f64::from(q.abs()));
+        self.k_pre.iter_mut().zip(&key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
+    }
+}
+
+/// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|`.
+struct ChannelMeans {
+    model: ModelShape,
+    /// By which vectors get back to where they were before RoPE, where the model's frequencies do not change.
+    rotation: Option<Arc<dyn Rotation>>,
+    /// `[layer][kv_head]`.
+    sums: Vec<Vec<HeadSums>>,
+    /// Tokens seen, by layer.
+    tokens: Vec<usize>,
+}
+
+impl ChannelMeans {
+    fn new(model: &ModelShape, rotation: Option<Arc<dyn Rotation>>) -> Self {
+        let (d, group) = (model.head_dim, model.group());
+        let (queries, key) = (vec![0.0; group * d], vec![0.0; d]);
+        let head = HeadSums { qk: queries.clone(), q: queries.clone(), k: key.clone(), q_pre: queries, k_pre: key };
+        Self {
+            model: model.clone(),
+            rotation,
+            sums: vec![vec![head; model.kv_heads]; model.layers],
+            tokens: vec![0; model.layers],
+        }
+    }
+
+    /// Mean over tokens of one measure at one layer, heads one after the other.
+    fn tensor(&self, layer: usize, measure: &str, of: impl Fn(&HeadSums) -> &[f64]) -> NamedTensor {
+        let tokens = self.tokens[layer].max(1) as f64;
+        let mean = |sum: &f64| (sum / tokens) as f32;
+        let values: Vec<f32> = self.sums[layer].iter().flat_map(|head| of(head).iter().map(mean)).collect();
+        let shape = vec![values.len() / self.model.head_dim, self.model.head_dim];
+        NamedTensor { name: tensor_name(layer, measure), shape, values, precision: Precision::F32 }
+    }
+}
+
+impl Collector for ChannelMeans {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let (d, group, tokens) = (chunk.d(), self.model.group(), chunk.tokens());
+        self.tokens[chunk.layer] += tokens;
+        self.sums[chunk.layer].par_iter_mut().enumerate().for_each(|(kv_head, sums)| {
+            for (t, key) in chunk.keys(kv_head).chunks_exact(d).enumerate() {
+                if let Some(rotation) = &self.rotation {
+                    let queries = (0..group).flat_map(|g| chunk.query(t, kv_head * group + g)).copied().collect();
+                    sums.add_unrotated(queries, key.to_vec(), chunk.first + t, rotation.as_ref());
+                }
+                sums.k.iter_mut().zip(key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
+                for g in 0..group {
+                    let query = chunk.query(t, kv_head * group + g);
+                    let sums = sums.qk[g * d..].iter_mut().zip(&mut sums.q[g * d..]);
+                    for ((qk, q), (x, k)) in sums.zip(query.iter().zip(key)) {
+                        *qk += f64::from((x * k).abs());
+                        *q += f64::from(x.abs());
+                    }
+                }
+            }
+        });
+    }
+
+    fn finish(self: Box<Self>) -> Collected {
+        let of_layer = |layer: usize| {
+            let mut tensors = vec![
+                self.tensor(layer, "qk", |s| &s.qk),
+                self.tensor(layer, "q", |s| &s.q),
+                self.tensor(layer, "k", |s| &s.k),
+            ];
+            if self.rotation.is_some() {
+                tensors.push(self.tensor(layer, "q_pre", |s| &s.q_pre));
+                tensors.push(self.tensor(layer, "k_pre", |s| &s.k_pre));
+            }
+            tensors
+        };
+        let tensors = (0..self.model.layers).flat_map(of_layer).collect();
+        let d = self.model.head_dim;
+        let descending = |head: &HeadSums| {
+            let mut summed: Vec<f64> = (0..d).map(|c| head.qk.iter().skip(c).step_by(d).sum()).collect();
+            summed.sort_by(|a, b| b.total_cmp(a));
+            summed
+        };
+        let masses: Vec<Vec<f64>> = self.sums.iter().flatten().map(descending).collect();
+        let (channels, percents) = shares_in_words(&[d / 16, d / 8, d / 4, d / 2], d, &masses);
+        Collected {
+            tensors,
+            settings: BTreeMap::from([(
+                "pairs".to_owned(),
+                "query and key of the same token, after RoPE; q_pre and k_pre before it".to_owned(),
+            )]),
+            notes: vec![format!("the first {channels} channels carry {percents} of mean |q·k| (mean over KV heads)")],
+            held_out: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
+    use super::*;
+    use crate::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::kv::LayerKv;
+    use crate::{Depth, PromptHead};
+    use spattn_kernels::Rows;
+
+    fn shape(heads: usize, kv_heads: usize, head_dim: usize) -> ModelShape {
+        ModelShape { weights_sha256: String::new(), layers: 1, heads, kv_heads, head_dim }
+    }
+
+    #[test]
+    fn all_channels_in_16_bits_pick_exactly_what_topk_picks() {
+        for dtype in [KvDtype::F16, KvDtype::Bf16] {
+            let kv = random_kv(dtype, 1, 300, 64, 3);
+            let queries = noise(4 * 64, 8);
+            for options in ["k=20", "k=20,per=kv_head"] {
+                let exact = select(&format!("topk:{options}"), &kv, &queries, 4..280).0;
+                let spec = format!("double_sparsity:channels=d,label_bits=16,{options}");
+                assert_eq!(select(&spec, &kv, &queries, 4..280).0, exact, "{dtype:?}");
+            }
+        }
+    }
+
+    fn correlation(a: &[f32], b: &[f32]) -> f64 {
+        let mean = |x: &[f32]| x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
+        let (ma, mb) = (mean(a), mean(b));
+        let products = a.iter().zip(b).map(|(x, y)| ((f64::from(*x) - ma), (f64::from(*y) - mb)));
+        let (ab, aa, bb) = products.fold((0.0, 0.0, 0.0), |s, (x, y)| (s.0 + x * y, s.1 + x * x, s.2 + y * y));
+        ab / (aa * bb).sqrt()
+    }
+
+    #[test]
+    fn scores_of_few_bits_follow_those_of_sixteen() {
+        // Two channels are far larger than the others, and off centre, as keys have them.
+        let (n, d) = (700, 32);
+        let mut keys = noise(n * d, 1);
+        keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
+        let queries = noise(d, 2);
+        let rows = Rows::F32(&keys);
+        let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            rotation: None,
+            kv_head,
+            keys: rows,
+            values: rows,
+            d,
+            dtype,
+            candidates: 0..n,
+            prompt,
+            seed: 0,
+        };
+        let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d, scale: 1.0 };
+        let scores = |bits: usize| {
+            let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
+            label_scores(&asked, &scorer.build(&head), &mut Cost::default())
+        };
+        let (exact, four, two) = (scores(16), scores(4), scores(2));
+        assert!(correlation(&exact, &four) > 0.98, "{}", correlation(&exact, &four));
+        assert!(correlation(&exact, &two) > 0.8 && correlation(&exact, &two) < correlation(&exact, &four));
+    }
+
+    #[test]
+    fn labels_cost_what_is_stored_and_read() {
+        let prefix = prefix(1, 1, 1280, 32);
+        let cost = |spec: &str| {
+            let (_, fork) = run(&prefix, spec, &none(), 2, 1);
+            (fork.aux_bits(), fork.costs().total(|_| true))
+        };
+        // 8 bytes of range for a channel of 128 tokens: half a bit a number.
+        for (bits, stored) in [(4, 4.5), (2, 2.5), (16, 16.0)] {
+            let (aux, cost) = cost(&format!("double_sparsity:channels=8,label_bits={bits},kind=random,k=16"));
+            assert_eq!(aux, 8.0 * stored, "{bits} bits");
+            assert_eq!(cost.aux_bytes as f64, 1280.0 * 8.0 * stored / 8.0, "labels are read once for the group");
+            assert!((cost.cost1() - 8.0 / 64.0).abs() < 2e-3, "8 of 32 channels, and no values");
+            assert_eq!(cost.kv_bytes, (2 * 16 + 1) * 2 * 32 * 4, "only picks and the own token are read");
+        }
+    }
+
+    /// Two KV heads with two query heads each; head 0 has large queries at channel 1 and 5, large keys at 2.
+    fn planted() -> Artefact {
+        let (tokens, d) = (40, 8);
+        let mut queries = noise(tokens * 4 * d, 5);
+        let mut kv = LayerKv::new(KvDtype::F32, 2, d, tokens);
+        for (t, query) in queries.chunks_mut(4 * d).enumerate() {
+            query[1] = 50.0;
+            query[d + 5] = -80.0;
+            let mut key = noise(2 * d, t as u64);
+            key[2] = -30.0;
+            key[5] = 0.0;
+            key[d + 7] = 40.0;
+            kv.append(&key, &key);
+        }
+        let model = shape(4, 2, d);
+        let mut collector = super::super::tests::collector(NAME, &model, 0);
+        collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv));
+        let Collected { tensors, settings, notes, .. } = collector.finish();
+        assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");
+        let (kind, data) = (NAME.to_owned(), String::new());
+        let info = ArtefactInfo { format: FORMAT, kind, model, data, seed: 0, blocks: 1, tokens, settings };
+        Artefact::parse("planted", write(&info, &tensors)).unwrap()
+    }
+
+    #[test]
+    fn planted_channels_come_first_by_each_measure_summed_over_the_group() {
+        let artefact = planted();
+        let ranking = |kind, kv_head| {
+            let scorer = LabelScores { channels: Channels::Share(4), bits: 4, kind, rankings: None };
+            scorer.with_rankings(&artefact).unwrap().ranking(0, kv_head, 8)
+        };
+        assert_eq!(ranking(Kind::Calibrated("q"), 0)[..2], [5, 1]);
+        assert_eq!(ranking(Kind::Calibrated("k"), 0)[0], 2);
+        // Means over the group: about 30·(0.75 + 0.75) at channel 2, 0.75·(50 + 0.75) at 1, keys of 0 at 5.
+        assert_eq!(ranking(Kind::Calibrated("qk"), 0)[..2], [2, 1]);
+        assert_eq!(ranking(Kind::Calibrated("qk"), 1)[0], 7);
+        let mut random = ranking(Kind::Random, 0);
+        assert_ne!(random, ranking(Kind::Random, 1));
+        random.sort_unstable();
+        assert_eq!(random, (0..8).collect::<Vec<_>>());
+    }
+
+    /// A large constant query before RoPE is spread over both channels of its pair behind it.
+    #[test]
+    fn channels_are_measured_before_rope_as_the_authors_hooks_do() {
+        let (tokens, d) = (200, 8);
+        let forth = |x: &mut [f32], position: usize| {
+            for pair in 0..d / 2 {
+                let (sin, cos) = super::super::tests::angle(pair, d, position).sin_cos();
+                let (a, b) = (f64::from(x[pair]), f64::from(x[pair + d / 2]));
+                (x[pair], x[pair + d / 2]) = ((a * cos - b * sin) as f32, (b * cos + a * sin) as f32);
+            }
+        };
+        let (mut queries, mut kv) = (Vec::new(), LayerKv::new(KvDtype::F32, 1, d, tokens));
+        for t in 0..tokens {
+            let (mut query, mut key) = (noise(d, t as u64), noise(d, 999 + t as u64));
+            (query[1], key[6]) = (7.0, -9.0);
+            forth(&mut query, t);
+            forth(&mut key, t);
+            queries.extend(query);
+            kv.append(&key, &key);
+        }
+        let mut collector = super::super::tests::collector(NAME, &shape(1, 1, d), 0);
+        collector.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
+        let Collected { tensors, .. } = collector.finish();
+        let means = |name: &str| &tensors.iter().find(|t| t.name == format!("layers.0.{name}")).unwrap().values;
+        let (q_pre, k_pre, q, k) = (means("q_pre"), means("k_pre"), means("q"), means("k"));
+        assert!((q_pre[1] - 7.0).abs() < 1e-3 && (k_pre[6] - 9.0).abs() < 1e-3, "{q_pre:?} {k_pre:?}");
+        assert!(q_pre[5] < 1.0 && k_pre[2] < 1.0, "the other halves of these pairs are noise");
+        assert!(q[1] > 3.0 && q[5] > 3.0 && k[6] > 3.0 && k[2] > 3.0, "behind RoPE both halves are large: {q:?} {k:?}");
+        let settings = |spec: &str| {
+            let settings = configured(spec, &none()).settings;
+            settings.into_iter().find(|s| s.key == "rope").map(|s| (s.value, s.is_named)).unwrap()
+        };
+        assert_eq!(settings("double_sparsity:kind=q"), ("pre".to_owned(), false));
+        assert_eq!(settings("double_sparsity:kind=q,rope=post"), ("post".to_owned(), true));
+        assert_eq!(settings("double_sparsity"), ("post".to_owned(), false));
+    }
+
+    #[test]
+    fn only_random_channels_need_no_artefact_and_others_get_theirs_checked() {
+        let needs = |spec: &str| configured(spec, &none()).method.calibration();
+        assert_eq!(needs("double_sparsity:kind=random"), None);
+        assert_eq!(needs("double_sparsity:kind=k"), Some("double_sparsity"));
+        let info = planted().info().clone();
+        let empty = Artefact::parse("x", write(&info, &[])).unwrap();
+        let error = configured("double_sparsity", &none()).calibrated(&empty).unwrap_err();
+        assert_eq!(error.to_string(), "x: tensor `layers.0.qk` is missing");
+    }
+}

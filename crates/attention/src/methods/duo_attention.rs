@@ -1,0 +1,638 @@
+//! `duo_attention`: retrieval heads attend everything, streaming heads sinks and recent tokens alone (Xiao et al. 2024).
+//!
+//! Every KV head of the model has one class, whatever the text is. A share `retrieval` of all heads, those that lose most
+//! by streaming, keeps the full cache; the rest attend the policy's first `sink` and last `local` tokens of the context, the
+//! current one included, and let go of what has left that window, read or generated (§2.3). Both go for a prompt too, if it
+//! is read sparsely. Nothing is scored and nothing is stored beside keys and values.
+//!
+//! Which heads lose most comes from calibration. The paper learns a gate `α` for each KV head, whose output is
+//! `α·full + (1 − α)·streaming`: it minimises the squared error of the *last hidden state* at the passkeys that end a
+//! synthetic prompt, plus `λ·Σ|α|` (§2.2), by gradient descent through the model, all gates together. There is no backward
+//! pass here, so that objective is taken at each head's own output. What differs:
+//! - The error of a head's output is `(1 − α)²·E`, where `E` is the mean squared distance of streaming from full attention.
+//!   With `λ·α` its minimum on `[0, 1]` is at `α = max(0, 1 − λ/2E)`: it rises with `E` alone. So heads are ranked by `E`;
+//!   no `λ` has to be set, and heads that the paper's gates would tie at 0 are told apart.
+//! - What later layers make of the error is not seen, nor what heads make up for among themselves. To compare heads whose
+//!   outputs differ in size, `E` is divided by the mean squared norm of full attention's output. Sums go over all query
+//!   heads of the group.
+//! - Queries are those of the `last` tokens of each prompt that have left tokens out, as the paper's loss counts the
+//!   prompt's end alone. The default text is the harness's training rows, contexts that end in questions with their answers,
+//!   not ten passkeys in books; `spattn calibrate duo_attention --task` or `--data` takes others.
+//! - Keys and values of a layer are those of a dense pass, where the paper's gates meet inputs that other gates changed.
+//!
+//! Heads tie by number where the paper breaks ties at random. With `density=`, the number of retrieval heads is solved: the
+//! nearest that, with sinks and window in all others, attends that share; at least one, so a small model cannot meet a
+//! small density closely. A prompt that is read by a density meets it as a mean over its rows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::lines::{Static, all_pairs};
+use super::streaming_llm::last_tokens;
+use super::{MethodEntry, ParamInfo, Preset, Role};
+use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
+use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+use crate::{
+    BlockMask, CalibrationNeed, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, Policy, PrefillPattern, Probe,
+    PromptMask, PromptPlan, QueryBlock, Selection, Solved, Step, TailRule, Tuned,
+};
+use spattn_base::error::UsageError;
+use spattn_kernels::{Accumulator, attend_range};
+
+const NAME: &str = "duo_attention";
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: NAME,
+    role: Role::Method,
+    about: "retrieval heads attend everything, the others sinks and recent tokens (needs `spattn calibrate`)",
+    reference: "DuoAttention (Xiao et al. 2024, arXiv:2410.10819)",
+    params: &[ParamInfo {
+        key: "retrieval",
+        default: "0.5",
+        about: "share of the model's KV heads that attend everything, above 0 to 1; the others attend sink and local",
+    }],
+    presets: &[Preset {
+        name: "paper",
+        values: &[("retrieval", "0.5"), ("sink", "64"), ("local", "256")],
+        source: "DuoAttention §3.2 and the code's run_niah.sh: half of the KV heads of models with GQA (a quarter without), \
+                 64 sinks, 256 recent tokens",
+    }],
+    build: |params| Ok(Arc::new(DuoAttention { retrieval: read_share(params)?, heads: None })),
+};
+
+pub(super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "how far the output of sinks and recent tokens is from full attention's, for each KV head",
+    params: &[
+        ParamInfo { key: "sink", default: "128", about: "first tokens of the streaming attention compared (§3.1)" },
+        ParamInfo { key: "recent", default: "256", about: "its last tokens, the query's own included (§3.1)" },
+        ParamInfo { key: "last", default: "128", about: "last tokens of each prompt, whose queries count" },
+    ],
+    reading: Reading { text: ReadingText::Rows, tokens: 65_536, length: 8192, held_out: 0, resumable: false },
+    text: None,
+    import: None,
+    start: |assignment, params| Ok(Box::new(StreamingErrors::new(assignment.model, Settings::read(params)?))),
+};
+
+/// Reads `retrieval`, or the `density` that it is to give.
+fn read_share(params: &mut Params) -> Result<Tuned<f64>, UsageError> {
+    const RANGE: &str = "a number above 0 and up to 1";
+    match params.tuned("retrieval", 0.5, RANGE)? {
+        Tuned::Value(share) if !(share > 0.0 && share <= 1.0) => {
+            Err(params.bad_value("retrieval", &share.to_string(), RANGE))
+        }
+        share => Ok(share),
+    }
+}
+
+/// Two classes of KV heads.
+#[derive(Clone)]
+struct DuoAttention {
+    /// Share of the heads that attend everything.
+    retrieval: Tuned<f64>,
+    /// From the artefact.
+    heads: Option<Heads>,
+}
+
+/// The KV heads of the model by what they lose by streaming.
+#[derive(Clone)]
+struct Heads {
+    /// How many heads lose more, `[layer][kv_head]`.
+    ranks: Arc<Vec<Vec<usize>>>,
+    /// Hash of the artefact.
+    sha256: String,
+}
+
+impl Heads {
+    /// From errors `[layer][kv_head]`.
+    fn new(errors: &[Vec<f32>], sha256: &str) -> Self {
+        let mut ranks: Vec<Vec<usize>> = errors.iter().map(|heads| vec![0; heads.len()]).collect();
+        let places = |layer: usize| (0..errors[layer].len()).map(move |kv_head| (layer, kv_head));
+        let mut order: Vec<(usize, usize)> = (0..errors.len()).flat_map(places).collect();
+        order.sort_by(|a, b| errors[b.0][b.1].total_cmp(&errors[a.0][a.1]));
+        order.iter().enumerate().for_each(|(rank, (layer, kv_head))| ranks[*layer][*kv_head] = rank);
+        Self { ranks: Arc::new(ranks), sha256: sha256.to_owned() }
+    }
+
+    /// Heads of the model.
+    fn count(&self) -> usize {
+        self.ranks.iter().map(Vec::len).sum()
+    }
+
+    /// Whether a head is among a share of all heads, rounded to whole ones, at least one.
+    fn is_among(&self, share: f64, layer: usize, kv_head: usize) -> bool {
+        self.ranks[layer][kv_head] < ((share * self.count() as f64).round() as usize).max(1)
+    }
+
+    /// The share of all heads that has in it a share of those in layers that are not dense, with the nearest whole number
+    /// of them, at least one.
+    fn share_with(&self, of_sparse: f64, dense: &[bool]) -> f64 {
+        let sparse = self.ranks.iter().zip(dense).filter(|(_, dense)| !**dense);
+        let mut ranks: Vec<usize> = sparse.flat_map(|(ranks, _)| ranks.iter().copied()).collect();
+        ranks.sort_unstable();
+        let wanted = ((of_sparse * ranks.len() as f64).round() as usize).clamp(1, ranks.len());
+        (ranks[wanted - 1] + 1) as f64 / self.count() as f64
+    }
+}
+
+impl DuoAttention {
+    fn with_errors(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let ModelShape { layers, kv_heads, .. } = artefact.info().model;
+        let of_layer = |layer: usize| artefact.read_rows(&tensor_name(layer), &[kv_heads], kv_heads);
+        let errors = (0..layers).map(of_layer).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { heads: Some(Heads::new(&errors, artefact.sha256())), ..self.clone() })
+    }
+
+    fn heads(&self) -> &Heads {
+        self.heads.as_ref().expect("a run calibrates its methods before it builds")
+    }
+
+    /// Share of all heads. A density is solved before unless the prefix has nothing to pick; then nearly all tokens will be
+    /// those that follow, and the share comes to the density.
+    fn share(&self) -> f64 {
+        match self.retrieval {
+            Tuned::Value(share) | Tuned::Density(share) => share,
+        }
+    }
+
+    /// The share of all heads by which the rows of a prompt attend a density on average.
+    fn share_of_reading(&self, density: f64, prompt: &QueryBlock<'_>) -> f64 {
+        let fixed = Static::new(prompt.policy, prompt.rows);
+        let all = all_pairs(prompt.rows) as f64;
+        let streamed: usize = (0..prompt.rows).map(|position| fixed.tokens(position)).sum();
+        let missing = (density * all - streamed as f64) / (all - streamed as f64).max(1.0);
+        let layers = self.heads().ranks.len();
+        let dense = prompt.policy.dense(layers);
+        self.heads().share_with(missing.clamp(0.0, 1.0), &dense)
+    }
+}
+
+impl Method for DuoAttention {
+    /// Whether the head attends everything.
+    type Index = bool;
+    type State = ();
+
+    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+        Some(CalibrationNeed { kind: NAME, load: Self::with_errors })
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let missing = probe.context.missing(self.retrieval.density()?);
+        let retrieval = self.heads().share_with(missing as f64 / probe.candidates() as f64, probe.dense);
+        let method = Self { retrieval: Tuned::Value(retrieval), ..self.clone() };
+        Some(Solved { method, params: format!("retrieval={retrieval}") })
+    }
+
+    fn index_key(&self) -> String {
+        format!("retrieval={},artefact={}", self.retrieval, self.heads().sha256)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> bool {
+        self.heads().is_among(self.share(), prefix.layer, prefix.kv_head)
+    }
+
+    /// A head's class belongs to the model.
+    fn index_bytes(&self, _: &bool) -> usize {
+        0
+    }
+
+    fn start(&self, _: &bool) {}
+
+    fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Selection {
+        let picked = if *attends_all { step.candidates.clone() } else { 0..0 };
+        Selection::Shared(Picks::softmax(picked.map(|token| token as u32).collect()))
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    /// Sinks and the window of a streaming head.
+    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
+        last_tokens(policy, policy.local.max(1), total_tokens)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("retrieval heads attend all of it, the others the last `local` tokens")
+    }
+
+    fn follows_tail(&self) -> bool {
+        true
+    }
+
+    fn held(&self, attends_all: &bool, (): &()) -> Option<usize> {
+        (!attends_all).then_some(0)
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        Some(match self.retrieval {
+            Tuned::Value(_) => PrefillPattern::Blocks(self),
+            // How many heads meet a density depends on how long the prompt is.
+            Tuned::Density(_) => PrefillPattern::Whole(self),
+        })
+    }
+}
+
+/// Query rows that are read together where each has a window of its own.
+const ROWS: usize = 64;
+
+impl BlockMask for DuoAttention {
+    fn query_rows(&self) -> usize {
+        ROWS
+    }
+
+    fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
+        mask(block, self.heads().is_among(self.share(), block.layer, block.kv_head))
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+}
+
+impl PromptMask for DuoAttention {
+    fn query_rows(&self) -> usize {
+        ROWS
+    }
+
+    fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
+        let share = match self.retrieval {
+            Tuned::Value(share) => share,
+            Tuned::Density(density) => self.share_of_reading(density, prompt),
+        };
+        let attends_all = self.heads().is_among(share, prompt.layer, prompt.kv_head);
+        Box::new(move |block| mask(block, attends_all))
+    }
+}
+
+fn mask(block: &QueryBlock<'_>, attends_all: bool) -> Masks {
+    Masks::Shared(match attends_all {
+        true => Mask::new(Vec::new(), vec![0; block.rows]),
+        false => Static::new(block.policy, block.first + block.rows).mask(block),
+    })
+}
+
+/// Errors of a layer's KV heads, `[kv_head]`.
+fn tensor_name(layer: usize) -> String {
+    format!("layers.{layer}.error")
+}
+
+// ---- calibration ----
+
+/// Which streaming attention is compared, and where.
+struct Settings {
+    sink: usize,
+    recent: usize,
+    last: usize,
+}
+
+impl Settings {
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        Ok(Self {
+            sink: params.get_within("sink", 128, 0..=MOST_TOKENS)?,
+            recent: params.get_positive("recent", 256)?,
+            last: params.get_positive("last", 128)?,
+        })
+    }
+}
+
+/// What streaming costs each KV head, `[layer][kv_head]`.
+struct StreamingErrors {
+    model: ModelShape,
+    settings: Settings,
+    heads: Vec<Vec<HeadError>>,
+}
+
+/// Outputs of one KV head's group.
+#[derive(Clone, Default)]
+struct HeadError {
+    /// Sums over the prompts that have ended.
+    total: Outputs,
+    /// At each position of this prompt.
+    prompt: Vec<Outputs>,
+    /// Positions that are in the total.
+    positions: usize,
+}
+
+/// Sums over the query heads of a group, and over positions.
+#[derive(Clone, Copy, Default)]
+struct Outputs {
+    /// Squared distances of streaming from full attention.
+    distance: f64,
+    /// Squared norms of full attention.
+    norm: f64,
+}
+
+impl HeadError {
+    /// Adds up the last tokens of a prompt that has ended.
+    fn end_prompt(&mut self, last: usize) {
+        let counted = &self.prompt[self.prompt.len().saturating_sub(last)..];
+        for at in counted {
+            self.total.distance += at.distance;
+            self.total.norm += at.norm;
+        }
+        self.positions += counted.len();
+        self.prompt.clear();
+    }
+
+    /// Mean squared distance over mean squared norm; 0 if nothing was measured.
+    fn relative(&self) -> f64 {
+        if self.total.norm > 0.0 { self.total.distance / self.total.norm } else { 0.0 }
+    }
+}
+
+impl StreamingErrors {
+    fn new(model: &ModelShape, settings: Settings) -> Self {
+        let heads = vec![vec![HeadError::default(); model.kv_heads]; model.layers];
+        Self { model: model.clone(), settings, heads }
+    }
+
+    fn end(&mut self) {
+        let last = self.settings.last;
+        self.heads.iter_mut().flatten().for_each(|head| head.end_prompt(last));
+    }
+}
+
+impl Settings {
+    /// What streaming makes of the outputs of a chunk's `token`-th token at one KV head; `None` if it leaves nothing out.
+    fn outputs(&self, chunk: &PrefillChunk<'_>, kv_head: usize, token: usize) -> Option<Outputs> {
+        let total = chunk.first + token + 1;
+        let (d, start) = (chunk.d(), total.saturating_sub(self.recent));
+        if start <= self.sink {
+            return None;
+        }
+        let group = chunk.heads / chunk.kv_heads();
+        let queries = &chunk.queries()[(token * chunk.heads + kv_head * group) * d..][..group * d];
+        let scale = 1.0 / (d as f32).sqrt();
+        let queries: Vec<f32> = queries.iter().map(|x| x * scale).collect();
+        let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
+        let mut attention = Accumulator::new(group, d);
+        let mut attend = |tokens: std::ops::Range<usize>| {
+            attend_range(&queries, keys.slice(tokens.clone(), d), values.slice(tokens, d), &mut attention);
+            let mut out = vec![0.0; group * d];
+            attention.finish(&mut out);
+            out
+        };
+        attend(0..self.sink);
+        let streaming = attend(start..total);
+        let full = attend(self.sink..start);
+        let distance = full.iter().zip(&streaming).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        Some(Outputs { distance, norm: full.iter().map(|x| f64::from(*x).powi(2)).sum() })
+    }
+}
+
+impl Collector for StreamingErrors {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let settings = &self.settings;
+        let heads = self.heads[chunk.layer].par_iter_mut().enumerate();
+        heads.for_each(|(kv_head, head)| {
+            let outputs: Vec<Option<Outputs>> =
+                (0..chunk.tokens()).into_par_iter().map(|token| settings.outputs(chunk, kv_head, token)).collect();
+            head.prompt.extend(outputs.into_iter().flatten());
+        });
+    }
+
+    fn end_prompt(&mut self, _tokens: usize) {
+        self.end();
+    }
+
+    fn finish(mut self: Box<Self>) -> Collected {
+        self.end();
+        let errors: Vec<Vec<f64>> =
+            self.heads.iter().map(|heads| heads.iter().map(HeadError::relative).collect()).collect();
+        let tensor = |(layer, errors): (usize, &Vec<f64>)| NamedTensor {
+            name: tensor_name(layer),
+            shape: vec![self.model.kv_heads],
+            values: errors.iter().map(|error| *error as f32).collect(),
+            precision: Precision::F32,
+        };
+        let Settings { sink, recent, last } = self.settings;
+        let positions = self.heads.first().and_then(|heads| heads.first()).map_or(0, |head| head.positions);
+        let numbers = [("sink", sink), ("recent", recent), ("last", last), ("positions", positions)];
+        Collected {
+            tensors: errors.iter().enumerate().map(tensor).collect(),
+            settings: BTreeMap::from(numbers.map(|(key, number)| (key.to_owned(), number.to_string()))),
+            notes: vec![in_words(&errors, positions, sink + recent)],
+            held_out: None,
+        }
+    }
+}
+
+/// What was found, in a line.
+fn in_words(errors: &[Vec<f64>], positions: usize, streamed: usize) -> String {
+    if positions == 0 {
+        return format!("nothing was measured: no prompt is longer than the {streamed} tokens of streaming heads");
+    }
+    let mut sorted: Vec<f64> = errors.iter().flatten().copied().collect();
+    sorted.sort_by(f64::total_cmp);
+    let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share).round() as usize];
+    let (least, middle, most) = (at(0.0), at(0.5), at(1.0));
+    format!("streaming moves a KV head's output by {least:.3} to {most:.3} of its squared norm (median {middle:.3})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{assert_close, configured, noise, none, random_kv};
+    use super::*;
+    use crate::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::kv::{KvDtype, Prefix};
+    use crate::prefill::testing::{D, Layer};
+    use crate::{Configured, DenseLayers, IndexCache};
+
+    const KV_HEADS: usize = 3;
+    const GROUP: usize = 2;
+    const HEADS: usize = KV_HEADS * GROUP;
+
+    /// An artefact with these errors, `[layer][kv_head]`.
+    fn artefact(errors: &[Vec<f32>], kv_heads: usize) -> Result<Artefact, ArtefactError> {
+        let (layers, heads) = (errors.len(), kv_heads * GROUP);
+        let model = ModelShape { weights_sha256: "given".into(), layers, heads, kv_heads, head_dim: D };
+        let info = ArtefactInfo {
+            format: FORMAT,
+            kind: NAME.into(),
+            model,
+            data: "given".into(),
+            seed: 0,
+            blocks: 1,
+            tokens: 1,
+            settings: BTreeMap::new(),
+        };
+        let tensor = |(layer, values): (usize, &Vec<f32>)| NamedTensor {
+            name: format!("layers.{layer}.error"),
+            shape: vec![values.len()],
+            values: values.clone(),
+            precision: Precision::F32,
+        };
+        let tensors: Vec<NamedTensor> = errors.iter().enumerate().map(tensor).collect();
+        Artefact::parse("given", write(&info, &tensors))
+    }
+
+    fn method(spec: &str, policy: &Policy, errors: &[Vec<f32>]) -> Configured {
+        configured(spec, policy).calibrated(&artefact(errors, errors[0].len()).unwrap()).unwrap()
+    }
+
+    /// Of two layers; from the largest: (1, 2), (0, 1), (1, 0), (0, 0), (0, 2), (1, 1).
+    fn two_layers() -> Vec<Vec<f32>> {
+        vec![vec![0.3, 0.8, 0.2], vec![0.5, 0.1, 0.9]]
+    }
+
+    /// Those that attend everything if so many of [`two_layers`] do.
+    fn retrieving(count: usize) -> Vec<(usize, usize)> {
+        [(1, 2), (0, 1), (1, 0), (0, 0), (0, 2), (1, 1)][..count].to_vec()
+    }
+
+    /// Steps after a prefix; every head attends all there is, or the first `sink` and last `local` tokens.
+    #[test]
+    fn equals_a_naive_reference_while_the_window_moves_on() {
+        for (spec, count) in [
+            ("duo_attention", 3),
+            ("duo_attention:retrieval=0.16", 1),
+            ("duo_attention:retrieval=0.001", 1),
+            ("duo_attention:retrieval=0.66", 4),
+            ("duo_attention:retrieval=1", 6),
+        ] {
+            for (tokens, sink, local) in [(40, 3, 7), (5, 2, 9), (0, 2, 1), (30, 0, 0), (20, 25, 4)] {
+                let policy = Policy { sink, local, ..none() };
+                let layers: Vec<_> = (0..2).map(|l| random_kv(KvDtype::F32, KV_HEADS, tokens, D, 3 + l)).collect();
+                let rows = |rows: spattn_kernels::Rows<'_>| -> Vec<Vec<f32>> {
+                    rows.to_f32().chunks(D).map(<[f32]>::to_vec).collect()
+                };
+                let mut stored: Vec<Vec<[Vec<Vec<f32>>; 2]>> = layers
+                    .iter()
+                    .map(|kv| (0..KV_HEADS).map(|h| [rows(kv.keys.head(h)), rows(kv.values.head(h))]).collect())
+                    .collect();
+                let cache = IndexCache::new(Prefix::new(layers), KvDtype::F32, 1);
+                let mut fork = { cache }.fork(&method(spec, &policy, &two_layers()), false);
+                let mut attended = 0;
+                for step in 0..14u64 {
+                    for (layer, stored) in stored.iter_mut().enumerate() {
+                        let seed = 100 * step + 10 * layer as u64;
+                        let queries = noise(HEADS * D, seed);
+                        let (key, value) = (noise(KV_HEADS * D, seed + 1), noise(KV_HEADS * D, seed + 2));
+                        let mut out = vec![f32::NAN; HEADS * D];
+                        fork.step(layer, &queries, &key, &value, &mut out);
+                        for head in 0..HEADS {
+                            let kv_head = head / GROUP;
+                            let [keys, values] = &mut stored[kv_head];
+                            if head % GROUP == 0 {
+                                keys.push(key[kv_head * D..][..D].to_vec());
+                                values.push(value[kv_head * D..][..D].to_vec());
+                            }
+                            let all = retrieving(count).contains(&(layer, kv_head));
+                            let total = keys.len();
+                            let sees = |t: &usize| all || *t < sink || *t + local.max(1) >= total;
+                            let seen: Vec<usize> = (0..total).filter(sees).collect();
+                            attended += seen.len();
+                            let query = &queries[head * D..][..D];
+                            let logit = |t: &usize| {
+                                let pairs = query.iter().zip(&keys[*t]);
+                                pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
+                            };
+                            let weights: Vec<f64> = seen.iter().map(|t| logit(t).exp()).collect();
+                            let sum: f64 = weights.iter().sum();
+                            let channel = |c: usize| {
+                                let of = seen.iter().zip(&weights).map(|(t, w)| w * f64::from(values[*t][c]));
+                                (of.sum::<f64>() / sum) as f32
+                            };
+                            let expected: Vec<f32> = (0..D).map(channel).collect();
+                            let what = format!("{spec}, {tokens} tokens, step {step}, layer {layer}, head {head}");
+                            assert_close(&out[head * D..][..D], &expected, 1e-5, &what);
+                        }
+                    }
+                }
+                let cost = fork.costs().total(|_| true);
+                assert_eq!(cost.attended_tokens as usize, attended, "{spec}, {tokens} tokens");
+                assert_eq!((cost.score_flops, cost.select_bytes, cost.aux_bytes, fork.aux_bits()), (0, 0, 0, 0.0));
+                let total = tokens + 14;
+                let held = count * total + (6 - count) * (sink + local.max(1)).min(total);
+                assert_eq!(fork.kv_bytes_held() as usize, held * 2 * D * 4, "{spec}, {tokens} tokens");
+            }
+        }
+    }
+
+    /// Rows of a prompt, in chunks; by a density too, which takes in the whole of it.
+    #[test]
+    fn a_prompt_is_read_by_the_same_classes() {
+        let errors = vec![vec![0.2f32, 0.9, 0.4]];
+        let streaming =
+            |position: usize, token: usize, sink: usize, local: usize| token < sink || token + local.max(1) > position;
+        for (spec, retrieving) in [
+            ("duo_attention:retrieval=0.34", vec![1]),
+            ("duo_attention:retrieval=0.6", vec![1, 2]),
+            ("duo_attention:retrieval=1", vec![0, 1, 2]),
+            // Of 150 rows, 4 sinks and 20 tokens make 29 %.
+            ("duo_attention:density=0.5", vec![1]),
+            ("duo_attention:density=0.75", vec![1, 2]),
+            ("duo_attention:density=0.01", vec![1]),
+        ] {
+            let (sink, local) = (4, 20);
+            let layer = Layer::new(150, HEADS, KV_HEADS);
+            let method = method(spec, &Policy { sink, local, ..none() }, &errors);
+            let sees = |position: usize, head: usize, token: usize| {
+                let all = retrieving.contains(&(head / GROUP));
+                (all || streaming(position, token, sink, local)).then_some(0.0)
+            };
+            let expected = layer.reference(sees);
+            for most in [64, 100, 1000] {
+                let (out, costs) = layer.attend(&method, most);
+                assert_close(&out, &expected, 1e-4, spec);
+                let pairs = (0..150).flat_map(|p| (0..=p).flat_map(move |t| (0..HEADS).map(move |h| (p, h, t))));
+                let attended = pairs.filter(|(p, h, t)| sees(*p, *h, *t).is_some()).count();
+                assert_eq!(costs.total(|_| true).attended_tokens as usize, attended, "{spec}");
+            }
+        }
+    }
+
+    /// With 16 heads a density is met to half of a head, in what is not dense.
+    #[test]
+    fn a_density_is_met_by_the_nearest_number_of_heads() {
+        let (tokens, kv_heads, sink, local) = (600, 8, 4, 30);
+        let errors: Vec<Vec<f32>> = (0..3).map(|l| noise(kv_heads, l).iter().map(|x| x.abs()).collect()).collect();
+        let prefix =
+            Prefix::new((0..3).map(|l| random_kv(KvDtype::F32, kv_heads, tokens, D, 3 + l)).collect::<Vec<_>>());
+        for dense in ["none", "1", "0+2"] {
+            let dense_layers = DenseLayers::parse(dense).unwrap();
+            let policy = Policy { sink, local, dense_layers, ..none() };
+            for density in [0.15, 0.3, 0.55, 0.8, 1.0] {
+                let method = method(&format!("duo_attention:density={density}"), &policy, &errors);
+                let run = |method: &Configured| {
+                    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(method, false);
+                    let mut outputs = Vec::new();
+                    for layer in 0..3 {
+                        let mut out = vec![0.0; 2 * kv_heads * D];
+                        let own = noise(kv_heads * D, 50 + layer as u64);
+                        fork.step(layer, &noise(2 * kv_heads * D, 9 + layer as u64), &own, &own, &mut out);
+                        outputs.extend(out);
+                    }
+                    (outputs, fork)
+                };
+                let (out, fork) = run(&method);
+                let achieved = fork.costs().total(|layer| !fork.is_dense(layer)).density();
+                let heads = (0..3).filter(|layer| !fork.is_dense(*layer)).count() * kv_heads;
+                let streamed = (sink + local) as f64 / (tokens + 1) as f64;
+                let step = (1.0 - streamed) / heads as f64;
+                assert!((achieved - density).abs() <= step / 2.0 + 1e-9, "dense {dense}, {density}: {achieved}");
+                let solved = fork.solved().unwrap().to_owned();
+                let same = self::method(&format!("duo_attention:{solved}"), &policy, &errors);
+                assert!(run(&same).0 == out, "{solved} says what was solved");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_errors_rank_by_number_and_an_artefact_of_nothing_is_refused() {
+        let heads = Heads::new(&[vec![0.5, 0.7], vec![0.7, 0.5]], "");
+        assert_eq!(*heads.ranks, [[2, 0], [1, 3]]);
+        let load = |errors: &[Vec<f32>]| {
+            let method = DuoAttention { retrieval: Tuned::Value(0.5), heads: None };
+            method.with_errors(&artefact(errors, 2).unwrap()).map(drop).map_err(|e| e.to_string())
+        };
+        assert_eq!(load(&[vec![0.5, 0.0], vec![0.1, 0.2]]), Ok(()));
+        assert!(load(&[vec![0.5, 0.1], vec![0.0, 0.0]]).unwrap_err().contains("nothing but zeros"));
+        assert!(load(&[vec![0.5], vec![0.1]]).unwrap_err().contains("shape"));
+    }
+}

@@ -1,0 +1,357 @@
+//! `expected_attention`: keeps the keys that queries to come can be expected to attend (Expected Attention, arXiv:2510.00636).
+//!
+//! Queries before RoPE are taken to be normal, with the mean `μ` and covariance `Σ` of those of the prefix. A query that
+//! follows is such a query, turned to its position; with the mean rotation `R̄` of the positions to come, the expected
+//! exponential of its logit with a key is `exp(k·R̄μ/√d + k·R̄ΣR̄ᵀk/2d)`. Normalised over the candidates, averaged over the
+//! query heads of a group and multiplied by the norm of the value, this is the score of a token. When the prefix has been
+//! read, the best `k` stay, and the others never return.
+//!
+//! The authors' code (kvpress) computes `μ` and `Σ` from the hidden states of all tokens after the first four. Here they
+//! are of `queries` tokens, evenly spread over the prefix and those after the sinks, turned back from their positions. A
+//! model whose rotations change with the length of the text has no such turn: then queries are taken as they were rotated.
+
+use std::sync::Arc;
+
+use super::{MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+use crate::pca::Covariance;
+use crate::{Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Rotation, Selection, Solved, Step, TailRule};
+use spattn_kernels::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "expected_attention",
+    role: Role::Method,
+    about: "evicts after the prefix: keeps the keys that queries to come are expected to attend",
+    reference: "Expected Attention (Devoto et al. 2025, arXiv:2510.00636)",
+    params: &[
+        ParamInfo { key: "ratio", default: "0.5", about: "share of the prefix kept by a KV head, above 0 to 1" },
+        ParamInfo {
+            key: "k",
+            default: "-",
+            about: "instead of ratio: tokens kept by a KV head; 0 leaves sinks and window",
+        },
+        ParamInfo {
+            key: "queries",
+            default: "512",
+            about: "queries of the prefix whose mean and covariance are taken",
+        },
+        ParamInfo { key: "future", default: "512", about: "positions to come over which rotations are averaged" },
+        ParamInfo { key: "covariance", default: "true", about: "true | false: use the covariance, or the mean alone" },
+        ParamInfo { key: "norm", default: "true", about: "true | false: multiply by the norms of values" },
+    ],
+    presets: &[Preset {
+        name: "repo",
+        values: &[
+            ("ratio", "0.5"),
+            ("future", "512"),
+            ("covariance", "true"),
+            ("norm", "true"),
+            ("sink", "4"),
+            ("local", "0"),
+        ],
+        source: "kvpress, expected_attention_press.py: 512 future positions, covariance and value norms, 4 sinks; half of the \
+                 tokens is one of its compression ratios",
+    }],
+    build: |params| {
+        let budget = params.budget_from_zero(Budget::Ratio(0.5))?;
+        let queries = params.get_minor("queries", 512)?;
+        let future = params.get_minor_within("future", 512, 1..=MOST_FUTURE.min(MOST_TOKENS))?;
+        let covariance = params.choice("covariance", &["true", "false"])? == "true";
+        let norm = params.choice("norm", &["true", "false"])? == "true";
+        Ok(Arc::new(ExpectedAttention { budget, queries, future, covariance, norm }))
+    },
+};
+
+/// Every position is turned to, for each channel.
+const MOST_FUTURE: usize = 1 << 16;
+
+/// Eviction by the expected attention of queries to come.
+#[derive(Clone)]
+struct ExpectedAttention {
+    budget: Budget,
+    queries: usize,
+    future: usize,
+    covariance: bool,
+    norm: bool,
+}
+
+/// Queries to come, as a normal distribution; in `f64`.
+struct Queries {
+    mean: Vec<f64>,
+    /// `[d][d]`.
+    covariance: Vec<f64>,
+}
+
+impl Queries {
+    /// Of queries `[query][d]`.
+    fn new(queries: &[f32], d: usize) -> Self {
+        let mut covariance = Covariance::new(d);
+        covariance.add(queries);
+        let count = (queries.len() / d).max(1) as f64;
+        let mean = (0..d).map(|c| queries.iter().skip(c).step_by(d).map(|x| f64::from(*x)).sum::<f64>() / count);
+        Self { mean: mean.collect(), covariance: covariance.matrix() }
+    }
+
+    /// After a linear map `[d][d]`.
+    fn mapped(&self, map: &[f64]) -> Self {
+        let d = self.mean.len();
+        let half = product(map, &self.covariance, d);
+        let covariance = product(&half, &transposed(map, d), d);
+        let mean = map.chunks_exact(d).map(|row| row.iter().zip(&self.mean).map(|(a, b)| a * b).sum()).collect();
+        Self { mean, covariance }
+    }
+
+    /// Logarithm of the expected exponential of the logit with a key.
+    fn log_expected(&self, key: &[f32], covariance: bool) -> f64 {
+        let d = key.len();
+        let dot = |row: &[f64]| row.iter().zip(key).map(|(a, k)| a * f64::from(*k)).sum::<f64>();
+        let linear = dot(&self.mean) / (d as f64).sqrt();
+        if !covariance {
+            return linear;
+        }
+        let rows = self.covariance.chunks_exact(d).zip(key);
+        linear + rows.map(|(row, k)| f64::from(*k) * dot(row)).sum::<f64>() / (2 * d) as f64
+    }
+}
+
+/// Product of matrices `[d][d]`.
+fn product(a: &[f64], b: &[f64], d: usize) -> Vec<f64> {
+    let mut c = vec![0.0; d * d];
+    for (row, out) in a.chunks_exact(d).zip(c.chunks_exact_mut(d)) {
+        for (x, b) in row.iter().zip(b.chunks_exact(d)) {
+            out.iter_mut().zip(b).for_each(|(out, y)| *out += x * y);
+        }
+    }
+    c
+}
+
+fn transposed(a: &[f64], d: usize) -> Vec<f64> {
+    (0..d * d).map(|i| a[i % d * d + i / d]).collect()
+}
+
+/// The mean of the rotations to positions `first..first + count`, `[d][d]`.
+fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) -> Vec<f64> {
+    // Turned back, the c-th unit vector is the c-th row of the rotation: a rotation's inverse is its transpose.
+    let row = |c: usize| {
+        let mut sum = vec![0.0; d];
+        for position in first..first + count {
+            let mut unit = vec![0.0; d];
+            unit[c] = 1.0;
+            rotation.turn_back(&mut unit, position);
+            sum.iter_mut().zip(unit).for_each(|(sum, x)| *sum += f64::from(x) / count as f64);
+        }
+        sum
+    };
+    (0..d).flat_map(row).collect()
+}
+
+impl ExpectedAttention {
+    /// Queries of one head to come after the prefix.
+    fn queries_to_come(&self, prefix: &HeadPrefix<'_>, head: usize, rotation: Option<&[f64]>) -> Queries {
+        let d = prefix.d;
+        let (positions, rows) = prefix.prompt.sampled_queries(self.queries, head);
+        let mut queries = rows.to_f32();
+        let after_sinks = positions.partition_point(|p| (*p as usize) < prefix.candidates.start);
+        if let Some(turn) = prefix.rotation {
+            let each = queries.chunks_exact_mut(d).zip(positions);
+            each.for_each(|(query, position)| turn.turn_back(query, *position as usize));
+        }
+        let queries = Queries::new(&queries[after_sinks * d..], d);
+        match rotation {
+            Some(map) => queries.mapped(map),
+            None => queries,
+        }
+    }
+
+    /// Score of each candidate.
+    fn scores(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
+        let (d, tokens, group) = (prefix.d, prefix.keys.elements() / prefix.d, prefix.prompt.group());
+        let keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
+        let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
+        let mut scores = vec![0.0; prefix.candidates.len()];
+        for head in 0..group {
+            let queries = self.queries_to_come(prefix, head, rotation.as_deref());
+            let logs: Vec<f64> = keys.chunks_exact(d).map(|key| queries.log_expected(key, self.covariance)).collect();
+            let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logs.iter().map(|log| (log - max).exp()).sum();
+            scores.iter_mut().zip(logs).for_each(|(score, log)| *score += (log - max).exp() / sum / group as f64);
+        }
+        if self.norm {
+            let values = prefix.values.slice(prefix.candidates.clone(), d).to_f32();
+            let norm = |value: &[f32]| value.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+            scores.iter_mut().zip(values.chunks_exact(d)).for_each(|(score, value)| *score *= norm(value));
+        }
+        scores.into_iter().map(|score| score as f32).collect()
+    }
+}
+
+impl Method for ExpectedAttention {
+    /// What stays of the candidates, ascending.
+    type Index = Vec<u32>;
+    type State = ();
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::SampledQueries(self.queries)] }
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    }
+
+    fn index_key(&self) -> String {
+        let Self { budget, queries, future, covariance, norm } = self;
+        format!("{budget:?},{queries},{future},{covariance},{norm}")
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {
+        if self.budget.is_none() {
+            return Vec::new();
+        }
+        let first = prefix.candidates.start as u32;
+        let best = top_k(&self.scores(prefix), self.budget.tokens(prefix.context()));
+        best.into_iter().map(|place| place + first).collect()
+    }
+
+    /// The list of what was kept, as stored here; keys and values moved together would need none.
+    fn index_bytes(&self, kept: &Vec<u32>) -> usize {
+        size_of_val(kept.as_slice())
+    }
+
+    fn start(&self, _: &Vec<u32>) {}
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("it compresses the prompt once and keeps all that is generated")
+    }
+
+    fn select(&self, _: &Step<'_>, kept: &Vec<u32>, (): &mut (), _: &mut Cost) -> Selection {
+        Selection::Shared(Picks::softmax(kept.clone()))
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    fn held(&self, kept: &Vec<u32>, (): &()) -> Option<usize> {
+        Some(kept.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Turn, angle, configured, noise, none, prompt_queries, random_stats};
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+    use crate::{IndexCache, Policy};
+    use std::sync::Arc;
+
+    const D: usize = 8;
+    const GROUP: usize = 2;
+    const TOKENS: usize = 120;
+
+    /// `x: [d]` turned on by so many positions, in the RoPE of the tests.
+    fn turned(x: &[f64], positions: f64) -> Vec<f64> {
+        let half = D / 2;
+        let mut y = vec![0.0; D];
+        for pair in 0..half {
+            let (sin, cos) = (angle(pair, D, 1) * positions).sin_cos();
+            y[pair] = x[pair] * cos - x[pair + half] * sin;
+            y[pair + half] = x[pair + half] * cos + x[pair] * sin;
+        }
+        y
+    }
+
+    /// Scores by the definitions, in loops: the mean rotation applied to each query before its moments are taken.
+    fn scores(keys: &[Vec<f64>], values: &[Vec<f64>], sink: usize, future: usize, flags: [bool; 2]) -> Vec<f64> {
+        let of_prompt = prompt_queries(0, TOKENS * GROUP * D);
+        let mut scores = vec![0.0; keys.len()];
+        for head in 0..GROUP {
+            let queries: Vec<Vec<f64>> = (sink..TOKENS)
+                .map(|t| {
+                    let query = &of_prompt[(t * GROUP + head) * D..][..D];
+                    let plain = turned(&query.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), -(t as f64));
+                    let mut mean = vec![0.0; D];
+                    for position in TOKENS..TOKENS + future {
+                        let ahead = turned(&plain, position as f64);
+                        mean.iter_mut().zip(ahead).for_each(|(m, x)| *m += x / future as f64);
+                    }
+                    mean
+                })
+                .collect();
+            let count = queries.len() as f64;
+            let expected = |key: &Vec<f64>| {
+                let dots: Vec<f64> =
+                    queries.iter().map(|q| q.iter().zip(key).map(|(a, b)| a * b).sum::<f64>()).collect();
+                let mean = dots.iter().sum::<f64>() / count;
+                let variance = dots.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+                let half = if flags[0] { variance / (2 * D) as f64 } else { 0.0 };
+                (mean / (D as f64).sqrt() + half).exp()
+            };
+            let of_keys: Vec<f64> = keys[sink..].iter().map(expected).collect();
+            let sum: f64 = of_keys.iter().sum();
+            scores[sink..].iter_mut().zip(of_keys).for_each(|(score, x)| *score += x / sum);
+        }
+        let norm = |value: &[f64]| value.iter().map(|x| x * x).sum::<f64>().sqrt();
+        for (score, value) in scores.iter_mut().zip(values) {
+            *score *= if flags[1] { norm(value) } else { 1.0 };
+        }
+        scores
+    }
+
+    fn check(future: usize, k: usize, sink: usize, flags: [bool; 2], scale: f32) {
+        let mut kv = LayerKv::new(KvDtype::F32, 1, D, TOKENS);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let exact = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        for t in 0..TOKENS as u64 {
+            // Some keys are long in single channels.
+            let mut key = noise(D, 60 + t);
+            key[t as usize % D] *= scale;
+            let value: Vec<f32> = noise(D, 6_000 + t).iter().map(|x| x * (1 + t % 5) as f32).collect();
+            kv.append(&key, &value);
+            keys.push(exact(&key));
+            values.push(exact(&value));
+        }
+        let spec = format!(
+            "expected_attention:k={k},queries={TOKENS},future={future},covariance={},norm={}",
+            flags[0], flags[1]
+        );
+        let scores = scores(&keys, &values, sink, future, flags);
+        let mut order: Vec<usize> = (sink..TOKENS).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        let kept: Vec<usize> = (0..sink).chain(order[..k].iter().copied()).collect();
+
+        let method = configured(&spec, &Policy { sink, ..none() });
+        let prefix = Prefix::new(vec![kv]);
+        let stats = random_stats(&method.method, &prefix, GROUP);
+        let mut cache = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).with_rotation(Arc::new(Turn));
+        let mut fork = cache.fork(&method, false);
+        let (queries, key, value) = (noise(GROUP * D, 1), noise(D, 2), noise(D, 3));
+        let mut out = vec![f32::NAN; GROUP * D];
+        fork.step(0, &queries, &key, &value, &mut out);
+        assert_eq!(fork.kv_tokens_held() as usize, sink + k + 1, "{spec}");
+        keys.push(exact(&key));
+        values.push(exact(&value));
+        for (query, out) in queries.chunks(D).zip(out.chunks(D)) {
+            let attended = || kept.iter().copied().chain([TOKENS]);
+            let weight = |t: usize| {
+                (query.iter().zip(&keys[t]).map(|(a, b)| f64::from(*a) * b).sum::<f64>() / (D as f64).sqrt()).exp()
+            };
+            let sum: f64 = attended().map(weight).sum();
+            for (c, ours) in out.iter().enumerate() {
+                let expected = attended().map(|t| weight(t) * values[t][c]).sum::<f64>() / sum;
+                assert!((f64::from(*ours) - expected).abs() < 1e-5, "{spec}, scale {scale}, channel {c}");
+            }
+        }
+    }
+
+    #[test]
+    fn keeps_what_normal_queries_at_positions_to_come_are_expected_to_attend() {
+        for scale in [1.0, 6.0] {
+            for (future, k, sink) in [(1, 20, 0), (40, 20, 3), (300, 9, 4)] {
+                for flags in [[true, true], [true, false], [false, true], [false, false]] {
+                    check(future, k, sink, flags, scale);
+                }
+            }
+        }
+    }
+}

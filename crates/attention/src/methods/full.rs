@@ -1,0 +1,53 @@
+//! `full`: exact attention, the reference of every table.
+
+use std::sync::Arc;
+
+use super::{MethodEntry, Role};
+use crate::cost::Cost;
+use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step, TailRule};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "full",
+    role: Role::Reference,
+    about: "exact attention over the whole context (the reference)",
+    reference: "exact attention (Vaswani et al. 2017, arXiv:1706.03762)",
+    params: &[],
+    presets: &[],
+    build: |_| Ok(Arc::new(Full)),
+};
+
+/// Attends everything; there is never a candidate to pick.
+struct Full;
+
+impl Method for Full {
+    type Index = ();
+    type State = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) {}
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("it attends everything")
+    }
+
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+        Selection::PerHead(Vec::new())
+    }
+
+    fn exact(&self, _: &Policy, _: usize, _: usize) -> Exact {
+        Exact::all()
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        Some(PrefillPattern::Dense)
+    }
+}

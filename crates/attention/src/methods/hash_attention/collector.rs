@@ -1,0 +1,1124 @@
+//! What `spattn calibrate` does for `hash_attention`: trains the nets while text is read (§4.2).
+//!
+//! Every chunk of a prefill is a few steps for each KV head and its group, by themselves: some of the
+//! chunk's queries are drawn, the keys that each of them sees are those of all tokens up to it (without the
+//! sink and the window, which no method has to find), and the `top` largest of these are wanted. A prompt
+//! is read once, so what is measured before its first step is measured on text never trained on: this is
+//! the learning curve. In the end the nets, rounded as they are stored, are measured on further prompts.
+//!
+//! **Presets.** `preset=paper` trains as published: one step of Adam a chunk at 1e-3 throughout, weights `α + β·context`
+//! (eq. 4), the mean over pairs, inputs and logits as they are, labels by `a·‖v‖`, a net of the keys for each query
+//! head. α, β, the rate, the mean and the 128 queries of a step are the authors' code's, since the paper leaves them
+//! open; `preset=repo` also has that code's labels (the 32 largest by `a`). What a method's preset of that name says of
+//! nets and of the static tokens is taken from there. `preset=tuned` is what the built-in model's nets were trained
+//! with; it deals most of the wanted tokens' weight out by their shares of attention (`mass`), the mean staying what it
+//! is. On the built-in model nets trained alike but with `mass=0` find as many of the wanted tokens, but miss the one
+//! token that a question is about more often than random hyperplanes do: at 4,096 tokens and 1/16 of them, six tasks
+//! score 72 % with `mass=0` and 94 % with `mass=0.8` (99 % densely; 10 examples a task).
+//!
+//! Whatever is drawn follows from the seed, the layer and the number of tokens read, not from what was
+//! drawn before: so training that goes on from a checkpoint makes the very nets that it would have made.
+//!
+//! The CPU trains: the only places that would differ elsewhere are the matrix product and the logistic
+//! function of [`training`](super::training).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use super::super::lsh_bits::{augment_keys, side_signatures};
+use super::super::planes::RandomPlanes;
+use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
+use super::super::{ParamInfo, Params, Preset};
+use super::net::SignNet;
+use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
+use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TEXT, TRAINING, in_blocks, text_name};
+use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::{Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind};
+use crate::kv::MOST_TOKENS;
+use crate::{MethodSpec, mix_seed};
+use spattn_base::error::UsageError;
+use spattn_kernels::linear::scores;
+use spattn_kernels::topk::top_k;
+
+pub(in super::super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "nets that map keys and queries to bits",
+    params: &[
+        ParamInfo {
+            key: "preset",
+            default: "tuned",
+            about: "tuned | paper | repo: what the other settings are if not given, as for the built-in model, as the \
+                    paper has it, or as its code",
+        },
+        BITS,
+        LABEL,
+        KEY_NETS,
+        ParamInfo {
+            key: TEXT,
+            default: "tasks",
+            about: "tasks | general: what is read if no text is given: training rows that are like the tasks, or running text \
+                    (general with preset=paper and preset=repo)",
+        },
+        ParamInfo { key: "steps", default: "16", about: "steps of gradient descent on each chunk of a prompt" },
+        ParamInfo { key: "queries", default: "64", about: "queries of the chunk in a step" },
+        ParamInfo { key: "top", default: "64", about: "largest tokens that a query should find" },
+        ParamInfo { key: "rate", default: "0.004", about: "step size at first" },
+        ParamInfo { key: "decay", default: "linear", about: "linear | none: the rate falls to 0 by the end, or stays" },
+        ParamInfo {
+            key: "standardise",
+            default: "true",
+            about: "true | false: keys and queries brought to mean 0 and deviation 1 by channel; false as published",
+        },
+        ParamInfo { key: "alpha", default: "20", about: "weight of a wanted token, at any length of context" },
+        ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
+        ParamInfo {
+            key: "mass",
+            default: "0.8",
+            about: "0 to 1: how much of a wanted token's weight follows its share of attention; 0 as published",
+        },
+        ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
+        ParamInfo {
+            key: "mean",
+            default: "weights",
+            about: "weights | pairs: the loss is a mean by weight, or over pairs as published",
+        },
+        ParamInfo { key: "sink", default: "4", about: "first tokens, which no query has to find" },
+        ParamInfo { key: "local", default: "64", about: "last tokens, which no query has to find" },
+        ParamInfo {
+            key: "against",
+            default: "-",
+            about: "bits of random planes to compare with on held-out text, such as 32+256 (those of the nets)",
+        },
+    ],
+    reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8, resumable: true },
+    text: Some(|spec| match Settings::read(&mut Params::new(spec))?.text {
+        TextKind::General => Ok(ReadingText::Essays),
+        TextKind::Tasks => Ok(ReadingText::Rows),
+    }),
+    start: |assignment, params| {
+        let settings = Settings::read(params)?;
+        settings.check_text(params, assignment.text)?;
+        Ok(Box::new(Trainer::new(assignment, settings)))
+    },
+    import: Some(super::import::import),
+};
+
+/// Settings of the trainings that were published, beside those that the method's preset of the same name has too. The
+/// first is what the defaults are.
+const TRAININGS: [(&str, &[(&str, &str)]); 3] = [("tuned", &[]), ("paper", &PUBLISHED), ("repo", &OF_CODE)];
+
+const PUBLISHED: [(&str, &str); 12] = published("64");
+const OF_CODE: [(&str, &str); 12] = published("32");
+
+/// Steps and labels are of HashAttention §4.2, the rest of the authors' `train_hashattention.py`.
+const fn published(top: &str) -> [(&str, &str); 12] {
+    [
+        (TEXT, "general"),
+        ("steps", "1"),
+        ("queries", "128"),
+        ("top", top),
+        ("rate", "0.001"),
+        ("decay", "none"),
+        ("standardise", "false"),
+        ("alpha", "20"),
+        ("beta", "0"),
+        ("mass", "0"),
+        ("scale", "1"),
+        ("mean", "pairs"),
+    ]
+}
+
+/// Settings that the method's own presets have in common with trainings.
+const SHARED: [&str; 5] = ["bits", "label", "key_nets", "sink", "local"];
+
+/// What a preset of the training says of its settings.
+fn preset_values(name: &str) -> Vec<(&'static str, &'static str)> {
+    let of_training = TRAININGS.iter().filter(|(n, _)| *n == name).flat_map(|(_, values)| values.iter().copied());
+    let of_method = ENTRY.presets.iter().filter(|p: &&Preset| p.name == name).flat_map(|p| p.values.iter().copied());
+    of_training.chain(of_method.filter(|(key, _)| SHARED.contains(key))).collect()
+}
+
+/// How an artefact says that it was trained by a preset.
+pub(super) fn training_of(preset: &str) -> String {
+    let spec = MethodSpec { params: vec![("preset".to_owned(), preset.to_owned())], ..MethodSpec::bare(NAME) };
+    Settings::read(&mut Params::new(&spec)).expect("presets are within range").training()
+}
+
+/// Queries that see fewer than so many times the wanted tokens teach little.
+const LEAST_SEEN: usize = 2;
+/// Steps on a chunk that can be asked for.
+const MOST_STEPS: usize = 10_000;
+/// One token in so many is picked where recall is measured, and no fewer than are wanted.
+const PICKED_SHARE: usize = 16;
+/// Queries of a chunk on which recall is measured while training, and after it.
+const WATCHED: usize = 8;
+const EXAMINED: usize = 32;
+/// Order of keys at one distance where recall is measured.
+const TIES: Ties = Ties::Seeded(1);
+/// Widest random signatures that nets are compared with.
+const MOST_PLANES: usize = 4096;
+/// Points of the learning curve that are told.
+const POINTS: usize = 8;
+
+/// What training depends on.
+#[derive(Debug, Clone, PartialEq)]
+struct Settings {
+    kind: NetKind,
+    /// What is read if no text is given, or the kind of what was.
+    text: TextKind,
+    /// Whether the user asked for that kind.
+    asks_for_text: bool,
+    steps: usize,
+    queries: usize,
+    top: usize,
+    rate: f32,
+    alpha: f32,
+    beta: f32,
+    /// Share of the wanted tokens' weight that is dealt out by attention.
+    mass: f32,
+    rule: LossRule,
+    /// Whether the rate falls to 0.
+    decays: bool,
+    standardises: bool,
+    /// First and last tokens that are attended anyway.
+    sink: usize,
+    local: usize,
+    /// Bits of the random planes that held-out text is measured with.
+    against: Widths,
+}
+
+/// Numbers of bits, written with `+` between them; none for those of the nets.
+#[derive(Debug, Clone, PartialEq)]
+struct Widths(Vec<usize>);
+
+impl std::str::FromStr for Widths {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let width = |text: &str| text.parse().ok().filter(|bits| (1..=MOST_PLANES).contains(bits)).ok_or(());
+        Ok(Self(text.split('+').map(width).collect::<Result<_, _>>()?))
+    }
+}
+
+impl std::fmt::Display for Widths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let texts: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(if texts.is_empty() { "-".to_owned() } else { texts.join("+") }.as_str())
+    }
+}
+
+impl Settings {
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let asks_for_text = params.is_given(TEXT);
+        let preset = params.choice("preset", &["tuned", "paper", "repo"])?;
+        params.fill(&preset_values(preset));
+        let kind = NetKind::read(params)?;
+        let text = match params.choice(TEXT, &["tasks", "general"])? {
+            "general" => TextKind::General,
+            _ => TextKind::Tasks,
+        };
+        let positive = |params: &mut Params, key: &'static str, default: f32| {
+            let value = params.get(key, default, "a number above 0")?;
+            match value > 0.0 && value.is_finite() {
+                true => Ok(value),
+                false => Err(params.bad_value(key, &value.to_string(), "a number above 0")),
+            }
+        };
+        let (steps, queries) = (params.get_within("steps", 16, 1..=MOST_STEPS)?, params.get_positive("queries", 64)?);
+        let (top, rate) = (params.get_positive("top", 64)?, positive(params, "rate", 4e-3)?);
+        let (alpha, scale) = (positive(params, "alpha", 20.0)?, positive(params, "scale", 0.3)?);
+        let beta: f32 = params.get("beta", 0.0, "a number from 0")?;
+        if !(beta >= 0.0 && beta.is_finite()) {
+            return Err(params.bad_value("beta", &beta.to_string(), "a number from 0"));
+        }
+        let mass: f32 = params.get("mass", 0.8, "a number from 0 to 1")?;
+        if !(0.0..=1.0).contains(&mass) {
+            return Err(params.bad_value("mass", &mass.to_string(), "a number from 0 to 1"));
+        }
+        let decays = params.choice("decay", &["linear", "none"])? == "linear";
+        let standardises = params.choice("standardise", &["true", "false"])? == "true";
+        let mean = match params.choice("mean", &["weights", "pairs"])? {
+            "pairs" => LossMean::Pairs,
+            _ => LossMean::Weights,
+        };
+        let (sink, local) =
+            (params.get_within("sink", 4, 0..=MOST_TOKENS)?, params.get_within("local", 64, 0..=MOST_TOKENS)?);
+        let expected = "numbers from 1 to 4096 with + between them";
+        let against = params.get_minor_as("against", Widths(Vec::new()), expected)?;
+        let rule = LossRule { scale, mean };
+        Ok(Self {
+            kind,
+            text,
+            asks_for_text,
+            steps,
+            queries,
+            top,
+            rate,
+            alpha,
+            beta,
+            mass,
+            rule,
+            decays,
+            standardises,
+            sink,
+            local,
+            against,
+        })
+    }
+
+    /// Makes sure that what will be read is what was asked for.
+    fn check_text(&self, params: &Params, read: TextKind) -> Result<(), UsageError> {
+        if !self.asks_for_text || self.text == read {
+            return Ok(());
+        }
+        let (asked, given) = (text_name(self.text), text_name(read));
+        Err(UsageError::new(format!("`{}:{TEXT}={asked}`, and the text that is given is `{given}`", params.method()))
+            .hint(format!("leave `{TEXT}` out: what is learned from a given text is named by it")))
+    }
+
+    /// The wanted keys of a query with what they weigh: `α + β·context` (eq. 4) on average.
+    fn weigh(&self, wanted: &[Largest], context: usize) -> Vec<Wanted> {
+        let all = self.alpha + self.beta * context as f32;
+        // Shares sum to 1, so that the mean weight stays what it is.
+        let by_share = self.mass * wanted.len() as f32;
+        let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - self.mass + by_share * w.share) };
+        wanted.iter().map(weight).collect()
+    }
+
+    /// What the nets depend on beside their kind and the text. What there was no choice of at first is left out where
+    /// it is as it was: artefacts that say nothing of it were trained so.
+    fn training(&self) -> String {
+        let Self { steps, queries, top, rate, alpha, beta, mass, rule, sink, local, .. } = self;
+        let mut text = format!(
+            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},mass={mass},scale={}",
+            rule.scale
+        );
+        if rule.mean == LossMean::Pairs {
+            text += ",mean=pairs";
+        }
+        if !self.standardises {
+            text += ",standardise=false";
+        }
+        if (*sink, *local) != (4, 64) {
+            text += &format!(",sink={sink},local={local}");
+        }
+        text + if self.decays { "; Adam, rate falling linearly to 0" } else { "; Adam, rate as it is" }
+    }
+
+    /// For [`ArtefactInfo::settings`](crate::artefact::ArtefactInfo::settings).
+    fn told(&self) -> BTreeMap<String, String> {
+        let mut told = BTreeMap::from([
+            (NETS.to_owned(), self.kind.to_string()),
+            (TRAINING.to_owned(), self.training()),
+            ("vectors".to_owned(), "after RoPE, as cached".to_owned()),
+        ]);
+        // Artefacts that say nothing of it were trained on what is like tasks.
+        if self.text == TextKind::General {
+            told.insert(TEXT.to_owned(), text_name(self.text).to_owned());
+        }
+        told
+    }
+}
+
+/// Nets under training, `[layer][kv_head]`, and what was seen of them.
+struct Trainer {
+    model: ModelShape,
+    settings: Settings,
+    seed: u64,
+    planned_tokens: usize,
+    tokens_read: usize,
+    layers: Vec<Vec<Learner>>,
+    curve: Vec<Point>,
+    /// The nets as they will be used, and recall by layer, once text is examined that is not trained on.
+    examined: Option<Examined>,
+}
+
+/// Nets of one group with their moments.
+#[derive(Debug, Clone, PartialEq)]
+struct Learner {
+    nets: GroupNets,
+    keys: Vec<Adam>,
+    queries: Vec<Adam>,
+    /// Whether the mean and deviation of keys and queries are known.
+    standardised: bool,
+}
+
+/// What the nets were worth on a chunk before they learned from it, mean over heads and layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Point {
+    tokens: usize,
+    loss: f64,
+    found: Found,
+    heads: usize,
+}
+
+impl Point {
+    /// The means over some points, for a reader; `top` tokens were wanted.
+    fn told(points: &[Self], top: usize) -> String {
+        let heads = points.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
+        let mean = |of: fn(&Self) -> f64| points.iter().map(of).sum::<f64>() / heads;
+        let (loss, recall, mass) = (mean(|p| p.loss), mean(|p| p.found.recall), mean(|p| p.found.mass));
+        let from = points[0].tokens;
+        format!(
+            "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3}, of its attention {mass:.3}; text not yet learned"
+        )
+    }
+}
+
+/// How much of what is wanted was found: in number, and in attention.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Found {
+    recall: f64,
+    mass: f64,
+}
+
+struct Examined {
+    nets: Vec<Vec<UsedNets>>,
+    learned: Vec<Mean>,
+    /// By layer, of the signatures that training sees.
+    soft: Vec<SoftSums>,
+    random: Vec<Random>,
+}
+
+/// Nets of one group as they will be used.
+#[derive(Clone)]
+struct UsedNets {
+    keys: Vec<SignNet>,
+    queries: Vec<SignNet>,
+}
+
+/// Random planes of one number of bits, and what they found, by layer.
+struct Random {
+    bits: usize,
+    planes: RandomPlanes,
+    found: Vec<Mean>,
+}
+
+/// Sums of what training looks at, and how queries lie to the tokens that they attend most.
+#[derive(Debug, Clone, Copy, Default)]
+struct SoftSums {
+    loss: f64,
+    /// KV heads whose loss this is.
+    groups: usize,
+    /// Cosines of keys and queries, of their soft signatures, and of the signs of these.
+    cosines: [f64; 3],
+    pairs: usize,
+}
+
+impl SoftSums {
+    fn loss(&self) -> f64 {
+        self.loss / self.groups.max(1) as f64
+    }
+
+    fn cosines(&self) -> [f64; 3] {
+        self.cosines.map(|sum| sum / self.pairs.max(1) as f64)
+    }
+
+    /// Takes in what nets make of some queries of their group.
+    fn add(&mut self, nets: &GroupNets, asked: &Asked, settings: &Settings, d: usize) {
+        self.loss += nets.loss(&asked.batch(settings), settings.rule).0;
+        self.groups += 1;
+        let bits = settings.kind.bits;
+        let soft = |net: &SoftNet, x: &[f32]| net.forward(x).signature;
+        let keys: Vec<Vec<f32>> = nets.keys.iter().map(|net| soft(net, &asked.keys)).collect();
+        for (h, net) in nets.queries.iter().enumerate() {
+            let (queries, keys) = (soft(net, &asked.queries[h]), of_head(&keys, h));
+            for (i, wanted) in asked.wanted[h].iter().enumerate() {
+                let query = (&asked.queries[h][i * d..][..d], &queries[i * bits..][..bits]);
+                for key in nearest(wanted) {
+                    let key = (&asked.keys[key * d..][..d], &keys[key * bits..][..bits]);
+                    let signs = |x: &[f32]| x.iter().map(|x| if *x > 0.0 { 1.0 } else { -1.0 }).collect::<Vec<f32>>();
+                    let cosines =
+                        [cosine(query.0, key.0), cosine(query.1, key.1), cosine(&signs(query.1), &signs(key.1))];
+                    self.cosines.iter_mut().zip(cosines).for_each(|(sum, x)| *sum += x);
+                    self.pairs += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Tokens whose cosines with a query are measured: those it attends most (HashAttention, Table 7).
+const NEAREST: usize = 32;
+
+fn nearest(wanted: &[Largest]) -> impl Iterator<Item = usize> {
+    let mut order: Vec<&Largest> = wanted.iter().collect();
+    order.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.key.cmp(&b.key)));
+    order.into_iter().take(NEAREST).map(|wanted| wanted.key as usize)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let sum = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = (sum(a, a) * sum(b, b)).sqrt();
+    if lengths > 0.0 { sum(a, b) / lengths } else { 0.0 }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: Found,
+    count: usize,
+}
+
+impl Mean {
+    fn add(&mut self, found: Found) {
+        self.sum.recall += found.recall;
+        self.sum.mass += found.mass;
+        self.count += 1;
+    }
+
+    fn value(self) -> Found {
+        let count = self.count.max(1) as f64;
+        Found { recall: self.sum.recall / count, mass: self.sum.mass / count }
+    }
+}
+
+/// Queries of a chunk and what they should find.
+struct Asked {
+    /// Keys `[key][d]` from the end of the sink on.
+    keys: Vec<f32>,
+    /// How many of the keys each query sees.
+    seen: Vec<usize>,
+    /// Tokens in context of each query, itself included.
+    context: Vec<usize>,
+    /// For each head of the group `[query][d]`.
+    queries: Vec<Vec<f32>>,
+    /// For each head and query the largest keys.
+    wanted: Vec<Vec<Vec<Largest>>>,
+}
+
+/// A key that a query attends most.
+struct Largest {
+    key: u32,
+    /// Its part of what the query attends in all that are wanted: of `a`, or of `a·‖v‖`.
+    share: f32,
+}
+
+impl Trainer {
+    fn new(assignment: &Assignment<'_>, settings: Settings) -> Self {
+        let model = assignment.model.clone();
+        let shape = Shape { d: model.head_dim, bits: settings.kind.bits };
+        let learner = |layer: usize, kv_head: usize| {
+            let seed = mix_seed(mix_seed(assignment.seed, layer as u64), kv_head as u64);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let mut net = || SoftNet::new(shape, || rng.random());
+            let key_nets = settings.kind.key_nets(model.group());
+            let keys = (0..key_nets).map(|_| net()).collect();
+            let nets = GroupNets { keys, queries: (0..model.group()).map(|_| net()).collect() };
+            let adam = Adam::new(shape.parameters());
+            Learner {
+                nets,
+                keys: vec![adam.clone(); key_nets],
+                queries: vec![adam; model.group()],
+                standardised: false,
+            }
+        };
+        let layers = (0..model.layers).map(|l| (0..model.kv_heads).map(|h| learner(l, h)).collect()).collect();
+        Self {
+            model,
+            settings,
+            seed: assignment.seed,
+            planned_tokens: assignment.tokens,
+            tokens_read: 0,
+            layers,
+            curve: Vec::new(),
+            examined: None,
+        }
+    }
+
+    /// Tokens at both ends that a query attends anyway.
+    fn statics(&self) -> usize {
+        self.settings.sink + self.settings.local
+    }
+
+    /// Tokens that a query has to have before it to be learned from.
+    fn least(&self) -> usize {
+        self.statics() + LEAST_SEEN * self.settings.top
+    }
+
+    /// The positions in the chunk of `count` queries with `least` tokens before them, ascending; none if no
+    /// query has.
+    fn positions(&self, chunk: &PrefillChunk<'_>, least: usize, count: usize, draw: u64) -> Vec<usize> {
+        let from = least.saturating_sub(chunk.first);
+        if from >= chunk.tokens() {
+            return Vec::new();
+        }
+        let position = mix_seed(self.seed, (self.tokens_read + chunk.first) as u64);
+        let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(position, chunk.layer as u64), draw));
+        let mut positions: Vec<usize> = (0..count).map(|_| rng.random_range(from..chunk.tokens())).collect();
+        positions.sort_unstable();
+        positions.dedup();
+        positions
+    }
+
+    /// The queries at some positions of the chunk for one KV head, with what is wanted.
+    fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
+        let (d, group) = (chunk.d(), self.model.group());
+        let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
+        let all = seen.last().copied().unwrap_or(0);
+        let rows = &keys.rows[..all * d];
+        let queries: Vec<Vec<f32>> = (0..group)
+            .map(|h| positions.iter().flat_map(|p| chunk.query(*p, kv_head * group + h)).copied().collect())
+            .collect();
+        let wanted = |queries: &Vec<f32>| {
+            let mut exact = vec![0.0; seen.len() * all];
+            scores(queries, rows, d, &mut exact);
+            let of_query = |(row, seen): (&mut [f32], &usize)| {
+                row.iter_mut().zip(&keys.further).for_each(|(score, x)| *score += x);
+                largest(&row[..*seen], self.settings.top, d)
+            };
+            exact.chunks_exact_mut(all).zip(&seen).map(of_query).collect()
+        };
+        Asked {
+            keys: rows.to_vec(),
+            context: positions.iter().map(|p| chunk.first + p + 1).collect(),
+            wanted: queries.iter().map(wanted).collect(),
+            seen,
+            queries,
+        }
+    }
+
+    /// Keys that queries of a chunk may look at, of one KV head.
+    fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
+        let d = chunk.d();
+        let range = self.settings.sink.min(chunk.end())..chunk.end();
+        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
+        let further = match self.settings.kind.by_norm {
+            false => vec![0.0; range.len()],
+            true => {
+                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
+                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
+                // exp(s·q·k)·‖v‖ is in the order of q·k + √d·ln‖v‖.
+                squares.map(|square| (d as f32).sqrt() * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
+            }
+        };
+        Keys { rows, further }
+    }
+
+    /// All steps of one KV head on a chunk; what the nets were worth before the first.
+    fn train(
+        &self,
+        learner: &mut Learner,
+        chunk: &PrefillChunk<'_>,
+        kv_head: usize,
+        draws: &[Vec<usize>],
+    ) -> (f64, Found) {
+        let keys = self.keys(chunk, kv_head);
+        let group = self.model.group();
+        if self.settings.standardises && !learner.standardised {
+            learner.nets.keys.iter_mut().for_each(|net| net.standardise(&keys.rows));
+            for (h, net) in learner.nets.queries.iter_mut().enumerate() {
+                let all = (0..chunk.tokens()).flat_map(|t| chunk.query(t, kv_head * group + h)).copied();
+                net.standardise(&all.collect::<Vec<f32>>());
+            }
+            learner.standardised = true;
+        }
+        let progress = (self.tokens_read + chunk.first) as f64 / self.planned_tokens.max(1) as f64;
+        let left = if self.settings.decays { (1.0 - progress).max(0.0) as f32 } else { 1.0 };
+        let rate = self.settings.rate * left;
+        let mut before = (0.0, Found::default());
+        for (i, positions) in draws.iter().enumerate() {
+            let asked = self.ask(chunk, kv_head, &keys, positions);
+            let found = (i == 0).then(|| watched(&learner.nets, &asked));
+            let loss = learner.step(&asked, &self.settings, rate);
+            if let Some(found) = found {
+                before = (loss, found);
+            }
+        }
+        before
+    }
+}
+
+/// The `top` largest of some scores, which become attention by a factor of `1/√d` and a softmax.
+fn largest(scores: &[f32], top: usize, d: usize) -> Vec<Largest> {
+    let keys = top_k(scores, top);
+    let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |key: &u32| ((scores[*key as usize] - most) / (d as f32).sqrt()).exp();
+    let total: f32 = keys.iter().map(weight).sum();
+    keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
+}
+
+/// Keys of one KV head from the end of the sink on, and what is added to each one's scores.
+struct Keys {
+    rows: Vec<f32>,
+    further: Vec<f32>,
+}
+
+impl Learner {
+    /// One step of all nets; the loss before it.
+    fn step(&mut self, asked: &Asked, settings: &Settings, rate: f32) -> f64 {
+        let batch = asked.batch(settings);
+        let (loss, gradients) = self.nets.loss(&batch, settings.rule);
+        let all = self.tensors_mut().zip(gradients.keys.iter().chain(&gradients.queries));
+        all.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
+        loss
+    }
+
+    /// The state for a checkpoint: parameters, moments and standardisation of the keys' nets, then of each query's.
+    fn tensors(&self) -> impl Iterator<Item = (&SoftNet, &Adam)> {
+        let queries = self.nets.queries.iter().zip(&self.queries);
+        self.nets.keys.iter().zip(&self.keys).chain(queries)
+    }
+
+    fn tensors_mut(&mut self) -> impl Iterator<Item = (&mut SoftNet, &mut Adam)> {
+        let queries = self.nets.queries.iter_mut().zip(&mut self.queries);
+        self.nets.keys.iter_mut().zip(&mut self.keys).chain(queries)
+    }
+}
+
+/// What the nets find as they stand, mean over the first few queries of every head.
+fn watched(nets: &GroupNets, asked: &Asked) -> Found {
+    let bits = nets.queries[0].shape.bits;
+    let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
+        net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
+    };
+    // Spread over the drawn positions, which ascend.
+    let every = asked.seen.len().div_ceil(WATCHED);
+    let of_net = |net: &SoftNet| Signatures::new(&packed(net, &asked.keys), words_of(bits));
+    let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
+    let mut mean = Mean::default();
+    for (h, net) in nets.queries.iter().enumerate() {
+        let queries = packed(net, &asked.queries[h]);
+        asked.found_by(h, of_head(&keys, h), &queries, every, |found| mean.add(found));
+    }
+    mean.value()
+}
+
+/// What a query head has of its own, or shares with its group.
+fn of_head<T>(nets: &[T], head: usize) -> &T {
+    if nets.len() == 1 { &nets[0] } else { &nets[head] }
+}
+
+impl Asked {
+    /// The same with what each wanted key weighs in the loss.
+    fn batch(&self, settings: &Settings) -> Batch {
+        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
+        let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&self.context).map(of_query).collect();
+        Batch {
+            keys: self.keys.clone(),
+            queries: self.queries.clone(),
+            seen: self.seen.clone(),
+            wanted: self.wanted.iter().map(of_head).collect(),
+        }
+    }
+
+    /// What of the wanted keys is among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
+    /// every `every`-th query of a head; `queries: [query][word]`.
+    fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
+        let words = queries.len() / self.seen.len().max(1);
+        for query in (0..self.seen.len()).step_by(every.max(1)) {
+            let scores = keys.scores(&queries[query * words..][..words], 1, TIES);
+            let wanted = &self.wanted[head][query];
+            let budget = self.context[query].div_ceil(PICKED_SHARE).max(wanted.len());
+            let picked = top_k(&scores[..self.seen[query]], budget);
+            let found = || wanted.iter().filter(|w| picked.binary_search(&w.key).is_ok());
+            let mass = found().map(|w| f64::from(w.share)).sum();
+            tell(Found { recall: found().count() as f64 / wanted.len() as f64, mass });
+        }
+    }
+}
+
+impl Collector for Trainer {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let draws: Vec<Vec<usize>> = (0..self.settings.steps as u64)
+            .map(|i| self.positions(chunk, self.least(), self.settings.queries, i))
+            .collect();
+        if !draws[0].is_empty() {
+            let mut learners = std::mem::take(&mut self.layers[chunk.layer]);
+            let before: Vec<(f64, Found)> = learners
+                .par_iter_mut()
+                .enumerate()
+                .map(|(kv_head, learner)| self.train(learner, chunk, kv_head, &draws))
+                .collect();
+            self.layers[chunk.layer] = learners;
+            if chunk.layer == 0 {
+                self.curve.push(Point {
+                    tokens: self.tokens_read + chunk.first,
+                    loss: 0.0,
+                    found: Found::default(),
+                    heads: 0,
+                });
+            }
+            if let Some(point) = self.curve.last_mut() {
+                for (loss, found) in before {
+                    point.loss += loss;
+                    point.found.recall += found.recall;
+                    point.found.mass += found.mass;
+                    point.heads += 1;
+                }
+            }
+        }
+    }
+
+    fn end_prompt(&mut self, tokens: usize) {
+        self.tokens_read += tokens;
+    }
+
+    fn examine(&mut self, chunk: &PrefillChunk<'_>) {
+        let least = self.least().max(PICKED_SHARE * self.settings.top);
+        let positions = self.positions(chunk, least, EXAMINED, u64::MAX);
+        if positions.is_empty() {
+            return;
+        }
+        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
+        let d = chunk.d();
+        for kv_head in 0..self.model.kv_heads {
+            let all_keys = self.keys(chunk, kv_head);
+            let asked = self.ask(chunk, kv_head, &all_keys, &positions);
+            let nets = &examined.nets[chunk.layer][kv_head];
+            let words = words_of(self.settings.kind.bits);
+            let of_net = |net: &SignNet| Signatures::new(&in_blocks(net, &asked.keys, d), words);
+            let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
+            for (h, net) in nets.queries.iter().enumerate() {
+                let learned = &mut examined.learned[chunk.layer];
+                let queries = net.signatures(&asked.queries[h]);
+                asked.found_by(h, of_head(&keys, h), &queries, 1, |found| learned.add(found));
+            }
+            let soft = &self.layers[chunk.layer][kv_head].nets;
+            examined.soft[chunk.layer].add(soft, &asked, &self.settings, d);
+            let further = &all_keys.further[..asked.keys.len() / d];
+            examined.random.iter_mut().for_each(|random| random.examine(chunk.layer, &asked, further, d));
+        }
+        self.examined = Some(examined);
+    }
+
+    fn finish(self: Box<Self>) -> Collected {
+        let nets = self.examined.as_ref().map_or_else(|| self.used_nets(), |e| e.nets.clone());
+        let mut tensors = Vec::new();
+        for (layer, heads) in nets.into_iter().enumerate() {
+            let (keys, queries): (Vec<_>, Vec<_>) = heads.into_iter().map(|nets| (nets.keys, nets.queries)).unzip();
+            tensors.extend(SignNet::tensors(&keys.concat(), layer, "key"));
+            tensors.extend(SignNet::tensors(&queries.concat(), layer, "query"));
+        }
+        Collected { tensors, settings: self.settings.told(), notes: self.notes(), held_out: self.held_out() }
+    }
+
+    fn checkpoint(&self) -> Option<Collected> {
+        let mut tensors = Vec::new();
+        for (layer, heads) in self.layers.iter().enumerate() {
+            for (kv_head, learner) in heads.iter().enumerate() {
+                for (net, (soft, adam)) in learner.tensors().enumerate() {
+                    let state = [&soft.parameters, &adam.first, &adam.second, &soft.mean, &soft.factor];
+                    tensors.extend(STATE.iter().zip(state).map(|(what, values)| NamedTensor {
+                        name: state_name(layer, kv_head, net, what),
+                        shape: vec![values.len()],
+                        values: values.clone(),
+                        precision: Precision::F32,
+                    }));
+                }
+            }
+        }
+        let mut settings = self.settings.told();
+        let steps = self.layers[0].first().map_or(0, |l| l.queries[0].steps);
+        let standardised = self.layers[0].first().is_some_and(|l| l.standardised);
+        let point =
+            |p: &Point| format!("{} {:?} {:?} {:?} {}", p.tokens, p.loss, p.found.recall, p.found.mass, p.heads);
+        let curve: Vec<String> = self.curve.iter().map(point).collect();
+        settings.extend([
+            ("steps".to_owned(), steps.to_string()),
+            ("standardised".to_owned(), standardised.to_string()),
+            ("curve".to_owned(), curve.join(";")),
+        ]);
+        Some(Collected { tensors, settings, notes: Vec::new(), held_out: None })
+    }
+
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        for (key, value) in self.settings.told() {
+            checkpoint.check_setting(&key, &value)?;
+        }
+        let steps = checkpoint.setting("steps")?.parse().map_err(|_| checkpoint.malformed("steps"))?;
+        let standardised = checkpoint.setting("standardised")? == "true";
+        let curve = checkpoint.setting("curve")?;
+        let points = curve.split(';').filter(|p| !p.is_empty()).map(Point::parse);
+        self.curve = points.collect::<Option<_>>().ok_or_else(|| checkpoint.malformed("curve"))?;
+        self.tokens_read = checkpoint.info().tokens;
+        for (layer, heads) in self.layers.iter_mut().enumerate() {
+            for (kv_head, learner) in heads.iter_mut().enumerate() {
+                learner.standardised = standardised;
+                for (net, (soft, adam)) in learner.tensors_mut().enumerate() {
+                    adam.steps = steps;
+                    let state =
+                        [&mut soft.parameters, &mut adam.first, &mut adam.second, &mut soft.mean, &mut soft.factor];
+                    for (what, values) in STATE.iter().zip(state) {
+                        *values = checkpoint.read(&state_name(layer, kv_head, net, what), &[values.len()])?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const STATE: [&str; 5] = ["parameters", "first_moment", "second_moment", "mean", "factor"];
+
+/// Nets of the keys come first.
+fn state_name(layer: usize, kv_head: usize, net: usize, what: &str) -> String {
+    format!("layers.{layer}.{kv_head}.{net}.{what}")
+}
+
+impl Point {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (tokens, loss) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let found = Found { recall: words.next()?.parse().ok()?, mass: words.next()?.parse().ok()? };
+        Some(Self { tokens, loss, found, heads: words.next()?.parse().ok()? })
+    }
+}
+
+impl Trainer {
+    fn used_nets(&self) -> Vec<Vec<UsedNets>> {
+        let used = |nets: &[SoftNet]| nets.iter().map(SoftNet::to_sign_net).collect();
+        let of = |learner: &Learner| UsedNets { keys: used(&learner.nets.keys), queries: used(&learner.nets.queries) };
+        self.layers.iter().map(|heads| heads.iter().map(of).collect()).collect()
+    }
+
+    fn to_examine(&self) -> Examined {
+        let none = vec![Mean::default(); self.model.layers];
+        let widths = match &self.settings.against.0 {
+            given if given.is_empty() => vec![self.settings.kind.bits],
+            given => given.clone(),
+        };
+        let random = |bits: usize| Random { bits, planes: RandomPlanes::new(bits, 1), found: none.clone() };
+        let soft = vec![SoftSums::default(); self.model.layers];
+        Examined { nets: self.used_nets(), random: widths.into_iter().map(random).collect(), learned: none, soft }
+    }
+
+    /// The learning curve, and what the nets found in text that they did not learn from.
+    fn notes(&self) -> Vec<String> {
+        let steps = self.layers[0].first().map_or(0, |l| l.queries[0].steps);
+        if steps == 0 {
+            return vec![format!("nothing was learned: no prompt is longer than {} tokens", self.least())];
+        }
+        let top = self.settings.top;
+        let mut notes = vec![format!(
+            "{steps} steps of {} nets a KV head",
+            self.settings.kind.key_nets(self.model.group()) + self.model.group()
+        )];
+        for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
+            notes.push(Point::told(part, top));
+        }
+        if let Some(Examined { learned, random, soft, .. }) = &self.examined {
+            let queries: usize = learned.iter().map(|mean| mean.count).sum();
+            notes.push(format!(
+                "held out, {queries} queries, 1/{PICKED_SHARE} of the context picked, against random planes; mean, then by layer:",
+            ));
+            let list = |nets: &str, of: &[Mean], what: &str, number: fn(Found) -> f64| {
+                let mean = of.iter().map(|m| number(m.value())).sum::<f64>() / of.len() as f64;
+                let layers: Vec<String> = of.iter().map(|m| format!("{:.2}", number(m.value()))).collect();
+                format!("  {nets:<12} {what:<18} {mean:.3}  {}", layers.join(" "))
+            };
+            let learned = (format!("learned {}", self.settings.kind.bits), learned);
+            let random = random.iter().map(|random| (format!("random {}", random.bits), &random.found));
+            for (nets, of) in [learned].into_iter().chain(random) {
+                notes.push(list(&nets, of, &format!("recall@{top}"), |found| found.recall));
+                notes.push(list(&nets, of, "of its attention", |found| found.mass));
+            }
+            let told = |what: &str, of: &[f64]| {
+                let mean = of.iter().sum::<f64>() / of.len() as f64;
+                let layers: Vec<String> = of.iter().map(|x| format!("{x:.2}")).collect();
+                format!("  {:<12} {what:<18} {mean:.3}  {}", "", layers.join(" "))
+            };
+            notes.push(told("loss", &soft.iter().map(SoftSums::loss).collect::<Vec<_>>()));
+            notes.push(format!(
+                "cosines of queries with the {NEAREST} tokens that they attend most; mean, then by layer:"
+            ));
+            for (which, what) in ["of q and k", "of tanh", "of signs"].into_iter().enumerate() {
+                notes.push(told(what, &soft.iter().map(|sums| sums.cosines()[which]).collect::<Vec<_>>()));
+            }
+        }
+        notes
+    }
+}
+
+impl Trainer {
+    /// What was measured on text that nothing was learned from, a row for each layer and kind of signatures.
+    fn held_out(&self) -> Option<String> {
+        let Examined { learned, random, soft, .. } = self.examined.as_ref()?;
+        let mut text =
+            String::from("nets,bits,layer,queries,recall,of_attention,loss,cosine,cosine_tanh,cosine_sign\n");
+        for (layer, (found, soft)) in learned.iter().zip(soft).enumerate() {
+            let (Found { recall, mass }, [cosine, tanh, sign]) = (found.value(), soft.cosines());
+            let (bits, queries, loss) = (self.settings.kind.bits, found.count, soft.loss());
+            let _ = writeln!(text, "learned,{bits},{layer},{queries},{recall},{mass},{loss},{cosine},{tanh},{sign}");
+        }
+        for Random { bits, found, .. } in random {
+            for (layer, found) in found.iter().enumerate() {
+                let Found { recall, mass } = found.value();
+                let _ = writeln!(text, "random,{bits},{layer},{},{recall},{mass},,,,", found.count);
+            }
+        }
+        Some(text)
+    }
+}
+
+impl Random {
+    /// Measures the planes on what was asked at a layer; `further` is what a key's own score is more than `q·k`.
+    fn examine(&mut self, layer: usize, asked: &Asked, further: &[f32], d: usize) {
+        let planes = self.planes.of_width(d + 2);
+        let augmented = augment_keys(&asked.keys, d, Some(further));
+        let keys = Signatures::new(&side_signatures(&planes, &augmented), words_of(self.bits));
+        for (h, queries) in asked.queries.iter().enumerate() {
+            let rows = queries.chunks_exact(d);
+            let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
+            let found = &mut self.found[layer];
+            asked.found_by(h, &keys, &side_signatures(&planes, &augmented), 1, |of_query| found.add(of_query));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::noise;
+    use super::*;
+    use crate::kv::{KvDtype, LayerKv};
+
+    fn trainer(spec: &str, model: &ModelShape) -> Trainer {
+        let spec = crate::expand_grid(&format!("{NAME}:{spec}")).unwrap().remove(0);
+        let settings = Settings::read(&mut Params::new(&spec)).unwrap();
+        Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100, text: TextKind::Tasks }, settings)
+    }
+
+    /// The class weight of eq. 4, and how a share of it is dealt out.
+    #[test]
+    fn wanted_tokens_weigh_as_the_settings_say() {
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 1, kv_heads: 1, head_dim: 8 };
+        let wanted = [(3, 0.7), (5, 0.2), (9, 0.1)].map(|(key, share)| Largest { key, share });
+        let weights = |spec: &str, context: usize| -> Vec<f32> {
+            trainer(spec, &model).settings.weigh(&wanted, context).iter().map(|w| w.weight).collect()
+        };
+        assert_eq!(weights("preset=paper", 9000), [20.0; 3]);
+        assert_eq!(weights("preset=paper,alpha=3,beta=0.5", 100), [53.0; 3]);
+        let by_share = weights("mass=0.5,alpha=8,beta=0.25", 16);
+        for (weight, share) in by_share.iter().zip([0.7, 0.2, 0.1]) {
+            assert!((f64::from(*weight) - 12.0 * (0.5 + 0.5 * 3.0 * share)).abs() < 1e-5, "{by_share:?}");
+        }
+    }
+
+    /// Held-out loss and cosines, against loops over what the nets give.
+    #[test]
+    fn loss_and_cosines_on_held_out_text_are_those_of_the_definitions() {
+        let (d, n) = (8, 420);
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
+        (0..n as u64).for_each(|t| kv.append(&noise(d, 500 + t), &noise(d, 9_900 + t)));
+        let queries: Vec<f32> = (0..2 * n as u64).flat_map(|i| noise(d, 20_000 + i)).collect();
+        let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
+        for nets in ["kv_head", "query_head"] {
+            let spec = format!("bits=6,top=5,sink=2,local=3,alpha=7,mass=0.5,scale=0.4,mean=pairs,key_nets={nets}");
+            let mut trainer = trainer(&spec, &model);
+            trainer.examine(&chunk);
+            let positions = trainer.positions(&chunk, PICKED_SHARE * 5, EXAMINED, u64::MAX);
+            let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+            let found = &trainer.examined.as_ref().unwrap().soft[0];
+            let learner = &trainer.layers[0][0].nets;
+            let (mut loss, mut pairs, mut cosines, mut count) = (0.0, 0.0, [0.0; 3], 0.0);
+            for h in 0..2 {
+                let key_net = &learner.keys[if nets == "kv_head" { 0 } else { h }];
+                for (i, wanted) in asked.wanted[h].iter().enumerate() {
+                    let query = &asked.queries[h][i * d..][..d];
+                    let soft_query = learner.queries[h].forward(query).signature;
+                    for key in 0..asked.seen[i] {
+                        let own = &asked.keys[key * d..][..d];
+                        let soft = key_net.forward(own).signature;
+                        let inner: f64 = soft_query.iter().zip(&soft).map(|(a, b)| f64::from(a * b)).sum();
+                        let p = 1.0 / (1.0 + (-0.4 * inner).exp());
+                        pairs += 1.0;
+                        let Some(w) = wanted.iter().find(|w| w.key as usize == key) else {
+                            loss -= (1.0 - p).ln();
+                            continue;
+                        };
+                        loss -= 7.0 * (0.5 + 0.5 * 5.0 * f64::from(w.share)) * p.ln();
+                        let sign = |x: &[f32]| x.iter().map(|x| x.signum()).collect::<Vec<f32>>();
+                        let of = |a: &[f32], b: &[f32]| {
+                            let dot =
+                                |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+                            dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+                        };
+                        let all = [of(query, own), of(&soft_query, &soft), of(&sign(&soft_query), &sign(&soft))];
+                        cosines.iter_mut().zip(all).for_each(|(sum, x)| *sum += x);
+                        count += 1.0;
+                    }
+                }
+            }
+            assert!((found.loss() - loss / pairs).abs() < 1e-4, "{nets}: {} instead of {}", found.loss(), loss / pairs);
+            for (ours, sum) in found.cosines().into_iter().zip(cosines) {
+                assert!((ours - sum / count).abs() < 1e-4, "{nets}: {ours} instead of {}", sum / count);
+            }
+            let csv = trainer.held_out().unwrap();
+            assert_eq!(csv.lines().count(), 1 + 2, "{csv}");
+            assert!(csv.lines().nth(1).unwrap().starts_with("learned,6,0,"), "{csv}");
+        }
+    }
+
+    /// What is wanted, against a sort of `a` or `a·‖v‖` of every token between the sink and the window.
+    #[test]
+    fn queries_want_the_largest_tokens_that_are_not_static() {
+        let (d, n, top) = (8, 90, 5);
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
+        let scaled =
+            |seed: usize| noise(d, seed as u64).iter().map(|x| x * (1 + seed % 7) as f32).collect::<Vec<f32>>();
+        (0..n).for_each(|t| kv.append(&noise(d, 500 + t as u64), &scaled(900 + t)));
+        let queries: Vec<f32> = (0..2 * n).flat_map(|i| scaled(2000 + i)).collect();
+        let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
+        let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
+        let positions = [40, 60, 89];
+        let mut answers = Vec::new();
+        for (spec, sink, local) in
+            [("sink=3,local=10", 3, 10), ("sink=3,local=10,label=av", 3, 10), ("label=av,sink=0,local=1", 0, 1)]
+        {
+            let trainer = trainer(&format!("top={top},{spec}"), &model);
+            let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+            let mut answer = Vec::new();
+            for head in 0..2 {
+                for (i, position) in positions.iter().enumerate() {
+                    let query = chunk.query(*position, head);
+                    let score = |t: usize| -> f64 {
+                        let product = |c: usize| f64::from(query[c]) * f64::from(keys[t * d + c]);
+                        let square: f64 = values[t * d..][..d].iter().map(|v| f64::from(*v).powi(2)).sum();
+                        let norm = if spec.contains("label=av") { square.sqrt() } else { 1.0 };
+                        ((0..d).map(product).sum::<f64>() / (d as f64).sqrt()).exp() * norm
+                    };
+                    let mut order: Vec<usize> = (sink..position + 1 - local).collect();
+                    assert_eq!(asked.seen[i], order.len(), "{spec}");
+                    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+                    order.truncate(top);
+                    order.sort_unstable();
+                    let total: f64 = order.iter().map(|t| score(*t)).sum();
+                    let wanted = &asked.wanted[head][i];
+                    let found: Vec<usize> = wanted.iter().map(|w| w.key as usize + sink).collect();
+                    assert_eq!(found, order, "{spec}, head {head}, position {position}");
+                    for (w, t) in wanted.iter().zip(&order) {
+                        assert!((f64::from(w.share) - score(*t) / total).abs() < 1e-5, "{spec}");
+                    }
+                    answer.push(found);
+                }
+            }
+            answers.push(answer);
+        }
+        assert!(answers[0] != answers[1] && answers[1] != answers[2], "the settings matter");
+    }
+
+    #[test]
+    fn the_curve_is_told_as_means_over_all_heads_of_its_points() {
+        // A point has sums over its heads.
+        let point = |tokens, loss, recall, mass, heads| Point { tokens, loss, found: Found { recall, mass }, heads };
+        let told = Point::told(&[point(300, 3.0, 1.0, 2.0, 2), point(400, 5.0, 3.0, 0.5, 8)], 64);
+        let expected =
+            "from token      300: loss 0.8000, recall@64 0.400, of its attention 0.250; text not yet learned";
+        assert_eq!(told, expected);
+        assert!(Point::told(&[point(0, 0.0, 0.0, 0.0, 0)], 64).contains("loss 0.0000"), "no head learned yet");
+    }
+
+    #[test]
+    fn means_are_of_what_was_added() {
+        let mut mean = Mean::default();
+        assert_eq!(mean.value(), Found::default());
+        mean.add(Found { recall: 0.5, mass: 1.0 });
+        mean.add(Found { recall: 1.0, mass: 0.25 });
+        assert_eq!(mean.value(), Found { recall: 0.75, mass: 0.625 });
+    }
+}

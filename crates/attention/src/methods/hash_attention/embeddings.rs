@@ -1,0 +1,67 @@
+//! What the nets make of queries and keys before signs are taken: for who looks at them, not for who scores by them.
+
+use super::net::SignNet;
+use super::{LayerNets, LearnedSignatures, NETS, NetKind};
+use crate::artefact::{Artefact, ArtefactError};
+
+/// Outputs of learned nets by layer and head.
+pub struct Embeddings(LearnedSignatures);
+
+impl NetKind {
+    /// The nets that an artefact says it holds, as [`Display`](std::fmt::Display) writes them; `None` if it says something else.
+    fn parse(text: &str) -> Option<Self> {
+        let value = |key: &str| text.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='));
+        let kind = Self {
+            bits: value("bits")?.parse().ok()?,
+            by_norm: value("label")? == "av",
+            by_query_head: value("key_nets") == Some("query_head"),
+        };
+        (kind.to_string() == text).then_some(kind)
+    }
+}
+
+impl Embeddings {
+    /// The nets of an artefact, whichever they are.
+    ///
+    /// # Errors
+    /// If its tensors are not those of the nets that it says it holds.
+    pub fn read(artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let said = artefact.setting(NETS)?;
+        // What no kind writes is refused as another one.
+        let fallback = NetKind { bits: 32, by_norm: false, by_query_head: false };
+        let kind = NetKind::parse(said).unwrap_or(fallback);
+        LearnedSignatures::of_kind(kind).with_nets(artefact).map(Self)
+    }
+
+    /// What the net of a query head makes of a rotated query `[d]`: `[bits]`.
+    pub fn query(&self, layer: usize, head: usize, query: &[f32]) -> Vec<f32> {
+        self.layer(layer).queries[head].outputs(query)
+    }
+
+    /// What the net of the keys that a query head of a KV head's group is held against makes of rotated keys `[token][d]`:
+    /// `[token][bits]`.
+    pub fn keys(&self, layer: usize, kv_head: usize, in_group: usize, keys: &[f32]) -> Vec<f32> {
+        let nets: &[SignNet] = &self.layer(layer).keys[kv_head];
+        nets[in_group.min(nets.len() - 1)].outputs(keys)
+    }
+
+    fn layer(&self, layer: usize) -> &LayerNets {
+        self.0.layer(layer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_nets_are_read_as_they_are_written() {
+        for (bits, by_norm, by_query_head) in [(32, false, false), (16, true, false), (64, false, true)] {
+            let kind = NetKind { bits, by_norm, by_query_head };
+            assert_eq!(NetKind::parse(&kind.to_string()), Some(kind));
+        }
+        for text in ["", "bits=32", "bits=x,label=a", "bits=32,label=a,other=1"] {
+            assert_eq!(NetKind::parse(text), None, "{text}");
+        }
+    }
+}

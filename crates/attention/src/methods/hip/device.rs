@@ -1,0 +1,134 @@
+//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances.
+
+use super::search::Chunks;
+#[cfg(feature = "cuda")]
+use super::search::Offset;
+use super::{Granularity, Hip, View, Window};
+use std::ops::Range;
+
+use crate::cost::Cost;
+use crate::device::{DeviceForm, StepShape};
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::kv::{KvDtype, KvShape};
+use crate::{Context, Positions, PromptShape, QueryBlock, SearchedMask};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{GpuError, Sampling, Tree};
+
+/// The widest head that kernels search, and the heads with which the blocks of a prompt do.
+const WIDEST: usize = 256;
+const TILED: [usize; 2] = [64, 128];
+
+impl Hip {
+    /// Whether a device can search as this method does.
+    pub(super) fn is_plain(&self) -> bool {
+        let Self { search, ensemble, positions, .. } = self;
+        let all_channels = search.channels.0.is_none() && search.chunks == Chunks::Equal;
+        all_channels && ensemble.searches == 1 && *positions == Positions::Original
+    }
+
+    fn count_lists(&self, heads: usize, kv_heads: usize) -> usize {
+        if self.per == Granularity::QueryHead { heads } else { kv_heads }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn tree(&self, tokens: Range<usize>) -> Tree {
+        Tree {
+            tokens,
+            size: self.key_block,
+            stride: self.search.key_stride,
+            last: self.search.key_offset == Offset::Last,
+            representative: self.search.representative.place(),
+        }
+    }
+}
+
+impl DeviceForm for Hip {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    }
+
+    fn refresh(&self) -> usize {
+        self.refresh
+    }
+
+    /// How many branches there are depends on what is found.
+    fn cost(&self, _: &StepShape) -> Cost {
+        Cost::default()
+    }
+
+    /// The entries are keys that were scored.
+    fn cost_of_picks(&self, step: &StepShape, entries: u64, _: u64) -> Cost {
+        let queries = if self.per == Granularity::QueryHead { 1 } else { step.group };
+        Cost {
+            kv_bytes: entries * (step.d * step.dtype.bytes()) as u64,
+            score_flops: entries * (2 * queries * step.d) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn number(&self, context: Context, candidates: usize) -> u32 {
+        self.keep(context).min(candidates.div_ceil(self.key_block)) as u32
+    }
+
+    fn index_bytes(&self, _: &PromptShape, _: KvDtype) -> usize {
+        0
+    }
+
+    fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
+        let most = self.number(context, prefix.tokens) as usize * self.key_block;
+        // Branches, with where they are, what they score and which are kept, beside the tokens.
+        const EACH: usize = 2 * (2 * 8 + 4 + 4);
+        let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
+        self.count_lists(prefix.heads, prefix.kv_heads) * of_list
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, _: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        Ok(DeviceIndex::default())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        _: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
+        let lists = self.count_lists(step.queries.heads, cache.kv_heads);
+        let most = step.numbers.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
+        room.lists.resize_counted(gpu, [step.numbers.len(), lists], most, candidates.end)?;
+        room.numbers.set(gpu, step.numbers.to_vec())?;
+        let tree = self.tree(candidates);
+        gpu.search_tree(&step.queries, cache, &tree, &room.numbers, &mut room.lists, &mut scratch.tree)
+    }
+}
+
+impl SearchedMask for Hip {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.dtype != KvDtype::F32 && TILED.contains(&shape.d)
+    }
+
+    fn lists(&self, heads: usize, kv_heads: usize) -> usize {
+        self.count_lists(heads, kv_heads)
+    }
+
+    fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize) {
+        let View { candidates, context, .. } = Window::Block.view(block);
+        let keep = self.keep(context);
+        (candidates, keep)
+    }
+
+    fn key_block(&self) -> usize {
+        self.key_block
+    }
+
+    #[cfg(feature = "cuda")]
+    fn search(&self) -> (Tree, Sampling) {
+        (self.tree(0..0), Sampling { stride: self.query_stride, last: self.query_offset == Offset::Last })
+    }
+}

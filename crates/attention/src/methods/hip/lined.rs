@@ -1,0 +1,91 @@
+//! HiP's masks of a prompt with the vertical and diagonal lines of AVD added ("HiP + VD" in the paper's tables).
+//!
+//! What lines there are is told by the last queries, so a mask has to see the whole prompt. The masks of all query blocks
+//! are found before any is attended, which is when their costs are known.
+
+use rayon::prelude::*;
+
+use super::Hip;
+use crate::cost::Cost;
+use crate::methods::lines::{LineVotes, Static, of_each_head, ranked};
+use crate::{BlockMask, Mask, Masks, PromptMask, PromptPlan, QueryBlock};
+
+/// How many lines are added, and who chooses them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LineBudget {
+    /// Tokens that all rows attend, beyond the sinks.
+    pub vertical: usize,
+    /// Distances at which all rows attend, beyond the window.
+    pub slash: usize,
+    /// Last queries of the prompt, whose attention decides.
+    pub snapshot: usize,
+}
+
+/// Lines of one attention map.
+struct Lines {
+    /// Tokens, ascending.
+    vertical: Vec<u32>,
+    /// Distances, ascending.
+    slashes: Vec<usize>,
+}
+
+impl Lines {
+    /// Those that got most of the votes.
+    fn chosen(votes: &LineVotes, budget: LineBudget, fixed: Static) -> Self {
+        let tokens = votes.vertical.len();
+        let mut vertical = ranked(&votes.vertical, fixed.sink..tokens);
+        let mut slashes = ranked(&votes.slash, fixed.window.min(tokens)..tokens);
+        vertical.truncate(budget.vertical);
+        slashes.truncate(budget.slash);
+        vertical.sort_unstable();
+        slashes.sort_unstable();
+        Self { vertical, slashes: slashes.into_iter().map(|distance| distance as usize).collect() }
+    }
+
+    /// Adds these to the mask of rows that end before `end`.
+    fn add_to(&self, mask: &mut Mask, end: usize) {
+        let seen = self.vertical.partition_point(|token| (*token as usize) < end);
+        mask.common.extend_from_slice(&self.vertical[..seen]);
+        mask.common.sort_unstable();
+        mask.common.dedup();
+        let reach = self.slashes.partition_point(|distance| *distance < end);
+        mask.slashes = self.slashes[..reach].to_vec();
+    }
+}
+
+impl Hip {
+    /// The masks of one query block of `prompt`, the one from row `first` on, and what finding them cost.
+    fn block_masks(&self, prompt: &QueryBlock<'_>, first: usize, lines: &[Lines]) -> (Masks, Cost) {
+        let rows = self.query_block.min(prompt.rows - first);
+        let of_head = |head: usize| &prompt.head(head)[first * prompt.d..][..rows * prompt.d];
+        let queries: Vec<f32> = (0..prompt.group).flat_map(of_head).copied().collect();
+        let block = QueryBlock { queries: &queries, rows, first, ..prompt.clone() };
+        let mut cost = Cost::default();
+        let mut masks = BlockMask::masks(self, &block, &mut cost);
+        let of_heads = match &mut masks {
+            Masks::Shared(mask) => std::slice::from_mut(mask),
+            Masks::PerHead(masks) => masks,
+        };
+        of_heads.iter_mut().zip(lines).for_each(|(mask, lines)| lines.add_to(mask, first + rows));
+        (masks, cost)
+    }
+}
+
+impl PromptMask for Hip {
+    fn query_rows(&self) -> usize {
+        self.query_block
+    }
+
+    fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
+        let fixed = Static::new(prompt.policy, prompt.rows);
+        let votes =
+            of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.lines.snapshot, cost));
+        let votes = self.per.reduced(votes, LineVotes::add);
+        let lines: Vec<Lines> = votes.iter().map(|votes| Lines::chosen(votes, self.lines, fixed)).collect();
+        let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
+        let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first, &lines));
+        let (masks, costs): (Vec<Masks>, Vec<Cost>) = found.unzip();
+        costs.into_iter().for_each(|of_block| *cost += of_block);
+        Box::new(move |block| masks[block.first / self.query_block].clone())
+    }
+}

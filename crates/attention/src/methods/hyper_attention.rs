@@ -1,0 +1,453 @@
+//! `hyper_attention`: sorted LSH blocks and uniformly sampled tokens, down a causal recursion (Han et al. 2023).
+//!
+//! The causal map over tokens is cut in half again and again (its Algorithm 4): the earlier half and the later half attend
+//! within themselves, and the queries of the later half attend the keys of the earlier one without a mask, by Algorithm 3.
+//! That sorts queries and keys by a hash and lets the queries of the `i`-th block of the sorted order attend the keys of
+//! the `i`-th block (its Algorithm 1, sortLSH); of the other keys it draws `sample` uniformly and lets each stand for as
+//! many as it should. Stretches of up to `min_seq_len` tokens attend exactly. After the prompt attention is dense.
+//!
+//! The hash: signs of a vector's products with `lsh_num_projs` random directions, one draw for all layers and heads, and as
+//! a number the place of these signs in the Gray code, so that buckets next to each other differ in one sign (Definition 1
+//! of the paper). The authors' code goes from signs to number by the code itself instead of its inverse, which for three
+//! directions and more leaves neighbours that differ in several.
+//!
+//! Decisions where the paper leaves room, most of them as in the authors' code:
+//! - Draws are with replacement, one set for all queries of a half. A key drawn `c` times of `m` from `n` has the weight
+//!   `c·n/m`, as a logarithm on its logit; a draw within the query's own block is left out.
+//! - A half has no draws where it is no longer than a block, and is attended in full where there are fewer queries than
+//!   `min_seq_len`. Of an odd number of tokens the earlier half has one more; the code pads with a zero.
+//! - A density is met by the number of draws; blocks and exact stretches are its floor, which smaller ones lower.
+//! - Sinks and window are exact for every row. What is drawn among them stands for itself then, so that no token counts
+//!   twice; as few of the tokens that a draw stands for are static, weights are not changed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::lines::{Static, all_pairs};
+use super::planes::RandomPlanes;
+use super::prefill_only::PrefillOnly;
+use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
+use crate::cost::Cost;
+use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, least_reaching, mix_seed};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "hyper_attention",
+    role: Role::Method,
+    about: "blocks of queries and keys sorted by a hash, and uniformly sampled tokens",
+    reference: "HyperAttention (Han et al. 2023, arXiv:2310.05869)",
+    params: &[
+        ParamInfo { key: "sample", default: "256", about: "draws from each half that is attended without a mask" },
+        ParamInfo { key: "block", default: "64", about: "tokens a block of the sorted order" },
+        ParamInfo { key: "lsh_num_projs", default: "7", about: "directions of the hash, 1 to 16" },
+        ParamInfo { key: "min_seq_len", default: "32", about: "tokens up to which a stretch is attended exactly" },
+        ParamInfo { key: "seed", default: "1", about: "of the directions, which all layers and heads share" },
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("sample", "1024"), ("block", "64"), ("lsh_num_projs", "7"), ("min_seq_len", "32")],
+            source: "HiP appendix D: lsh_num_projs 7, block_size 64, sample_size 1024, min_seq_len 32",
+        },
+        Preset {
+            name: "repo",
+            values: &[("sample", "256"), ("block", "256"), ("lsh_num_projs", "7"), ("min_seq_len", "4096")],
+            source: "HyperAttention's code, models/attention/hyper_attn.py: its defaults",
+        },
+    ],
+    build: |params| {
+        let sample = params.tuned_within("sample", 256, 0..=MOST_DRAWS)?;
+        let block = params.get_minor("block", 64)?;
+        let directions = params.get_minor_within("lsh_num_projs", 7, 1..=16)?;
+        let least = params.get_minor("min_seq_len", 32)?;
+        let planes = RandomPlanes::new(directions, params.get_minor_as("seed", 1, SEED)?);
+        Ok(Arc::new(PrefillOnly(HyperAttention { sample, block, least, planes })))
+    },
+};
+
+/// Draws that can be asked for from each of the many halves of a prompt; published are up to 1,024.
+const MOST_DRAWS: usize = 1 << 16;
+
+/// The recursion, with its hash.
+struct HyperAttention {
+    sample: Tuned<usize>,
+    block: usize,
+    /// `min_seq_len`.
+    least: usize,
+    planes: RandomPlanes,
+}
+
+/// Queries that attend earlier keys without a mask: two halves of a stretch of tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Halves {
+    keys: Range<usize>,
+    queries: Range<usize>,
+}
+
+/// How such queries attend.
+struct Sorted {
+    keys: Range<usize>,
+    /// The keys' tokens by their hash.
+    order: Vec<u32>,
+    /// By key, its block of that order.
+    key_blocks: Vec<u32>,
+    queries: Range<usize>,
+    /// By query, its block of the order of the queries' hashes.
+    query_blocks: Vec<u32>,
+    /// Tokens drawn, ascending, with the logarithm of what they stand for.
+    draws: Vec<WeightedToken>,
+}
+
+/// The halves that the recursion leaves to sorting and sampling, in any order, and by token the first one of the stretch
+/// that it attends exactly.
+fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
+    let (mut sorted, mut starts) = (Vec::new(), vec![0; tokens]);
+    let mut stretches = vec![(0, tokens)];
+    while let Some((first, end)) = stretches.pop() {
+        let stretch = first..end;
+        match halves_of(&stretch, least) {
+            Some(halves) => {
+                stretches.extend([(first, halves.keys.end), (halves.keys.end, end)]);
+                sorted.push(halves);
+            }
+            None => starts[stretch].fill(first),
+        }
+    }
+    (sorted, starts)
+}
+
+/// The halves of a stretch; `None` if they attend each other in full: then the stretch attends exactly within itself.
+fn halves_of(stretch: &Range<usize>, least: usize) -> Option<Halves> {
+    let middle = stretch.start + stretch.len().div_ceil(2);
+    let halves = Halves { keys: stretch.start..middle, queries: middle..stretch.end };
+    (stretch.len() > least && halves.queries.len() >= least).then_some(halves)
+}
+
+/// The place of a code in the Gray sequence: neighbours differ in one bit.
+fn gray_rank(code: u64) -> u64 {
+    let mut rank = code;
+    for shift in [1, 2, 4, 8, 16, 32] {
+        rank ^= rank >> shift;
+    }
+    rank
+}
+
+/// By item of a range, the block of `size` in which it stands when all are sorted by their hashes, and the sorted items.
+fn sorted_blocks(hashes: &[u64], range: Range<usize>, size: usize) -> (Vec<u32>, Vec<u32>) {
+    let mut order: Vec<u32> = (range.start as u32..range.end as u32).collect();
+    order.sort_by_key(|item| hashes[*item as usize]);
+    let mut blocks = vec![0; range.len()];
+    order.iter().enumerate().for_each(|(rank, item)| blocks[*item as usize - range.start] = (rank / size) as u32);
+    (blocks, order)
+}
+
+impl HyperAttention {
+    /// Hashes of vectors `[row][d]`.
+    fn hashes(&self, vectors: &[f32], d: usize, cost: &mut Cost) -> Vec<u64> {
+        let planes = self.planes.of_width(d);
+        let mut bits = vec![0; vectors.len() / d * planes.words()];
+        planes.side_bits(vectors, &mut bits);
+        cost.score_flops += 2 * (vectors.len() * planes.count()) as u64;
+        bits.chunks_exact(planes.words()).map(|words| gray_rank(words[0])).collect()
+    }
+
+    fn sorted(&self, halves: &Halves, keys: &[u64], queries: &[u64], sample: usize, seed: u64) -> Sorted {
+        let (key_blocks, order) = sorted_blocks(keys, halves.keys.clone(), self.block);
+        let (query_blocks, _) = sorted_blocks(queries, halves.queries.clone(), self.block);
+        let sample = match self.sample {
+            _ if halves.queries.len() <= self.block => 0,
+            Tuned::Value(_) => sample,
+            // So many meet all but 0.03 % of the keys.
+            Tuned::Density(_) => sample.min(8 * halves.keys.len()),
+        };
+        let draws = draw(halves.keys.clone(), sample, mix_seed(seed, halves.queries.start as u64));
+        let Halves { keys, queries } = halves.clone();
+        Sorted { keys, order, key_blocks, queries, query_blocks, draws }
+    }
+
+    /// Draws that give a density: each row's tokens are those that it attends exactly, its blocks, and what of the other
+    /// tokens so many draws are expected to meet.
+    fn solved(&self, density: f64, tokens: usize, fixed: Static) -> usize {
+        let (halves, starts) = recursion(tokens, self.least);
+        let exact = |position: usize| exact_start(&starts, fixed, position);
+        let (mut always, mut sampled) = (0.0, Vec::new());
+        for position in 0..tokens {
+            always += (fixed.sink.min(exact(position)) + position + 1 - exact(position)) as f64;
+        }
+        for Halves { keys, queries } in &halves {
+            let picked: usize = queries
+                .clone()
+                .map(|query| keys.end.min(exact(query)).saturating_sub(keys.start.max(fixed.sink)))
+                .sum();
+            let in_block = self.block.min(keys.len()) as f64 / keys.len() as f64;
+            always += picked as f64 * in_block;
+            if queries.len() > self.block {
+                sampled.push((picked as f64 * (1.0 - in_block), keys.len() as f64));
+            }
+        }
+        let met = |draws: usize| {
+            sampled.iter().map(|(pairs, keys)| pairs * (1.0 - (1.0 - 1.0 / keys).powf(draws as f64))).sum::<f64>()
+        };
+        least_reaching(0..=8 * tokens, density.min(0.999) * all_pairs(tokens) as f64 - always, met)
+    }
+}
+
+/// Draws of tokens from a range, with replacement, and the logarithms of what they stand for.
+fn draw(range: Range<usize>, count: usize, seed: u64) -> Vec<WeightedToken> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut tokens: Vec<u32> = (0..count).map(|_| rng.random_range(range.start as u32..range.end as u32)).collect();
+    tokens.sort_unstable();
+    let weight = |drawn: &[u32]| WeightedToken {
+        token: drawn[0],
+        log_weight: (drawn.len() as f64 * range.len() as f64 / count as f64).ln() as f32,
+    };
+    tokens.chunk_by(|a, b| a == b).map(weight).collect()
+}
+
+/// The first token of the stretch that a row attends exactly, by the recursion or by its window; it does not fall from row
+/// to row.
+fn exact_start(starts: &[usize], fixed: Static, position: usize) -> usize {
+    starts[position].min(fixed.start(position))
+}
+
+impl Sorted {
+    /// What a query of the later half attends of the earlier one.
+    fn tokens(&self, query: usize, size: usize) -> impl Iterator<Item = WeightedToken> {
+        let block = self.query_blocks[query - self.queries.start];
+        let first = block as usize * size;
+        let own = self.order[first..(first + size).min(self.order.len())].iter().copied().map(WeightedToken::plain);
+        let is_other = move |draw: &WeightedToken| self.key_blocks[draw.token as usize - self.keys.start] != block;
+        own.chain(self.draws.iter().copied().filter(is_other))
+    }
+}
+
+impl PromptMask for HyperAttention {
+    fn query_rows(&self) -> usize {
+        64
+    }
+
+    /// Those of the last row, which is a query of the later half again and again.
+    fn own_tokens(&self, tokens: usize) -> usize {
+        let mut sum = 0;
+        let mut stretch = 0..tokens;
+        while let Some(Halves { keys, queries }) = halves_of(&stretch, self.least) {
+            let draws = match self.sample {
+                _ if queries.len() <= self.block => 0,
+                Tuned::Value(sample) => sample,
+                Tuned::Density(_) => keys.len(),
+            };
+            sum += keys.len().min(self.block.saturating_add(draws));
+            stretch = queries;
+        }
+        sum
+    }
+
+    fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
+        let (d, tokens) = (prompt.d, prompt.rows);
+        let fixed = Static::new(prompt.policy, tokens);
+        let sample = match self.sample {
+            Tuned::Value(sample) => sample,
+            Tuned::Density(density) => self.solved(density, tokens, fixed),
+        };
+        let (halves, starts) = recursion(tokens, self.least);
+        let keys = self.hashes(&prompt.keys.slice(0..tokens, d).to_f32(), d, cost);
+        let heads: Vec<Vec<Sorted>> = (0..prompt.group)
+            .map(|head| {
+                let queries = self.hashes(prompt.head(head), d, cost);
+                let seed = mix_seed(prompt.seed, head as u64);
+                halves.iter().map(|halves| self.sorted(halves, &keys, &queries, sample, seed)).collect()
+            })
+            .collect();
+        Box::new(move |block| {
+            let rows = block.first..block.first + block.rows;
+            let mask = |halves: &Vec<Sorted>| {
+                let own = |position: usize| {
+                    let of_halves = halves.iter().filter(|sorted| sorted.queries.contains(&position));
+                    of_halves.flat_map(|sorted| sorted.tokens(position, self.block)).collect()
+                };
+                let exact = rows.clone().map(|position| exact_start(&starts, fixed, position)).collect();
+                let common = (0..fixed.sink.min(rows.end) as u32).collect();
+                Mask { own: rows.clone().map(own).collect(), ..Mask::new(common, exact) }
+            };
+            Masks::PerHead(heads.iter().map(mask).collect())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::planes::gaussians;
+    use super::{draw, gray_rank, recursion};
+    use crate::prefill::testing::{D, Layer, is_static, method, score_flops};
+    use crate::{Policy, PrefillPattern};
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// Codes in the order of the reflected Gray code, by its definition.
+    fn gray_codes(bits: usize) -> Vec<u64> {
+        let mut codes = vec![0];
+        for bit in 0..bits {
+            let reflected: Vec<u64> = codes.iter().rev().map(|code| code + (1 << bit)).collect();
+            codes.extend(reflected);
+        }
+        codes
+    }
+
+    #[test]
+    fn neighbouring_buckets_differ_in_one_sign() {
+        let codes = gray_codes(7);
+        assert_eq!(codes.iter().collect::<BTreeSet<_>>().len(), 128);
+        for (place, code) in codes.iter().enumerate() {
+            assert_eq!(gray_rank(*code), place as u64);
+        }
+        assert!(codes.windows(2).all(|pair| (pair[0] ^ pair[1]).count_ones() == 1));
+    }
+
+    /// Half-open ranges of keys and of the queries behind them that meet unmasked, by the recursion, and the stretches
+    /// that attend exactly.
+    fn halves(first: usize, end: usize, least: usize, sorted: &mut Vec<[usize; 3]>, exact: &mut Vec<(usize, usize)>) {
+        let (tokens, queries) = (end - first, (end - first) / 2);
+        if tokens <= least || queries < least {
+            exact.push((first, end));
+            return;
+        }
+        let middle = end - queries;
+        sorted.push([first, middle, end]);
+        halves(first, middle, least, sorted, exact);
+        halves(middle, end, least, sorted, exact);
+    }
+
+    /// Blocks of the order by hash: by item of the range, its block.
+    fn blocks(vector: impl Fn(usize) -> Vec<f32>, first: usize, end: usize, size: usize) -> BTreeMap<usize, usize> {
+        let (normals, codes) = (gaussians(7 * D, 1), gray_codes(7));
+        let hash = |item: usize| {
+            let x = vector(item);
+            let dot = |normal: &[f32]| normal.iter().zip(&x).map(|(n, x)| f64::from(*n) * f64::from(*x)).sum::<f64>();
+            let signs = normals.chunks(D).enumerate().map(|(bit, normal)| u64::from(dot(normal) > 0.0) << bit);
+            let code: u64 = signs.sum();
+            codes.iter().position(|known| *known == code).unwrap()
+        };
+        let mut order: Vec<(usize, usize)> = (first..end).map(|item| (hash(item), item)).collect();
+        order.sort_unstable();
+        order.iter().enumerate().map(|(rank, (_, item))| (*item, rank / size)).collect()
+    }
+
+    #[test]
+    fn the_last_row_may_have_most_tokens_of_its_own() {
+        for (sample, block, least) in [(0, 8, 1), (5, 2, 3), (1000, 16, 10), (7, 64, 32)] {
+            let spec = format!("hyper_attention:sample={sample},block={block},min_seq_len={least}");
+            let method = method(&spec, &Policy { sink: 0, local: 0, ..Policy::default() });
+            let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("a planned mask") };
+            for tokens in 1..400 {
+                let (halves, _) = recursion(tokens, least);
+                let of_row = |row: usize| -> usize {
+                    let of_halves = halves.iter().filter(|halves| halves.queries.contains(&row));
+                    let most = |halves: &super::Halves| {
+                        let draws = if halves.queries.len() <= block { 0 } else { sample };
+                        halves.keys.len().min(block + draws)
+                    };
+                    of_halves.map(most).sum()
+                };
+                assert_eq!(mask.own_tokens(tokens), (0..tokens).map(of_row).max().unwrap(), "{spec}, {tokens} tokens");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_see_their_block_of_the_order_and_draws_that_stand_for_the_rest() {
+        for (tokens, heads, kv_heads) in [(300, 4, 2), (129, 1, 1), (20, 2, 1)] {
+            let layer = Layer::new(tokens, heads, kv_heads);
+            // Draws are of prime numbers: no token stands for one exactly, as what is not drawn does.
+            for (size, sample, least, (sink, local)) in [
+                (8, 13, 32, (0, 0)),
+                (8, 197, 10, (0, 0)),
+                (16, 31, 20, (5, 25)),
+                (64, 41, 32, (0, 0)),
+                (8, 0, 8, (2, 2)),
+            ] {
+                let policy = Policy { sink, local, ..Policy::default() };
+                let spec = format!("hyper_attention:sample={sample},block={size},min_seq_len={least}");
+                let seen = layer.seen(&method(&spec, &policy));
+                let (mut sorted, mut exact) = (Vec::new(), Vec::new());
+                halves(0, tokens, least, &mut sorted, &mut exact);
+                for head in 0..heads {
+                    let keys = layer.keys(head);
+                    // By row: what is left to explain, and what stands for itself.
+                    let mut drawn: Vec<BTreeMap<usize, f32>> = Vec::new();
+                    for (position, seen) in seen[head].iter().enumerate() {
+                        drawn.push(seen.iter().filter(|(_, bias)| *bias != 0.0).copied().collect());
+                        for (first, end) in exact.iter().filter(|(first, end)| (*first..*end).contains(&position)) {
+                            let here = |token: &usize| (*first..*end).contains(token);
+                            let seen: Vec<usize> = seen.iter().map(|(token, _)| *token).filter(here).collect();
+                            assert_eq!(seen, (*first..=position).collect::<Vec<_>>(), "{spec}: row {position}");
+                        }
+                    }
+                    for [first, middle, end] in &sorted {
+                        let of_keys = blocks(|token| keys[token].clone(), *first, *middle, size);
+                        let of_queries = blocks(|t| layer.query(t, head).to_vec(), *middle, *end, size);
+                        let is_drawn_from = end - middle > size && sample > 0;
+                        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+                        for position in *middle..*end {
+                            let plain = seen[head][position].iter().filter(|(_, bias)| *bias == 0.0);
+                            let plain: BTreeSet<usize> =
+                                plain.map(|(token, _)| *token).filter(|t| (*first..*middle).contains(t)).collect();
+                            let own = |token: &usize| {
+                                of_keys[token] == of_queries[&position] || is_static(&policy, position, *token)
+                            };
+                            let expected: BTreeSet<usize> = (*first..*middle).filter(own).collect();
+                            assert_eq!(plain, expected, "{spec}: head {head}, row {position}");
+                            for (token, bias) in drawn[position].range(*first..*middle) {
+                                let count = f64::from(bias.exp()) * sample as f64 / (middle - first) as f64;
+                                assert!((count - count.round()).abs() < 1e-3 && count > 0.5, "{count} draws");
+                                let known = *counts.entry(*token).or_insert(count.round() as usize);
+                                assert_eq!(known, count.round() as usize, "one set of draws for all queries");
+                            }
+                        }
+                        for position in *middle..*end {
+                            let is_seen = |token: &usize| {
+                                of_keys[token] != of_queries[&position] && !is_static(&policy, position, *token)
+                            };
+                            let expected: Vec<usize> = counts.keys().copied().filter(is_seen).collect();
+                            let seen: Vec<usize> = drawn[position].range(*first..*middle).map(|(t, _)| *t).collect();
+                            assert_eq!(seen, expected, "{spec}: row {position} leaves out draws of its block alone");
+                        }
+                        if sink == 0 {
+                            assert_eq!(
+                                counts.values().sum::<usize>(),
+                                if is_drawn_from { sample } else { 0 },
+                                "{spec}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn draws_are_uniform_and_stand_for_all() {
+        let (mut counts, draws) = (vec![0.0; 50], 40);
+        for seed in 0..2000 {
+            let drawn = draw(100..150, draws, seed);
+            assert!(drawn.is_sorted_by(|a, b| a.token < b.token));
+            let mut sum = 0.0;
+            for single in drawn {
+                let stands_for = f64::from(single.log_weight.exp());
+                counts[single.token as usize - 100] += stands_for;
+                sum += stands_for;
+            }
+            assert!((sum - 50.0).abs() < 1e-3);
+        }
+        // 2000 · 40 / 50 draws of each, each for 50 / 40: 2000, with a standard deviation of about 50.
+        assert!(counts.iter().all(|count| (1750.0..2250.0).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn hashing_queries_and_keys_is_paid_for() {
+        let layer = Layer::new(150, 4, 2);
+        for (directions, spec) in [(7, "hyper_attention"), (3, "hyper_attention:lsh_num_projs=3,sample=5")] {
+            assert_eq!(score_flops(&layer, spec, &Policy::default()), (4 + 2) * 150 * directions * 2 * D, "{spec}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! `infllm`: blocks of the context, looked up by a few representative keys (Xiao et al. 2024, its §3.2).
+//!
+//! The candidates are cut into blocks. A token stands for its block if the queries of the `window` tokens after
+//! it attend it most: by the mean of `q·k` over them (eq. 3), summed over the query heads of the group, since
+//! a key belongs to all of them. While decoding, a block's score is the sum of `q·k` over its
+//! `representatives`, and the best blocks are attended whole; all blocks stay in memory. A last, shorter
+//! block may have fewer representatives; its score is scaled up to as many.
+//!
+//! The paper gives all looked-up tokens one position, to reach beyond the trained length; here they keep
+//! those they were read at. Units are looked up for each query head, or for the group, not for all heads of a
+//! layer together.
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
+use crate::device::{DeviceScorer, StepShape};
+use crate::kv::{KvDtype, KvStore};
+use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
+use crate::scored::Scored;
+use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::{Budget, HeadPrefix, PromptNeed, PromptShape};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{Cache, GpuError, Reduction};
+use spattn_kernels::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "infllm",
+    role: Role::Method,
+    reference: "InfLLM (Xiao et al. 2024, arXiv:2402.04617)",
+    about: "whole blocks by a few representative keys of each",
+    params: &[
+        ParamInfo { key: "page", default: "128", about: "tokens a block" },
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as blocks, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as blocks (rounded up to blocks)" },
+        ParamInfo { key: "representatives", default: "4", about: "keys that stand for a block" },
+        ParamInfo {
+            key: "window",
+            default: "64",
+            about: "tokens whose queries choose the representatives before them",
+        },
+        PICK,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
+        Granularity::INFO,
+        Granularity::REDUCE,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[
+                ("page", "128"),
+                ("k", "4096"),
+                ("representatives", "4"),
+                ("window", "4096"),
+                ("sink", "128"),
+                ("local", "4096"),
+            ],
+            source: "InfLLM §4.1: units of 128 tokens with 4 representatives, 32 looked up (Llama 3), 128 initial and \
+                     4K local tokens",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("page", "128"),
+                ("k", "2048"),
+                ("representatives", "4"),
+                ("window", "4096"),
+                ("sink", "128"),
+                ("local", "4096"),
+            ],
+            source: "InfLLM's code, config/llama-3-inf-llm.yaml: block_size 128, topk 16, repr_topk 4, n_init 128, n_local \
+                     4096",
+        },
+    ],
+    build: |params| {
+        let page = params.get_positive("page", 128)?;
+        let picker = Choice::by_logits(Budget::Ratio(0.0625)).read(params)?;
+        let count = params.get_minor("representatives", 4)?.min(page);
+        let window = params.get_minor("window", 64)?;
+        let scorer = Representatives { page, count, window };
+        Ok(Scored::with(scorer, picker, Granularity::read(params)?).at_least(1).method())
+    },
+};
+
+/// Sums of `q·k` over the representative keys of blocks.
+#[derive(Clone)]
+struct Representatives {
+    page: usize,
+    count: usize,
+    window: usize,
+}
+
+impl Scorer for Representatives {
+    /// Copies of the representative keys, block after block.
+    type Index = KvStore;
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        vec![PromptNeed::FollowingScores(self.window)]
+    }
+
+    fn index_key(&self) -> String {
+        format!("{},{},{}", self.page, self.count, self.window)
+    }
+
+    fn page(&self) -> usize {
+        self.page
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
+        let scores = &prefix.prompt.following_scores(self.window)[prefix.candidates.clone()];
+        let blocks = scores.len().div_ceil(self.page);
+        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.count);
+        let mut key = vec![0.0; prefix.d];
+        for (block, scores) in scores.chunks(self.page).enumerate() {
+            for token in top_k(scores, self.count) {
+                prefix.keys.read(prefix.candidates.start + block * self.page + token as usize, &mut key);
+                keys.append(&key);
+            }
+        }
+        keys
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::None("representatives are chosen by the queries of the prompt, of which generated tokens have none")
+    }
+
+    fn empty(&self, place: Place, _: Option<&KvStore>) -> KvStore {
+        KvStore::new(place.dtype, 1, place.d, 0)
+    }
+
+    fn append(&self, _: &mut KvStore, _: usize, _: &NewTokens<'_>) {
+        unreachable!("an index that does not grow")
+    }
+
+    fn index_bytes(&self, keys: &KvStore) -> usize {
+        keys.bytes()
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
+        let (keys, rows) = (segment.index, segment.index.head(0));
+        cost.aux_bytes += (rows.elements() * rows.elem_bytes()) as u64;
+        let dots = queries.dots(rows, cost);
+        let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.count as f32 / dots.len() as f32;
+        let of_query = |dots: &[f32]| dots.chunks(self.count).map(block).collect::<Vec<f32>>();
+        dots.chunks_exact(keys.tokens()).flat_map(of_query).collect()
+    }
+
+    fn is_linear(&self) -> bool {
+        true
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
+    }
+}
+
+impl Representatives {
+    /// Those of so many tokens.
+    fn of(&self, tokens: usize) -> usize {
+        tokens / self.page * self.count + (tokens % self.page).min(self.count)
+    }
+}
+
+/// The host chooses representatives when a prefix is read, by what it gathered of the prompt, and sends their keys.
+impl DeviceScorer for Representatives {
+    fn cost(&self, step: &StepShape) -> Cost {
+        let numbers = self.of(step.candidates) * step.d;
+        Cost {
+            score_flops: (2 * step.group * numbers) as u64,
+            aux_bytes: (numbers * step.dtype.bytes()) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        prefix.kv_heads * (self.of(prefix.tokens) + self.count) * prefix.d * dtype.bytes()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        let heads = build_here(layer, learned, |prefix| self.build(prefix))?;
+        let each = self.of(layer.candidates.len()) * layer.cache.d * layer.dtype.bytes();
+        let mut keys = layer.gpu.alloc(heads.len() * each)?;
+        for (kv_head, own) in heads.iter().enumerate() {
+            layer.gpu.upload_rows(&mut keys, kv_head * each, own.head(0))?;
+        }
+        let bytes = heads.iter().map(|keys| self.index_bytes(keys)).sum();
+        Ok(DeviceIndex { buffers: vec![keys], bytes, ..DeviceIndex::default() })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let [keys] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
+        let (gpu, count) = (step.prefix.gpu, self.of(step.prefix.candidates.len()));
+        let cache = Cache { keys, values: keys, keys_at: 0, values_at: 0, capacity: count, ..step.prefix.cache };
+        gpu.score_keys(&step.queries, rows, &cache, 0..count, None, &mut scratch.parts)?;
+        gpu.sum_runs(scratch.parts.of(None), self.count, cache.kv_heads, reduction, &mut scratch.scores)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Stepper, none};
+    use crate::{Picks, Policy, Selection};
+
+    fn best(scores: &[f64], k: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn blocks_are_found_as_the_paper_says() {
+        let policy = Policy { sink: 3, local: 7, ..none() };
+        // 90 candidates: eleven blocks of 8 and one of 2; six of 15.
+        for (page, representatives, window) in [(8, 3, 10), (8, 1, 200), (15, 4, 1), (8, 20, 10)] {
+            let spec = format!("infllm:page={page},k=24,representatives={representatives},window={window}");
+            let mut stepper = Stepper::new(&spec, &policy, 100, 2);
+            let weight = |t: usize| -> f64 {
+                let followers: Vec<usize> = (t + 1..(t + 1 + window).min(100)).collect();
+                let sum: f64 =
+                    followers.iter().map(|f| stepper.prompt_logit(*f, 0, t) + stepper.prompt_logit(*f, 1, t)).sum();
+                sum / followers.len() as f64
+            };
+            let blocks: Vec<Vec<usize>> = (3..93).collect::<Vec<_>>().chunks(page).map(<[usize]>::to_vec).collect();
+            let stand: Vec<Vec<usize>> = blocks
+                .iter()
+                .map(|block| {
+                    let weights: Vec<f64> = block.iter().map(|t| weight(*t)).collect();
+                    best(&weights, representatives).into_iter().map(|i| block[i]).collect()
+                })
+                .collect();
+            for _ in 0..5 {
+                let (selection, _) = stepper.step();
+                let of_head = |head: usize| {
+                    let mean = |stand: &Vec<usize>| {
+                        stand.iter().map(|t| stepper.logit(head, *t)).sum::<f64>() / stand.len() as f64
+                    };
+                    let scores: Vec<f64> = stand.iter().map(mean).collect();
+                    let chosen = best(&scores, 24usize.div_ceil(page)).into_iter();
+                    Picks::softmax(chosen.flat_map(|b| blocks[b].iter().map(|t| *t as u32)).collect())
+                };
+                assert_eq!(selection, Selection::PerHead(vec![of_head(0), of_head(1)]), "{spec}");
+            }
+        }
+    }
+
+    #[test]
+    fn representatives_are_all_it_stores_and_scores() {
+        let mut stepper = Stepper::new("infllm:page=10,representatives=2,k=10", &none(), 100, 1);
+        let (_, cost) = stepper.step();
+        assert_eq!(cost.aux_bytes as usize, 20 * stepper.d() * 4);
+        assert_eq!(cost.score_flops as usize, 2 * 20 * stepper.d());
+        assert_eq!(cost.kv_bytes, 0);
+    }
+}

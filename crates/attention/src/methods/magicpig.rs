@@ -1,0 +1,565 @@
+//! `magicpig`: tokens sampled by locality-sensitive hashing (Chen et al. 2024, "MagicPIG").
+//!
+//! Keys are centred, `k̄ = k − mean(K)`, and hashed into `L` tables by `K` signs of random projections
+//! each. A token is sampled if it shares the query's code in at least two tables, which happens with
+//!
+//! ```text
+//! p = 1 − arccos(cos(q, k̄))/π        that one sign agrees
+//! u = 1 − (1 − p^K)^L − L·p^K·(1 − p^K)^(L−1)        (eq. 10)
+//! ```
+//!
+//! so the softmax over the sample with logits `s·q·k − ln u` is a self-normalised importance estimate of
+//! the candidates' attention (eq. 11). Raw keys serve for the logits: centring shifts all of them alike.
+//!
+//! **Hyperplanes** are drawn once from the parameter `seed` and shared by all layers, heads and examples,
+//! as in the paper (§4.4); other draws are other methods of a grid, `seed=1..5`. They belong to no KV head:
+//! index bytes leave them out, and so do the bytes of a step: one matrix that everything shares stays near the cores
+//! (at the paper's size 384 KB). `shared_bytes` counts them as if every KV head read them anew.
+//!
+//! **`density=`** solves L for all heads of an example: the least for which the expected share of candidates that
+//! collide often enough (`u` above) meets the density, over the angles measured between the last queries of the prefix
+//! and its own keys. K is as given; if it is not, it is the largest up to 10 that needs no more tables than the
+//! largest published setting has.
+//!
+//! **`simple_lsh`** is the transform of eq. 8, applied after centring: `k̄` gets one more coordinate
+//! `√(r² − ‖k̄‖²)` with `r = max‖k̄‖` and `q` a zero, so `cos = q·k̄/(‖q‖·r)` and `p` orders tokens by
+//! `q·k̄`, not by angle. The paper found that it does not help and leaves it out.
+//!
+//! **Corners.** A zero vector (all keys equal, centred) has no angle; its code is 0 in every table and the
+//! query's is with probability `2^−K`, which is `p = 1/2`. The cosine is clamped to ±1, and `p` is at least
+//! what single precision can tell from 0, so no logit is infinite.
+//!
+//! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), which the presets have. The
+//! default has those of its run, as all methods have; without any it loses much on deep models, and a warning says so.
+//!
+//! Every query head of a GQA group samples by its own query from the tables of its KV head, as in the
+//! authors' code. A union over the group is not offered: the heads meet the same hyperplanes, so their
+//! collisions depend on each other, and the probability of the union, which the weights need, has no
+//! closed form for groups above two.
+
+mod device;
+mod law;
+mod probability;
+mod tables;
+
+pub use self::law::CollisionLaw;
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use self::probability::{LogProbability, agreement, sampling_probability};
+use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
+use super::planes::RandomPlanes;
+#[cfg(feature = "cuda")]
+use super::planes::gaussians;
+use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
+use crate::cost::Cost;
+use crate::granularity::each_head;
+use crate::prefill_rows::{RowHead, RowMask};
+use crate::workspaces::Workspaces;
+use crate::{
+    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
+    Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
+};
+use spattn_base::error::UsageError;
+use spattn_kernels::hyperplanes::Hyperplanes;
+use spattn_kernels::{Rows, linear};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "magicpig",
+    role: Role::Method,
+    about: "tokens sampled by LSH collisions, weighted by 1/probability",
+    reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179)",
+    params: &[
+        ParamInfo { key: "K", default: "10", about: "hyperplanes of a table, 1 to 16: more pick fewer tokens" },
+        ParamInfo {
+            key: "L",
+            default: "150",
+            about: "tables: more pick more tokens; published (K,L): (10,150) (9,120) (8,75), (10,220) for short and \
+                    (11,300) for long contexts",
+        },
+        ParamInfo { key: "min_collisions", default: "2", about: "2 | 1: tables in which a sampled token collides" },
+        ParamInfo { key: "center", default: "true", about: "true | false: subtract the candidates' mean key" },
+        ParamInfo { key: "simple_lsh", default: "false", about: "false | true: order by inner product, not by angle" },
+        ParamInfo { key: "u_floor", default: "0", about: "added to a token's probability before 1/u, 0 to 1" },
+        ParamInfo { key: "seed", default: "1", about: "draw of the hyperplanes, which all heads share" },
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("K", "10"), ("L", "150"), ("sink", "4"), ("local", "64"), ("dense_layers", "0-48/16")],
+            source: "MagicPIG §5: (10,150), 4 sink and 64 local tokens, layers 0 and 16 kept dense, and of a model with 80 layers \
+                     0, 16, 32 and 48 (Table 5): every 16th up to 48, as far as a model has them, as in its code",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("K", "10"),
+                ("L", "150"),
+                ("u_floor", "1e-4"),
+                ("sink", "4"),
+                ("local", "64"),
+                ("dense_layers", "0-48/16"),
+            ],
+            source: "MagicPIG's code, models/attnserver.py and library/sparse_attention: 1e-4 is added to u; dense \
+                     layers 0, 16, 32, 48, as far as a model has them (0, 16 and 32 of 40); an earlier version has 64, too",
+        },
+    ],
+    build: |params| Ok(Arc::new(MagicPig::read(params)?)),
+};
+
+/// Sampling by SimHash collisions.
+struct MagicPig {
+    /// `K`; `None` to choose it with `L`.
+    bits: Option<usize>,
+    /// `L`.
+    tables: Tuned<usize>,
+    hashing: Hashing,
+    u_floor: f64,
+    planes: RandomPlanes,
+    /// Of the shape, once it is known.
+    log_probability: Option<Arc<LogProbability>>,
+}
+
+/// What is hashed how, and what counts as sampled.
+#[derive(Debug, Clone, Copy)]
+struct Hashing {
+    min_collisions: u8,
+    center: bool,
+    simple_lsh: bool,
+    seed: u64,
+}
+
+impl MagicPig {
+    /// The largest K that is chosen with L.
+    const DEFAULT_BITS: usize = 10;
+    /// Tables of the largest published setting, (11,300).
+    const PUBLISHED_TABLES: usize = 300;
+    /// The most tables that can be asked for, and that are tried for a given K.
+    const MOST_TABLES: usize = 4000;
+
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let is_chosen = params.is_given("density") && !params.is_given("K");
+        let bits =
+            if is_chosen { None } else { Some(params.get_within("K", Self::DEFAULT_BITS, 1..=Shape::MOST_BITS)?) };
+        let tables = params.tuned_within("L", 150, 1..=Self::MOST_TABLES)?;
+        let min_collisions = if params.choice("min_collisions", &["2", "1"])? == "1" { 1 } else { 2 };
+        if let Tuned::Value(tables) = tables
+            && tables < usize::from(min_collisions)
+        {
+            return Err(params.bad_value("L", &tables.to_string(), "at least min_collisions, which is 2 by default"));
+        }
+        let center = params.choice("center", &["true", "false"])? == "true";
+        let simple_lsh = params.choice("simple_lsh", &["false", "true"])? == "true";
+        let u_floor = params.get_minor_as("u_floor", 0.0f64, "a number from 0 to 1")?;
+        if !(0.0..=1.0).contains(&u_floor) {
+            return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
+        }
+        let seed = params.get_minor_as("seed", 1u64, SEED)?;
+        let hashing = Hashing { min_collisions, center, simple_lsh, seed };
+        Ok(Self::new(bits, tables, hashing, u_floor))
+    }
+
+    fn new(bits: Option<usize>, tables: Tuned<usize>, hashing: Hashing, u_floor: f64) -> Self {
+        // What is solved for a density draws its own.
+        let shape = match tables {
+            Tuned::Value(tables) => Some(Shape { bits: bits.unwrap_or(Self::DEFAULT_BITS), tables }),
+            Tuned::Density(_) => None,
+        };
+        let planes = RandomPlanes::new(shape.map_or(0, Shape::planes), hashing.seed);
+        let log_probability = shape.map(|shape| Arc::new(LogProbability::new(shape, hashing.min_collisions, u_floor)));
+        Self { bits, tables, hashing, u_floor, planes, log_probability }
+    }
+
+    /// `K` and `L`, solved if need be.
+    fn shape(&self) -> Shape {
+        Shape { bits: self.bits.unwrap_or(Self::DEFAULT_BITS), tables: self.tables.value() }
+    }
+
+    /// The shape with which the expected share of candidates sampled is `wanted`, over these agreements.
+    fn shape_for(&self, wanted: f64, agreements: &Histogram) -> Shape {
+        let fewest = usize::from(self.hashing.min_collisions);
+        let sampled = |shape| agreements.mean(|p| sampling_probability(shape, self.hashing.min_collisions, p));
+        let with = |bits, most| {
+            let tables = least_reaching(fewest..=most, wanted, |tables| sampled(Shape { bits, tables }));
+            Shape { bits, tables }
+        };
+        if let Some(bits) = self.bits {
+            return with(bits, Self::MOST_TABLES);
+        }
+        let mut ladder = (1..=Self::DEFAULT_BITS).rev().map(|bits| with(bits, Self::PUBLISHED_TABLES));
+        let reaches = |shape: &Shape| sampled(*shape) >= wanted;
+        ladder.find(reaches).unwrap_or(Shape { bits: 1, tables: Self::PUBLISHED_TABLES })
+    }
+
+    /// What is known of the candidates' keys before they are hashed.
+    fn keys<'a>(&self, prefix: &HeadPrefix<'a>) -> Keys<'a> {
+        let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), prefix.d), d: prefix.d, mean: None };
+        if self.hashing.center {
+            keys.mean = Some(keys.compute_mean());
+        }
+        keys
+    }
+
+    /// Agreements of the probe's queries with the candidates.
+    fn agreements(&self, head: &ProbeHead<'_>) -> Histogram {
+        let keys = self.keys(&head.prefix);
+        let lengths = keys.norms();
+        let norms = if self.hashing.simple_lsh { Norms::Common(longest(&lengths)) } else { Norms::Each(lengths) };
+        let geometry = Geometry { mean: keys.mean, norms };
+        let tokens: Vec<u32> = (0..head.prefix.candidates.len() as u32).collect();
+        let to_dot = (head.prefix.d as f32).sqrt();
+        let mut queries = head.queries.chunks_exact(head.prefix.d);
+        let mut agreements = Histogram::new();
+        head.each_logits(|logits| {
+            let dots: Vec<f32> = logits.iter().map(|x| x * to_dot).collect();
+            let query = queries.next().expect("logits come query by query");
+            let cosines = geometry.cosines(query, &dots, &tokens, [&geometry.norms; 2], &mut Cost::default());
+            cosines.into_iter().for_each(|cos| agreements.add(agreement(cos)));
+        });
+        agreements
+    }
+
+    /// The sampled tokens of one query head and their weights; `sides` is the query's hash. The products of query and
+    /// sampled keys are those of attending, and counted there.
+    fn picks(
+        &self,
+        step: &Step<'_>,
+        head: usize,
+        sides: &[u64],
+        index: &HashIndex,
+        state: &Sampling,
+        cost: &mut Cost,
+    ) -> Picks {
+        let least = self.hashing.min_collisions;
+        let counter = || CollisionCounter::new(index.tables.tokens());
+        let mut sampled = state.counters.with(counter, |c| c.sample(&index.tables, sides, least, &mut cost.aux_bytes));
+        let behind = index.tables.tokens() as u32;
+        sampled.extend(state.tail.codes.sample(sides, state.tail.codes.tokens(), least).map(|t| t + behind));
+        cost.aux_bytes += state.tail.codes.bytes() as u64;
+        // Counts of all tokens, set and passed over.
+        cost.select_bytes += 2 * u64::from(behind);
+        let first = step.candidates.start as u32;
+        let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
+        let dots = step.exact_scores_of(head, &tokens);
+        let norms = [&index.geometry.norms, &state.tail.norms];
+        let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
+        let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
+        Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+    }
+
+    /// The vectors `[token][planes.d()]` that stand for `keys: [token][d]` in the hash, and the norms that their cosines
+    /// are taken by.
+    fn hashed(&self, geometry: &Geometry, keys: &[f32], d: usize) -> (Vec<f32>, Norms) {
+        let keys = Keys { rows: Rows::F32(keys), d, mean: geometry.mean.clone() };
+        let norms = keys.norms();
+        match geometry.norms {
+            Norms::Each(_) => (keys.centred(0..norms.len()), Norms::Each(norms)),
+            Norms::Common(longest) => (keys.simple_lsh(0..norms.len(), &norms, longest), Norms::Common(longest)),
+        }
+    }
+}
+
+/// Stored about the candidates of one KV head.
+struct HashIndex {
+    planes: Arc<Hyperplanes>,
+    tables: HashTables,
+    geometry: Geometry,
+}
+
+/// What a run carries from step to step.
+struct Sampling {
+    counters: Workspaces<CollisionCounter>,
+    tail: HashedTail,
+}
+
+/// Tokens that left the window since the prefix was read, by its mean and, for `simple_lsh`, its longest key.
+struct HashedTail {
+    codes: CodeRows,
+    norms: Norms,
+}
+
+/// Where the hashed vectors of the candidates lie.
+struct Geometry {
+    /// Mean of the keys, if they are centred.
+    mean: Option<Vec<f32>>,
+    norms: Norms,
+}
+
+/// Lengths of the hashed vectors.
+enum Norms {
+    /// `‖k̄_i‖` of each token.
+    Each(Vec<f32>),
+    /// The common length after the transform of eq. 8, `r`.
+    Common(f32),
+}
+
+impl Method for MagicPig {
+    type Index = HashIndex;
+    type State = Sampling;
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let wanted = probe.tokens(self.tables.density()?) / probe.candidates() as f64;
+        let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head)));
+        let Shape { bits, tables } = self.shape_for(wanted, &agreements);
+        let method = Self::new(Some(bits), Tuned::Value(tables), self.hashing, self.u_floor);
+        Some(Solved { method, params: format!("K={bits},L={tables}") })
+    }
+
+    fn index_key(&self) -> String {
+        let Self { bits, tables, hashing: Hashing { center, simple_lsh, seed, .. }, .. } = self;
+        format!("K={bits:?},L={tables},center={center},simple_lsh={simple_lsh},seed={seed}")
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
+        let (keys, shape) = (self.keys(prefix), self.shape());
+        let norms = keys.norms();
+        let width = prefix.d + usize::from(self.hashing.simple_lsh);
+        let planes = self.planes.of_width(width);
+        let (codes, norms) = if self.hashing.simple_lsh {
+            let longest = longest(&norms);
+            let vectors = |range| keys.simple_lsh(range, &norms, longest);
+            (Codes::hash(shape, &planes, keys.tokens(), vectors), Norms::Common(longest))
+        } else {
+            (Codes::hash(shape, &planes, keys.tokens(), |range| keys.centred(range)), Norms::Each(norms))
+        };
+        HashIndex { planes, tables: HashTables::new(&codes), geometry: Geometry { mean: keys.mean, norms } }
+    }
+
+    /// Tables, mean and lengths; the hyperplanes belong to no KV head.
+    fn index_bytes(&self, index: &HashIndex) -> usize {
+        let Geometry { mean, norms } = &index.geometry;
+        let norms = match norms {
+            Norms::Each(norms) => norms.len(),
+            Norms::Common(_) => 1,
+        };
+        index.tables.bytes() + (norms + mean.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
+    }
+
+    fn start(&self, index: &HashIndex) -> Sampling {
+        let norms = match index.geometry.norms {
+            Norms::Each(_) => Norms::Each(Vec::new()),
+            Norms::Common(longest) => Norms::Common(longest),
+        };
+        let tail = HashedTail { codes: CodeRows::new(self.shape()), norms };
+        Sampling { counters: Workspaces::new(), tail }
+    }
+
+    fn state_bytes(&self, state: &Sampling) -> usize {
+        let norms = match &state.tail.norms {
+            Norms::Each(norms) => size_of_val(norms.as_slice()),
+            Norms::Common(_) => 0,
+        };
+        state.tail.codes.bytes() + norms
+    }
+
+    fn select(&self, step: &Step<'_>, index: &HashIndex, state: &mut Sampling, cost: &mut Cost) -> Selection {
+        let new = step.candidates.start + index.tables.tokens() + state.tail.codes.tokens()..step.candidates.end;
+        if !new.is_empty() {
+            let (vectors, norms) = self.hashed(&index.geometry, &step.all_keys().slice(new).to_f32(), step.d);
+            state.tail.codes.push(&index.planes, &vectors);
+            if let (Norms::Each(all), Norms::Each(new)) = (&mut state.tail.norms, norms) {
+                all.extend(new);
+            }
+        }
+        let sides = index.hash_queries(step, cost);
+        let (words, state) = (index.planes.words(), &*state);
+        let pick =
+            |head: usize, cost: &mut Cost| self.picks(step, head, &sides[head * words..][..words], index, state, cost);
+        Selection::PerHead(each_head(step.group(), step.context.tokens, cost, pick))
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        match (self.tables, &self.log_probability) {
+            (Tuned::Value(_), Some(_)) => Some(PrefillPattern::Rows(self)),
+            _ => None,
+        }
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        self.is_plain().then_some(self as &dyn DeviceForm)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Indexed("new keys are hashed as the prefix's are, by its mean; their codes are compared one by one")
+    }
+}
+
+/// A prompt row by row. What a step centres by, the mean of the candidates, is taken anew for every block of rows, from
+/// what its first row may look at: from row to row it hardly moves.
+impl RowMask for MagicPig {
+    fn begin(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(())
+    }
+
+    fn take_in(&self, _: &mut (dyn Any + Send + Sync), _: &RowHead<'_>, _: Range<usize>) {}
+
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, _: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
+        let (d, group) = (block.d, block.group);
+        let of_row = |row: usize| Exact::sliding(block.policy, block.first + row + 1);
+        let (first, last) = (of_row(0), of_row(block.rows - 1));
+        let (sink, all) = (last.sink, last.sink..last.recent);
+        if all.is_empty() {
+            return vec![Selection::PerHead(vec![Picks::softmax(Vec::new()); group]); block.rows];
+        }
+        let learned = if first.sink < first.recent { first.sink..first.recent } else { all.clone() };
+        let mut keys = Keys { rows: head.keys.slice(learned, d), d, mean: None };
+        keys.mean = self.hashing.center.then(|| keys.compute_mean());
+        let keys = Keys { rows: head.keys.slice(all, d), ..keys };
+        let norms = keys.norms();
+        let norms = if self.hashing.simple_lsh { Norms::Common(longest(&norms)) } else { Norms::Each(norms) };
+        let geometry = Geometry { mean: keys.mean, norms };
+        let planes = self.planes.of_width(d + usize::from(self.hashing.simple_lsh));
+        let mut codes = CodeRows::new(self.shape());
+        codes.push(&planes, &self.hashed(&geometry, &keys.rows.to_f32(), d).0);
+        let log_u = self.log_probability.as_ref().expect("a shape that is known");
+        let pick = |row: usize, h: usize, cost: &mut Cost| {
+            let query = &block.head(h)[row * d..][..d];
+            let sides = side_bits(&planes, query, cost);
+            let candidates = of_row(row).recent.saturating_sub(sink);
+            let sampled: Vec<u32> = codes.sample(&sides, candidates, self.hashing.min_collisions).collect();
+            let tokens: Vec<u32> = sampled.iter().map(|t| t + sink as u32).collect();
+            let mut dots = vec![0.0; tokens.len()];
+            linear::scores(query, &head.keys.gather(&tokens, d), d, &mut dots);
+            let cosines = geometry.cosines(query, &dots, &sampled, [&geometry.norms; 2], cost);
+            Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+        };
+        let of_group = |row: usize| Selection::PerHead((0..group).map(|h| pick(row, h, cost)).collect());
+        (0..block.rows).map(of_group).collect()
+    }
+}
+
+/// Side bits of one query `[d]`, with the cost of hashing it.
+fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
+    let (width, d) = (planes.d(), query.len());
+    let mut padded = vec![0.0; width];
+    padded[..d].copy_from_slice(query);
+    let mut sides = vec![0; planes.words()];
+    planes.side_bits(&padded, &mut sides);
+    let flops = 2 * (width * planes.count()) as u64;
+    cost.score_flops += flops;
+    cost.projection_flops += flops;
+    sides
+}
+
+impl HashIndex {
+    /// Side bits of the group's queries, `[group][words]`.
+    fn hash_queries(&self, step: &Step<'_>, cost: &mut Cost) -> Vec<u64> {
+        let width = self.planes.d();
+        let mut queries = vec![0.0; step.group() * width];
+        for (query, padded) in step.queries.chunks_exact(step.d).zip(queries.chunks_exact_mut(width)) {
+            padded[..step.d].copy_from_slice(query);
+        }
+        let mut sides = vec![0; step.group() * self.planes.words()];
+        self.planes.side_bits(&queries, &mut sides);
+        let flops = 2 * (queries.len() * self.planes.count()) as u64;
+        cost.score_flops += flops;
+        cost.projection_flops += flops;
+        cost.shared_bytes += self.planes.bytes() as u64;
+        cost.shared_uses += 1;
+        sides
+    }
+}
+
+impl Geometry {
+    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`; `norms` are those of the
+    /// prefix and of what follows it.
+    fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], norms: [&Norms; 2], cost: &mut Cost) -> Vec<f64> {
+        let query_norm = norm(query);
+        let mut shift = [0.0];
+        if let Some(mean) = &self.mean {
+            linear::scores(query, mean, query.len(), &mut shift);
+            cost.score_flops += 2 * query.len() as u64;
+            cost.aux_bytes += size_of_val(mean.as_slice()) as u64;
+        }
+        let key_norm = |token: u32| match norms {
+            [Norms::Common(length), _] | [_, Norms::Common(length)] => *length,
+            [Norms::Each(prefix), Norms::Each(tail)] => {
+                let token = token as usize;
+                prefix.get(token).copied().unwrap_or_else(|| tail[token - prefix.len()])
+            }
+        };
+        cost.aux_bytes += match &self.norms {
+            Norms::Each(_) => size_of_val(sampled) as u64,
+            Norms::Common(_) => size_of::<f32>() as u64,
+        };
+        let cosine = |(dot, token): (&f32, &u32)| {
+            let lengths = query_norm * f64::from(key_norm(*token));
+            if lengths > 0.0 { f64::from(dot - shift[0]) / lengths } else { 0.0 }
+        };
+        dots.iter().zip(sampled).map(cosine).collect()
+    }
+}
+
+/// The candidates' keys, as they are hashed.
+struct Keys<'a> {
+    rows: Rows<'a>,
+    d: usize,
+    mean: Option<Vec<f32>>,
+}
+
+impl Keys<'_> {
+    /// Tokens widened to f32 at a time.
+    const BLOCK: usize = 1024;
+
+    fn tokens(&self) -> usize {
+        self.rows.elements() / self.d
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let tokens = self.tokens();
+        (0..tokens).step_by(Self::BLOCK).map(move |first| first..(first + Self::BLOCK).min(tokens))
+    }
+
+    fn compute_mean(&self) -> Vec<f32> {
+        let mut sums = vec![0.0f64; self.d];
+        for block in self.blocks() {
+            for row in self.rows.slice(block, self.d).to_f32().chunks_exact(self.d) {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+        sums.into_iter().map(|sum| (sum / self.tokens().max(1) as f64) as f32).collect()
+    }
+
+    /// `k̄` of a range of tokens, `[token][d]`.
+    fn centred(&self, range: Range<usize>) -> Vec<f32> {
+        let mut rows = self.rows.slice(range, self.d).to_f32();
+        if let Some(mean) = &self.mean {
+            for row in rows.chunks_exact_mut(self.d) {
+                row.iter_mut().zip(mean).for_each(|(x, m)| *x -= m);
+            }
+        }
+        rows
+    }
+
+    /// `‖k̄‖` of all tokens.
+    fn norms(&self) -> Vec<f32> {
+        let blocks: Vec<Range<usize>> = self.blocks().collect();
+        let norms = |block| self.centred(block).chunks_exact(self.d).map(|k| norm(k) as f32).collect::<Vec<f32>>();
+        blocks.into_par_iter().flat_map_iter(norms).collect()
+    }
+
+    /// `[k̄, √(r² − ‖k̄‖²)]` of a range of tokens, `[token][d + 1]`, for `r` the `longest` of `norms` (eq. 8).
+    fn simple_lsh(&self, range: Range<usize>, norms: &[f32], longest: f32) -> Vec<f32> {
+        let mut rows = Vec::with_capacity(range.len() * (self.d + 1));
+        for (row, norm) in self.centred(range.clone()).chunks_exact(self.d).zip(&norms[range]) {
+            rows.extend_from_slice(row);
+            rows.push((longest * longest - norm * norm).max(0.0).sqrt());
+        }
+        rows
+    }
+}
+
+fn longest(norms: &[f32]) -> f32 {
+    norms.iter().copied().fold(0.0, f32::max)
+}
+
+fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt()
+}
+
+#[cfg(test)]
+mod tests;

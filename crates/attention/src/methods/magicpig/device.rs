@@ -1,0 +1,116 @@
+//! The tables on a device: keys are hashed and sorted when the prefix is read, collisions are met at every step.
+
+#[cfg(feature = "cuda")]
+use super::probability::LogProbability;
+use super::{MagicPig, Shape};
+use crate::cost::Cost;
+use crate::device::{DeviceForm, StepShape};
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, FITS, Learned};
+use crate::kv::{KvDtype, KvShape};
+use crate::{Context, PromptShape};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{Chances, GpuError, TableShape};
+use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
+
+/// The most bits of a code that kernels sort by.
+const MOST_BITS: usize = 15;
+/// Of so many candidates one is expected to be sampled, to cut the work evenly: the published settings sample 1 to 4 %.
+#[cfg(feature = "cuda")]
+const SAMPLED_OF: usize = 32;
+
+impl MagicPig {
+    /// Whether a device can sample as this method does: its tables are known, and hold angles.
+    pub(super) fn is_plain(&self) -> bool {
+        self.log_probability.is_some() && !self.hashing.simple_lsh
+    }
+
+    #[cfg(feature = "cuda")]
+    fn table_shape(&self, d: usize) -> TableShape {
+        let Shape { bits, tables } = self.shape();
+        TableShape { bits, tables, d }
+    }
+}
+
+/// Bytes of a token's number in a table.
+fn number_bytes(candidates: usize) -> usize {
+    if candidates <= NARROW_TOKENS { 2 } else { 4 }
+}
+
+impl DeviceForm for MagicPig {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.shape().bits <= MOST_BITS
+    }
+
+    fn cost(&self, step: &StepShape) -> Cost {
+        let (shape, group, d) = (self.shape(), step.group as u64, step.d as u64);
+        let planes = shape.planes() as u64 * d;
+        let (mean_bytes, mean_flops) = if self.hashing.center { (4 * d, 2 * d) } else { (0, 0) };
+        let bounds = 2 * (shape.tables * number_bytes(step.candidates)) as u64;
+        Cost {
+            score_flops: group * (2 * planes + mean_flops),
+            aux_bytes: group * (bounds + mean_bytes),
+            select_bytes: group * 2 * step.candidates as u64,
+            projection_flops: group * 2 * planes,
+            shared_bytes: 4 * planes,
+            shared_uses: 1,
+            ..Cost::default()
+        }
+    }
+
+    fn cost_of_picks(&self, step: &StepShape, entries: u64, picked: u64) -> Cost {
+        Cost { aux_bytes: number_bytes(step.candidates) as u64 * entries + 4 * picked, ..Cost::default() }
+    }
+
+    /// 1: what is sampled is as much as it is.
+    fn number(&self, _: Context, candidates: usize) -> u32 {
+        u32::from(candidates > 0)
+    }
+
+    fn index_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
+        let (Shape { bits, tables }, tokens) = (self.shape(), prefix.tokens);
+        let of_tables = tables * ((1 << bits) + 1 + tokens) * number_bytes(tokens);
+        let own =
+            prefix.layers * (prefix.kv_heads * (of_tables + 4 * (tokens + prefix.d)) + 4 * bits * tables * prefix.d);
+        // Codes of one KV head, while tables are made.
+        own + 2 * tables * tokens
+    }
+
+    /// Whatever collides: each token with its weight.
+    fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        prefix.heads * (prefix.tokens * (2 * size_of::<u32>() + 1) + 2 * self.shape().tables)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        let (shape, d) = (self.shape(), layer.cache.d);
+        let planes = super::gaussians(shape.planes() * d, self.hashing.seed);
+        let log_probability = self.log_probability.as_ref().expect(FITS);
+        let chances = Chances {
+            least: self.hashing.min_collisions,
+            floor: self.u_floor,
+            log_probabilities: log_probability.steps(),
+            farthest: LogProbability::FARTHEST,
+        };
+        let (gpu, tokens) = (layer.gpu, layer.candidates.clone());
+        let tables =
+            gpu.hash_keys(&layer.cache, tokens, self.table_shape(d), (&planes, self.hashing.center), chances)?;
+        Ok(DeviceIndex { bytes: tables.bytes(), tables: Some(tables), ..DeviceIndex::default() })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (gpu, candidates) = (step.prefix.gpu, step.prefix.candidates.clone());
+        let lists = [step.numbers.len(), step.queries.heads];
+        let lengths = [candidates.len(), candidates.len().div_ceil(SAMPLED_OF)];
+        room.lists.resize_weighted(gpu, lists, lengths, candidates.end)?;
+        let tables = index.tables.as_ref().expect(FITS);
+        gpu.sample_collisions(&step.queries, &step.prefix.cache, tables, &mut room.lists, &mut scratch.collisions)
+    }
+}

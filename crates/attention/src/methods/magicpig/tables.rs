@@ -1,0 +1,340 @@
+//! Hash tables of tokens: for each of `L` tables and `2^K` codes the tokens that have this code.
+//!
+//! A table is two arrays: all tokens sorted by code, and where each code begins. Both are 16 bits wide
+//! below 65,536 tokens, else 32. A lookup touches two bounds and the bucket's tokens, nothing else.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use spattn_kernels::NARROW_TOKENS;
+use spattn_kernels::fetch::ask_for;
+use spattn_kernels::hyperplanes::Hyperplanes;
+use spattn_kernels::memory::in_large_pages;
+
+/// How many tables of how many bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// `K`: hyperplanes of a table, bits of a code; at most [`Shape::MOST_BITS`].
+    pub bits: usize,
+    /// `L`.
+    pub tables: usize,
+}
+
+impl Shape {
+    /// A code is kept in 16 bits.
+    pub const MOST_BITS: usize = u16::BITS as usize;
+
+    /// Hyperplanes of all tables.
+    pub fn planes(self) -> usize {
+        self.bits * self.tables
+    }
+
+    /// Distinct codes of a table.
+    fn codes(self) -> usize {
+        1 << self.bits
+    }
+
+    /// The code in `table` of a vector that lies on `sides` of the planes: bits `table·K` and on.
+    fn code(self, sides: &[u64], table: usize) -> usize {
+        let (word, shift) = (table * self.bits / 64, table * self.bits % 64);
+        let mut code = sides[word] >> shift;
+        if shift + self.bits > 64 {
+            code |= sides[word + 1] << (64 - shift);
+        }
+        code as usize & (self.codes() - 1)
+    }
+}
+
+impl Shape {
+    /// The codes in all tables.
+    fn codes_of(self, sides: &[u64]) -> impl Iterator<Item = u16> {
+        (0..self.tables).map(move |table| self.code(sides, table) as u16)
+    }
+}
+
+/// The codes of all tokens, from which tables are sorted.
+pub(super) struct Codes {
+    shape: Shape,
+    tokens: usize,
+    /// Blocks of tokens, `[table][token of the block]` each.
+    blocks: Vec<Vec<u16>>,
+}
+
+impl Codes {
+    /// Tokens hashed at a time: their vectors and bits stay in the cache.
+    const BLOCK: usize = 256;
+
+    /// Hashes `tokens` vectors; `vectors` gives those of a range, `[token][planes.d()]`.
+    pub fn hash(
+        shape: Shape,
+        planes: &Hyperplanes,
+        tokens: usize,
+        vectors: impl Fn(Range<usize>) -> Vec<f32> + Sync,
+    ) -> Self {
+        assert_eq!(planes.count(), shape.planes(), "K hyperplanes a table");
+        let block = |first: usize| {
+            let rows = vectors(first..(first + Self::BLOCK).min(tokens));
+            let count = rows.len() / planes.d();
+            let mut sides = vec![0; count * planes.words()];
+            planes.side_bits(&rows, &mut sides);
+            let mut codes = vec![0; shape.tables * count];
+            for (table, codes) in codes.chunks_exact_mut(count).enumerate() {
+                for (code, sides) in codes.iter_mut().zip(sides.chunks_exact(planes.words())) {
+                    *code = shape.code(sides, table) as u16;
+                }
+            }
+            codes
+        };
+        let firsts: Vec<usize> = (0..tokens).step_by(Self::BLOCK).collect();
+        Self { shape, tokens, blocks: firsts.into_par_iter().map(block).collect() }
+    }
+
+    /// Codes of all tokens in one table, in order, in pieces.
+    fn of(&self, table: usize) -> impl Iterator<Item = &[u16]> {
+        self.blocks.iter().map(move |block| {
+            let tokens = block.len() / self.shape.tables;
+            &block[table * tokens..][..tokens]
+        })
+    }
+}
+
+/// Codes of tokens one after the other, compared with a query's one by one: of tokens too few, or seen too seldom, to be
+/// sorted into tables.
+#[derive(Debug, Clone)]
+pub(super) struct CodeRows {
+    shape: Shape,
+    /// `[token][table]`.
+    codes: Vec<u16>,
+}
+
+impl CodeRows {
+    /// Of no token.
+    pub fn new(shape: Shape) -> Self {
+        Self { shape, codes: Vec::new() }
+    }
+
+    /// Adds `vectors: [token][planes.d()]`.
+    pub fn push(&mut self, planes: &Hyperplanes, vectors: &[f32]) {
+        let mut sides = vec![0; vectors.len() / planes.d() * planes.words()];
+        planes.side_bits(vectors, &mut sides);
+        for sides in sides.chunks_exact(planes.words()) {
+            self.codes.extend(self.shape.codes_of(sides));
+        }
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.codes.len() / self.shape.tables
+    }
+
+    /// Bytes of all codes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
+    }
+
+    /// The first `tokens` of those that have the code of a vector on `sides` in `least` tables or more.
+    pub fn sample(&self, sides: &[u64], tokens: usize, least: u8) -> impl Iterator<Item = u32> {
+        let query: Vec<u16> = self.shape.codes_of(sides).collect();
+        let rows = (0u32..).zip(self.codes.chunks_exact(self.shape.tables)).take(tokens);
+        let collides = move |row: &[u16]| {
+            let equal: u16 = row.iter().zip(&query).map(|(a, b)| u16::from(a == b)).sum();
+            equal >= u16::from(least)
+        };
+        rows.filter(move |(_, row)| collides(row)).map(|(token, _)| token)
+    }
+}
+
+/// All tables over one KV head's candidates; tokens are counted from the first candidate.
+pub(super) enum HashTables {
+    Narrow(Buckets<u16>),
+    Wide(Buckets<u32>),
+}
+
+impl HashTables {
+    pub fn new(codes: &Codes) -> Self {
+        match codes.tokens <= NARROW_TOKENS {
+            true => Self::Narrow(Buckets::sort(codes)),
+            false => Self::Wide(Buckets::sort(codes)),
+        }
+    }
+
+    /// Tokens in each table.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Self::Narrow(b) => b.tokens,
+            Self::Wide(b) => b.tokens,
+        }
+    }
+
+    /// Bytes of all tables.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Narrow(b) => b.bytes(),
+            Self::Wide(b) => b.bytes(),
+        }
+    }
+
+    /// Visits every token once for each table in which it has the query's code; returns the bytes read.
+    ///
+    /// `sides` are the query's [side bits](Hyperplanes::side_bits).
+    pub fn visit_collisions(&self, sides: &[u64], visit: impl FnMut(usize)) -> usize {
+        match self {
+            Self::Narrow(b) => b.visit_collisions(sides, visit),
+            Self::Wide(b) => b.visit_collisions(sides, visit),
+        }
+    }
+}
+
+/// A number of a token that is stored in 16 or 32 bits.
+pub(super) trait TokenNumber: Copy + Default + Send + Sync {
+    fn narrow(x: usize) -> Self;
+    fn widen(self) -> usize;
+}
+
+impl TokenNumber for u16 {
+    fn narrow(x: usize) -> Self {
+        x as u16
+    }
+    fn widen(self) -> usize {
+        self.into()
+    }
+}
+
+impl TokenNumber for u32 {
+    fn narrow(x: usize) -> Self {
+        x as u32
+    }
+    fn widen(self) -> usize {
+        self as usize
+    }
+}
+
+/// The tables, stored as numbers of type `N`.
+pub(super) struct Buckets<N> {
+    shape: Shape,
+    tokens: usize,
+    /// `[table][2^K + 1]`: where the tokens of a code begin; the last is their number.
+    bounds: Vec<N>,
+    /// `[table][token]`, by code, ascending within a code.
+    sorted: Vec<N>,
+}
+
+impl<N: TokenNumber> Buckets<N> {
+    /// Buckets between the one that is visited and the one that is asked for: each is a place of its own in memory.
+    const AHEAD: usize = 16;
+
+    fn sort(codes: &Codes) -> Self {
+        let (shape, tokens) = (codes.shape, codes.tokens);
+        let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
+        let mut sorted = vec![N::default(); shape.tables * tokens];
+        // Codes are found all over them.
+        in_large_pages(&mut bounds);
+        in_large_pages(&mut sorted);
+        let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
+        tables.enumerate().for_each(|(table, (sorted, bounds))| sort_by_code(|| codes.of(table), sorted, bounds));
+        Self { shape, tokens, bounds, sorted }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.bounds.as_slice()) + size_of_val(self.sorted.as_slice())
+    }
+
+    fn visit_collisions(&self, sides: &[u64], mut visit: impl FnMut(usize)) -> usize {
+        // All bounds first: so many reads far apart are faster when none waits for a bucket's tokens.
+        let bucket = |table: usize| {
+            let at = table * (self.shape.codes() + 1) + self.shape.code(sides, table);
+            table * self.tokens + self.bounds[at].widen()..table * self.tokens + self.bounds[at + 1].widen()
+        };
+        let buckets: Vec<Range<usize>> = (0..self.shape.tables).map(bucket).collect();
+        buckets.iter().take(Self::AHEAD).for_each(|bucket| self.ask_for(bucket));
+        let mut read = 0;
+        for (table, bucket) in buckets.iter().enumerate() {
+            if let Some(later) = buckets.get(table + Self::AHEAD) {
+                self.ask_for(later);
+            }
+            read += 2 + bucket.len();
+            self.sorted[bucket.clone()].iter().for_each(|t| visit(t.widen()));
+        }
+        read * size_of::<N>()
+    }
+
+    /// Asks for the tokens of a bucket that will be visited: as many as do not come by themselves once the first are read.
+    fn ask_for(&self, bucket: &Range<usize>) {
+        const MOST: usize = 128;
+        ask_for(&self.sorted[bucket.start..bucket.end.min(bucket.start + MOST)]);
+    }
+}
+
+/// Sorts tokens by the codes given in pieces: the tokens into `sorted`, where each code begins into `bounds`.
+fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
+    pieces: impl Fn() -> I,
+    sorted: &mut [N],
+    bounds: &mut [N],
+) {
+    let mut next = vec![0u32; bounds.len()];
+    for piece in pieces() {
+        for code in piece {
+            next[usize::from(*code) + 1] += 1;
+        }
+    }
+    let mut before = 0;
+    for (next, bound) in next.iter_mut().zip(bounds) {
+        before += *next;
+        *next = before;
+        *bound = N::narrow(before as usize);
+    }
+    let mut token = 0;
+    for piece in pieces() {
+        for code in piece {
+            let place = &mut next[usize::from(*code)];
+            sorted[*place as usize] = N::narrow(token);
+            (*place, token) = (*place + 1, token + 1);
+        }
+    }
+}
+
+/// Counts collisions, from query to query.
+pub(super) struct CollisionCounter {
+    /// Tables in which each token collided, whole words of them; 0 between queries.
+    hits: Vec<u8>,
+}
+
+impl CollisionCounter {
+    /// Tokens that are looked at together.
+    const WORD: usize = size_of::<u64>();
+    /// 1 in every byte of a word.
+    const ONES: u64 = u64::from_le_bytes([1; Self::WORD]);
+    /// The highest bit of every byte of a word.
+    const HIGHEST: u64 = 0x80 * Self::ONES;
+
+    pub fn new(tokens: usize) -> Self {
+        Self { hits: vec![0; tokens.next_multiple_of(Self::WORD)] }
+    }
+
+    /// Tokens that have the query's code in `least` tables or more (at most 127), ascending; adds the bytes read.
+    pub fn sample(&mut self, tables: &HashTables, sides: &[u64], least: u8, bytes: &mut u64) -> Vec<u32> {
+        let hits = &mut self.hits;
+        // Nothing is asked of a count while it is made: what a token's was before cannot be predicted.
+        let read = tables.visit_collisions(sides, |token| hits[token] = hits[token].saturating_add(1));
+        *bytes += read as u64;
+        let mut sampled = Vec::new();
+        let words = hits.as_chunks::<{ Self::WORD }>().0;
+        for (first, counts) in (0u32..).step_by(Self::WORD).zip(words) {
+            let mut enough = at_least(u64::from_le_bytes(*counts), least);
+            while enough != 0 {
+                sampled.push(first + enough.trailing_zeros() / u8::BITS);
+                enough &= enough - 1;
+            }
+        }
+        hits.fill(0);
+        sampled
+    }
+}
+
+/// The highest bit of every byte that is `least` or more, of a word of `counts`.
+fn at_least(counts: u64, least: u8) -> u64 {
+    let (ones, highest) = (CollisionCounter::ONES, CollisionCounter::HIGHEST);
+    // With its highest bit set no byte borrows from the next; one that had it is enough without.
+    (((counts | highest) - ones * u64::from(least)) | counts) & highest
+}

@@ -1,0 +1,66 @@
+//! Random hyperplanes, drawn once for all layers, heads and examples.
+
+use std::f64::consts::PI;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use spattn_kernels::hyperplanes::Hyperplanes;
+
+/// `count` hyperplanes from a seed, drawn when the width of a vector is first known.
+pub(super) struct RandomPlanes {
+    count: usize,
+    seed: u64,
+    drawn: Mutex<Option<Arc<Hyperplanes>>>,
+}
+
+impl RandomPlanes {
+    /// Nothing is drawn yet.
+    pub(super) fn new(count: usize, seed: u64) -> Self {
+        Self { count, seed, drawn: Mutex::new(None) }
+    }
+
+    /// The hyperplanes for vectors of `width`; always the same.
+    pub(super) fn of_width(&self, width: usize) -> Arc<Hyperplanes> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*drawn {
+            Some(planes) if planes.d() == width => planes.clone(),
+            _ => {
+                let normals = gaussians(self.count * width, self.seed);
+                drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
+            }
+        }
+    }
+}
+
+/// `count` standard normal numbers (Box and Muller's transform).
+pub(super) fn gaussians(count: usize, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut numbers = Vec::with_capacity(count + 1);
+    while numbers.len() < count {
+        let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+        let (sin, cos) = (2.0 * PI * rng.random::<f64>()).sin_cos();
+        numbers.extend([(radius * cos) as f32, (radius * sin) as f32]);
+    }
+    numbers.truncate(count);
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hyperplanes_are_standard_normal_and_one_draw_for_all_heads() {
+        let numbers = gaussians(100_001, 3);
+        let moment = |k: i32| numbers.iter().map(|x| f64::from(*x).powi(k)).sum::<f64>() / numbers.len() as f64;
+        // Within 4 standard errors: deviations of x, x², x⁴ are 1, √2 and √96.
+        for (k, value, deviation) in [(1, 0.0, 1.0), (2, 1.0, 2f64.sqrt()), (4, 3.0, 96f64.sqrt())] {
+            assert!((moment(k) - value).abs() < 4.0 * deviation / (numbers.len() as f64).sqrt(), "moment {k}");
+        }
+        let planes = RandomPlanes::new(16, 1);
+        assert!(Arc::ptr_eq(&planes.of_width(16), &planes.of_width(16)));
+        assert_eq!((planes.of_width(16).d(), planes.of_width(17).d(), planes.of_width(16).d()), (16, 17, 16));
+    }
+}

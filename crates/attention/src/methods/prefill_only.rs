@@ -1,0 +1,44 @@
+//! Methods that are sparse while the prompt is read, and decode densely.
+
+use crate::cost::Cost;
+use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, Step, TailRule};
+
+/// A mask over whole prompts, as a method: nothing is left to pick once the prompt has been read.
+pub(super) struct PrefillOnly<M>(pub(super) M);
+
+impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
+    type Index = ();
+    type State = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) {}
+
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+        Selection::PerHead(Vec::new())
+    }
+
+    fn exact(&self, _: &Policy, _: usize, _: usize) -> Exact {
+        Exact::all()
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        Some(PrefillPattern::Whole(&self.0))
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("it attends everything once the prompt has been read")
+    }
+
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
+    fn decodes_densely(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,102 @@
+//! `random`: uniformly drawn tokens, the floor of every plot.
+//!
+//! With `weights=inverse` each stands for as many candidates as there are to one that is drawn: its logit is lowered by `ln(k/n)`, the
+//! logarithm of the probability that it is drawn. That is the uniform form of MagicPIG's estimator (eq. 11), against which one that
+//! samples by similarity is to be held.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rand::seq::index;
+use rand_chacha::ChaCha8Rng;
+
+use super::{Granularity, MethodEntry, ParamInfo, Role};
+use crate::cost::Cost;
+use crate::pick::{BlindPicker, Picker, ScoredRow};
+use crate::scored::Scored;
+use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::{Budget, Context, HeadPrefix, Picks, Weighting};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "random",
+    role: Role::Floor,
+    about: "uniformly random tokens, drawn anew each step: the floor",
+    reference: "none: the floor of every plot",
+    params: &[
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones, from 0" },
+        ParamInfo {
+            key: "weights",
+            default: "one",
+            about: "one | inverse: as they are, or by the inverse of the probability that they are drawn",
+        },
+        Granularity::INFO,
+    ],
+    presets: &[],
+    build: |params| {
+        let budget = params.budget_from_zero(Budget::Ratio(0.0625))?;
+        let stands_for_rest = params.choice("weights", &["one", "inverse"])? == "inverse";
+        Ok(Arc::new(Scored::new(Blind, Uniform { budget, stands_for_rest }, Granularity::read_per(params)?)))
+    },
+};
+
+/// Looks at nothing: all scores are equal.
+#[derive(Clone)]
+struct Blind;
+
+impl Scorer for Blind {
+    type Index = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn growth(&self) -> Growth {
+        Growth::Free("nothing is stored: they are drawn like others")
+    }
+
+    fn empty(&self, _: Place, _: Option<&()>) {}
+
+    fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, _: &mut Cost) -> Vec<f32> {
+        vec![0.0; queries.count() * segment.keys.tokens()]
+    }
+}
+
+/// Distinct candidates, each as likely as any other.
+struct Uniform {
+    budget: Budget,
+    /// Whether what is drawn stands for what is not.
+    stands_for_rest: bool,
+}
+
+impl Picker for Uniform {
+    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Picks {
+        self.draw(&row.candidates, row.context, row.rng())
+    }
+
+    fn blind(&self) -> Option<&dyn BlindPicker> {
+        Some(self)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.budget.is_none()
+    }
+}
+
+impl BlindPicker for Uniform {
+    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> Picks {
+        let k = self.budget.tokens(context).min(candidates.len());
+        let drawn = index::sample(&mut rng, candidates.len(), k);
+        let mut tokens: Vec<u32> = drawn.iter().map(|i| (i + candidates.start) as u32).collect();
+        tokens.sort_unstable();
+        let weighting = match self.stands_for_rest {
+            true => Weighting::LogBias(vec![(k as f32 / candidates.len() as f32).ln(); k]),
+            false => Weighting::Softmax,
+        };
+        Picks { tokens, weighting }
+    }
+}

@@ -1,0 +1,388 @@
+//! Packed bit signatures of the candidates, searched by Hamming distance.
+//!
+//! Signatures of `b` bits have `b + 1` distances, so that many candidates lie at the same one: how these are ordered
+//! ([`Ties`]) decides much of what is picked. Papers leave it to their top-k routine. By position, the earliest tokens
+//! of the context would be favoured; here they are drawn, by a permutation that a seed and a token's place fix.
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+use super::{ParamInfo, Params};
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::device::{AT_ONCE, DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::mix_seed;
+use spattn_base::error::UsageError;
+#[cfg(feature = "cuda")]
+use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
+use spattn_kernels::hamming::{Raises, hamming_scores, hamming_sums};
+
+/// Words of 32 bits that hold a signature.
+pub(super) fn words_of(bits: usize) -> usize {
+    bits.div_ceil(32)
+}
+
+/// One bit a number, 1 where it is positive: the first number is the lowest bit of the first word.
+pub(super) fn pack_signs(numbers: &[f32]) -> impl Iterator<Item = u32> {
+    let word = |part: &[f32]| part.iter().enumerate().fold(0, |word, (i, x)| word | u32::from(*x > 0.0) << i);
+    numbers.chunks(32).map(word)
+}
+
+/// The first `words` words of 32 bits of some of 64, in order of their bits.
+pub(super) fn halves(wide: &[u64], words: usize) -> impl Iterator<Item = u32> {
+    wide.iter().flat_map(|w| [*w as u32, (*w >> 32) as u32]).take(words)
+}
+
+/// How candidates at one distance are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ties {
+    /// The earliest first.
+    First,
+    /// By a permutation of places that a seed draws: the same for all queries, heads, layers and examples.
+    Seeded(u64),
+}
+
+impl Ties {
+    /// The parameter that [`read`](Self::read) reads.
+    pub(super) const INFO: ParamInfo = ParamInfo {
+        key: "ties",
+        default: "seeded",
+        about: "seeded | first: tokens at one distance in a drawn order, or the earliest first",
+    };
+
+    /// Reads which order it is; `seed` is the method's.
+    ///
+    /// # Errors
+    /// Another value.
+    pub(super) fn read(params: &mut Params, seed: u64) -> Result<Self, UsageError> {
+        Ok(match params.choice(Self::INFO.key, &["seeded", "first"])? {
+            "first" => Self::First,
+            _ => Self::Seeded(mix_seed(seed, u64::from_le_bytes(*b"hamming "))),
+        })
+    }
+
+    /// As kernels take it, for signatures of so many bits and groups of so many heads.
+    #[cfg(feature = "cuda")]
+    fn on_device(self, bits: usize, group: usize) -> TieOrder {
+        let Self::Seeded(seed) = self else { return TieOrder::default() };
+        let steps = Steps::new(bits, group);
+        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
+    }
+
+    /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
+    /// candidate.
+    fn raises(self, bits: usize, group: usize, place: usize) -> Raises {
+        let Self::Seeded(seed) = self else { return Raises::default() };
+        let steps = Steps::new(bits, group);
+        Raises { seed, place: place as u32, levels: steps.levels, unit: steps.unit() }
+    }
+}
+
+/// What signs keys and queries on a device, and has their signatures compared.
+#[cfg(feature = "cuda")]
+pub(super) trait DeviceSigner {
+    /// How candidates at one distance are ordered.
+    fn ties(&self) -> Ties;
+
+    /// The signatures of a layer's keys.
+    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> DeviceSignatures<'a>;
+
+    /// Signs the queries of some rows: `[row][head][word]`.
+    fn sign(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        made: &mut Buffer,
+    ) -> Result<(), GpuError>;
+
+    /// [`DeviceScorer::score_all`](crate::device::DeviceScorer::score_all).
+    fn score(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (keys, count) = (self.keys(step, index), rows.len());
+        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
+        let (made, ties) = self.signed(step, rows, index, made)?;
+        step.prefix.gpu.score_signatures((made, count, step.queries.heads), &keys, ties, reduction, scores)
+    }
+
+    /// How the nearest for all rows of a step are picked at once; `None` where scores are written first.
+    fn nearest<'a>(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &'a DeviceIndex,
+        reduction: Option<Reduction>,
+    ) -> Option<Nearest<'a>> {
+        Nearest::new(step.prefix.gpu, (step.numbers.len(), step.queries.heads), self.keys(step, index), reduction)
+    }
+
+    /// [`DeviceScorer::pick_at_once`](crate::device::DeviceScorer::pick_at_once).
+    fn pick(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let nearest = self.nearest(step, index, reduction).expect(AT_ONCE);
+        let (made, ties) = self.signed(step, 0..step.numbers.len(), index, &mut scratch.queries[0])?;
+        let chosen = (&to.numbers, step.prefix.candidates.start);
+        step.prefix.gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)
+    }
+
+    /// The signatures of the queries of some rows, and the order of candidates that are equally near to them.
+    fn signed<'m>(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        made: &'m mut Option<Buffer>,
+    ) -> Result<(&'m Buffer, TieOrder), GpuError> {
+        let DeviceSignatures { kv_heads, words, .. } = self.keys(step, index);
+        let heads = step.queries.heads;
+        step.prefix.gpu.reserve(made, 4 * rows.len() * heads * words)?;
+        let Some(made) = made else { unreachable!("it was reserved") };
+        self.sign(step, rows, index, made)?;
+        Ok((made, self.ties().on_device(32 * words, heads / kv_heads)))
+    }
+}
+
+/// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a
+/// group, which a raise must not lift to the next distance: a group of `2^group` heads leaves `2^levels` levels (2^15
+/// for 32 bits and four heads). Places of one level are ordered by position.
+#[derive(Debug, Clone, Copy)]
+struct Steps {
+    levels: u32,
+    group: u32,
+}
+
+impl Steps {
+    fn new(bits: usize, group: usize) -> Self {
+        const PRECISION: u32 = f32::MANTISSA_DIGITS;
+        let [bits, group] = [bits, group].map(|n| n.next_power_of_two().trailing_zeros());
+        Self { levels: PRECISION.saturating_sub(bits + 2 * group).min(16), group }
+    }
+
+    /// What a level raises a score by.
+    fn unit(self) -> f32 {
+        1.0 / (1u64 << (self.levels + self.group)) as f32
+    }
+}
+
+/// Signatures of the candidates of one KV head, as [`hamming_scores`] reads them: `[word][candidate]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Signatures {
+    planes: Vec<u32>,
+    words: usize,
+    /// Place of the first one: its position, counted from the end of the sink.
+    place: usize,
+}
+
+impl Signatures {
+    /// From `[candidate][word]`, the first of them being the first behind the sink.
+    pub(super) fn new(by_candidate: &[u32], words: usize) -> Self {
+        let candidates = by_candidate.len() / words;
+        let plane = |w: usize| (0..candidates).map(move |c| by_candidate[c * words + w]);
+        Self { planes: (0..words).flat_map(plane).collect(), words, place: 0 }
+    }
+
+    /// None yet, of places behind those of `before`, or behind the sink.
+    pub(super) fn empty_behind(before: Option<&Self>, words: usize) -> Self {
+        let place = before.map_or(0, |before| before.place + before.candidates());
+        Self { planes: Vec::new(), words, place }
+    }
+
+    /// All of them, `[word][candidate]`.
+    #[cfg(feature = "cuda")]
+    pub(super) fn planes(&self) -> &[u32] {
+        &self.planes
+    }
+
+    /// Bytes as stored.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(self.planes.as_slice())
+    }
+
+    /// Minus the Hamming distances of `queries: [query][word]`, raised by less than 1 as `ties` says:
+    /// `[query][candidate]`. The sum over `group` of these queries is raised by less than 1 as well.
+    pub(super) fn scores(&self, queries: &[u32], group: usize, ties: Ties) -> Vec<f32> {
+        let candidates = self.candidates();
+        let mut scores = vec![0.0; queries.len() / self.words * candidates];
+        let raises = ties.raises(32 * self.words, group, self.place);
+        hamming_scores(queries, &self.planes, self.words, raises, &mut scores);
+        scores
+    }
+
+    /// The sums of [`counted_scores`](Self::counted_scores) over the `queries` of a group, `[candidate]`.
+    pub(super) fn counted_sums(&self, queries: &[u32], ties: Ties, cost: &mut Cost) -> Vec<f32> {
+        cost.aux_bytes += self.bytes() as u64;
+        let mut sums = vec![0.0; self.candidates()];
+        let raises = ties.raises(32 * self.words, queries.len() / self.words, self.place);
+        hamming_sums(queries, &self.planes, self.words, raises, &mut sums);
+        sums
+    }
+
+    /// Candidates.
+    pub(super) fn candidates(&self) -> usize {
+        self.planes.len() / self.words
+    }
+
+    /// Keeps the first `kept` candidates, and adds `[candidate][word]` behind them.
+    pub(super) fn replace_from(&mut self, kept: usize, by_candidate: &[u32]) {
+        let (had, new) = (self.candidates(), by_candidate.len() / self.words);
+        let mut planes = Vec::with_capacity(self.words * (kept + new));
+        for word in 0..self.words {
+            planes.extend_from_slice(&self.planes[word * had..][..kept]);
+            planes.extend((0..new).map(|c| by_candidate[c * self.words + word]));
+        }
+        self.planes = planes;
+    }
+
+    /// As [`scores`](Self::scores); counts the signatures read, once for all queries. Comparing bits takes no
+    /// floating-point operation.
+    pub(super) fn counted_scores(&self, queries: &[u32], group: usize, ties: Ties, cost: &mut Cost) -> Vec<f32> {
+        cost.aux_bytes += self.bytes() as u64;
+        self.scores(queries, group, ties)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spattn_kernels::topk::top_k;
+
+    /// Also where an order among equals is drawn: what it adds for the heads of a group stays below one bit.
+    #[test]
+    fn sums_of_a_group_are_its_scores_added_and_in_the_order_of_distances() {
+        let word = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) ^ (i as u32 + 7).wrapping_mul(0x85eb_ca6b);
+        for (words, group) in [(1, 4), (2, 3), (1, 8), (4, 1)] {
+            let by_candidate: Vec<u32> = (0..500 * words).map(word).collect();
+            let queries: Vec<u32> = (0..group * words).map(|i| word(i + 10_000)).collect();
+            let signatures = Signatures::new(&by_candidate, words);
+            for ties in [Ties::First, Ties::Seeded(5)] {
+                let each = signatures.counted_scores(&queries, group, ties, &mut Cost::default());
+                let sums = signatures.counted_sums(&queries, ties, &mut Cost::default());
+                for (candidate, sum) in sums.iter().enumerate() {
+                    let added: f32 = each.iter().skip(candidate).step_by(500).sum();
+                    assert_eq!(*sum, added, "{group} queries of {words} words, {ties:?}, candidate {candidate}");
+                    let own = &by_candidate[candidate * words..][..words];
+                    let apart = |query: &[u32]| query.iter().zip(own).map(|(q, k)| (q ^ k).count_ones()).sum::<u32>();
+                    let distance: u32 = queries.chunks(words).map(apart).sum();
+                    assert!((0.0..1.0).contains(&(sum + distance as f32)), "{sum} for {distance}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn signs_are_packed_from_the_lowest_bit_and_cut_words_keep_their_order() {
+        let numbers: Vec<f32> = (0..40).map(|i| if i % 3 == 0 { 1.0 } else { -(i as f32) }).collect();
+        let packed: Vec<u32> = pack_signs(&numbers).collect();
+        assert_eq!(packed.len(), words_of(40));
+        for (i, x) in numbers.iter().enumerate() {
+            assert_eq!(packed[i / 32] >> (i % 32) & 1 == 1, *x > 0.0);
+        }
+        assert_eq!(pack_signs(&[0.0, -0.0, f32::NAN]).collect::<Vec<_>>(), [0]);
+        assert_eq!(halves(&[0x2_0000_0001, 0x4_0000_0003], 3).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn scores_are_distances_of_the_candidates_in_order() {
+        let signatures = Signatures::new(&[0b1, 0b1, 0b111, 0, 0, 0], 2);
+        assert_eq!(signatures.scores(&[0, 0, 0b1, 0b1], 2, Ties::First), [-2.0, -3.0, 0.0, 0.0, -3.0, -2.0]);
+        assert_eq!(signatures.bytes(), 24);
+    }
+
+    /// Words that look random, and have nothing to do with the permutation.
+    fn words(count: usize, seed: u64) -> Vec<u32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32 ^ (state >> 11) as u32
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn distance(a: &[u32], b: &[u32]) -> i64 {
+        let differ = |(a, b): (&u32, &u32)| (0..32).filter(|bit| a >> bit & 1 != b >> bit & 1).count() as i64;
+        a.iter().zip(b).map(differ).sum()
+    }
+
+    #[test]
+    fn ties_never_lift_a_candidate_to_the_next_distance_alone_or_summed_over_a_group() {
+        for (wide, group) in [(1, 1), (1, 4), (1, 7), (32, 4), (128, 8)] {
+            let (of_keys, of_queries) = (words(500 * wide, 3), words(group * wide, 4));
+            let scores = Signatures::new(&of_keys, wide).scores(&of_queries, group, Ties::Seeded(9));
+            let mut summed = vec![0.0f32; 500];
+            let mut expected = vec![0; 500];
+            for (row, query) in scores.chunks(500).zip(of_queries.chunks(wide)) {
+                for (t, key) in of_keys.chunks(wide).enumerate() {
+                    assert_eq!(row[t].floor() as i64, -distance(key, query), "{wide} words, {group} heads");
+                    summed[t] += row[t];
+                    expected[t] -= distance(key, query);
+                }
+            }
+            let floors: Vec<i64> = summed.iter().map(|s| s.floor() as i64).collect();
+            assert_eq!(floors, expected, "{wide} words, {group} heads");
+            // Summed the exact way, nothing is rounded: the order within a distance is the same as of one head.
+            for (t, sum) in summed.iter().enumerate() {
+                let exact: f64 = scores.chunks(500).map(|row| f64::from(row[t])).sum();
+                assert_eq!(f64::from(*sum), exact, "{wide} words, {group} heads");
+            }
+        }
+    }
+
+    #[test]
+    fn picks_among_equals_are_spread_nested_and_the_same_again() {
+        const TOKENS: usize = 8192;
+        const BINS: usize = 32;
+        let same = Signatures::new(&vec![0xdead_beef; TOKENS], 1);
+        let picks = |k: usize, ties: Ties| top_k(&same.scores(&[7], 1, ties), k);
+        assert_eq!(picks(5, Ties::First), [0, 1, 2, 3, 4]);
+        let (mut chi_square, seeds) = (0.0, 40);
+        for seed in 0..seeds {
+            let spec = Ties::Seeded(mix_seed(seed, 1));
+            let all = [1, 10, 100, 512, 2000].map(|k| picks(k, spec));
+            for (fewer, more) in all.iter().zip(&all[1..]) {
+                assert!(fewer.iter().all(|t| more.contains(t)), "the best of fewer are among the best of more");
+            }
+            assert_eq!(all[3], picks(512, spec));
+            let mut bins = [0.0f64; BINS];
+            all[3].iter().for_each(|t| bins[*t as usize * BINS / TOKENS] += 1.0);
+            let expected = 512.0 / BINS as f64;
+            // Without replacement the counts vary less, by the share that is left.
+            let share_left = 1.0 - 512.0 / TOKENS as f64;
+            chi_square += bins.iter().map(|n| (n - expected).powi(2) / expected).sum::<f64>() / share_left;
+        }
+        // Of 31 degrees of freedom each: mean 1240, deviation 50. Picks by place give 15 × 512 for every seed.
+        let (mean, deviation) = (31.0 * seeds as f64, (62.0 * seeds as f64).sqrt());
+        assert!((chi_square - mean).abs() < 4.0 * deviation, "chi-square {chi_square}, not about {mean}");
+        assert_ne!(picks(512, Ties::Seeded(1)), picks(512, Ties::Seeded(2)));
+    }
+
+    #[test]
+    fn an_order_among_equals_depends_on_the_place_however_a_token_came() {
+        let ties = Ties::Seeded(77);
+        let (keys, query) = (words(900, 5), words(1, 6));
+        let whole = Signatures::new(&keys, 1).scores(&query, 2, ties);
+        for cut in [0, 1, 300, 899] {
+            let front = Signatures::new(&keys[..cut], 1);
+            let mut behind = Signatures::empty_behind(Some(&front), 1);
+            for end in [cut + 1, 899.max(cut + 1), 900] {
+                let kept = behind.candidates();
+                behind.replace_from(kept, &keys[cut + kept..end]);
+            }
+            let joined = [front.scores(&query, 2, ties), behind.scores(&query, 2, ties)].concat();
+            assert_eq!(joined, whole, "cut at {cut}");
+        }
+        let others = Signatures::new(&words(900, 8), 1).scores(&query, 2, ties);
+        let fractions = |scores: &[f32]| -> Vec<f32> { scores.iter().map(|s| s - s.floor()).collect() };
+        assert_eq!(fractions(&others), fractions(&whole), "of the place alone, not of bits");
+    }
+}

@@ -1,0 +1,292 @@
+//! `snapkv`: tokens kept by what the last queries of the prompt attended (Li et al. 2024, its §4).
+//!
+//! When the prefix has been read, the softmax weights of its last `window` queries are summed by token and
+//! pooled over `kernel` neighbours; the best `k` tokens before the window stay, the others are evicted and
+//! never come back. The window itself and all that follows the prefix are attended by every step.
+//!
+//! With `per=query_head`, as published, each query head chooses `k` tokens by itself, and a KV head has to keep what any
+//! of its query heads chose: up to the group's size times `k`, more than a method of one choice for the group keeps at the
+//! same `k`. What is held in the end is in `kv_tokens_held`; `per=kv_head` holds just `k` and the window.
+//!
+//! The window sees the question only where the question is part of the prefix (`--sparse-from decode`), as
+//! in the paper; under `question` it votes without it.
+
+use std::sync::Arc;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+use crate::granularity::Reduce;
+use crate::{
+    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule,
+};
+use spattn_base::error::UsageError;
+use spattn_kernels::softmax::softmax;
+use spattn_kernels::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "snapkv",
+    role: Role::Method,
+    reference: "SnapKV (Li et al. 2024, arXiv:2404.14469)",
+    about: "evicts after the prefix: keeps what its last queries attended (max-pooled)",
+    params: &[
+        ParamInfo {
+            key: "k",
+            default: "992",
+            about: "tokens kept of those before the window by each selection (per=query_head: a KV head keeps what any \
+                    query head of its group does); 0 leaves the window",
+        },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+        ParamInfo {
+            key: "window",
+            default: "32",
+            about: "last tokens of the prefix, whose queries vote; kept as well",
+        },
+        ParamInfo { key: "kernel", default: "7", about: "tokens pooled around each one, an odd number" },
+        ParamInfo { key: "pool", default: "max", about: "max | avg: how votes of neighbours are pooled" },
+        Granularity::INFO,
+        Granularity::REDUCE,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("k", "992"), ("window", "32"), ("kernel", "7"), ("pool", "max"), ("sink", "0"), ("local", "0")],
+            source: "SnapKV §5, LongBench: window 32, max pooling over 7, 1024 tokens together (also 2048, 4096)",
+        },
+        Preset {
+            name: "repo",
+            values: &[("k", "2016"), ("window", "32"), ("kernel", "5"), ("pool", "avg"), ("sink", "0"), ("local", "0")],
+            source: "SnapKV's code, snapkv_utils.py: window 32, average pooling over 5, 2048 tokens together",
+        },
+    ],
+    build: |params| Ok(Arc::new(SnapKv::read(params, 992, 32)?)),
+};
+
+/// Eviction by the votes of the last queries.
+#[derive(Clone)]
+pub(super) struct SnapKv {
+    /// Tokens kept of those before the window.
+    pub budget: Budget,
+    /// Last tokens of the prefix, whose queries vote.
+    pub window: usize,
+    kernel: usize,
+    pool: Pool,
+    /// For which heads is chosen.
+    pub per: Granularity,
+    /// How a layer's budget follows from that of all.
+    layers: LayerBudgets,
+}
+
+/// What each layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LayerBudgets {
+    /// The same.
+    Equal,
+    /// Less the deeper, see [`pyramid_kv`](super::pyramid_kv); with its `β`.
+    Pyramid(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Pool {
+    Max,
+    Average,
+}
+
+/// What stays of the candidates, ascending; for each query head, or once for the group.
+pub(super) struct Kept(Vec<Vec<u32>>);
+
+impl SnapKv {
+    /// Reads the budget, `window`, `kernel`, `pool`, `per` and `reduce`; `k` and `window` tokens if none are given.
+    pub fn read(params: &mut Params, k: usize, window: usize) -> Result<Self, UsageError> {
+        let budget = params.budget_from_zero(Budget::Tokens(k))?;
+        let window = params.get_minor("window", window)?;
+        let kernel = params.get_minor("kernel", 7)?;
+        if kernel % 2 == 0 {
+            return Err(params.bad_value("kernel", &kernel.to_string(), "an odd number"));
+        }
+        let pool = match params.choice("pool", &["max", "avg"])? {
+            "avg" => Pool::Average,
+            _ => Pool::Max,
+        };
+        Ok(Self { budget, window, kernel, pool, per: Granularity::read(params)?, layers: LayerBudgets::Equal })
+    }
+
+    /// Votes of a GQA group together, max-pooled; the budget is the caller's.
+    pub fn of_group(window: usize, kernel: usize) -> Self {
+        let per = Granularity::KvHead(Reduce::Sum);
+        Self { budget: Budget::Tokens(0), window, kernel, pool: Pool::Max, per, layers: LayerBudgets::Equal }
+    }
+
+    /// With such budgets of layers.
+    pub fn with_layers(self, layers: LayerBudgets) -> Self {
+        Self { layers, ..self }
+    }
+
+    /// Pooled votes of the candidates, of each query head or of the group.
+    pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Vec<Vec<f32>> {
+        let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
+        let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[prefix.candidates.clone()].to_vec();
+        self.per.merged(votes).into_iter().map(of_candidates).collect()
+    }
+
+    /// Tokens that this layer keeps.
+    fn layer_budget(&self, prefix: &HeadPrefix<'_>) -> usize {
+        let mean = self.budget.tokens(prefix.context());
+        match self.layers {
+            LayerBudgets::Equal => mean,
+            LayerBudgets::Pyramid(beta) => pyramid(mean, beta, prefix.candidates.len(), prefix.depth),
+        }
+    }
+
+    /// Weights that the window's queries of one head give to each token before the window, summed.
+    fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
+        let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
+        let queries = prefix.prompt.last_queries(self.window, head).to_f32();
+        let scale = 1.0 / (d as f32).sqrt();
+        let first = tokens - queries.len() / d;
+        let mut votes = vec![0.0; first];
+        for (i, query) in queries.chunks_exact(d).enumerate() {
+            let scaled: Vec<f32> = query.iter().map(|q| q * scale).collect();
+            let mut weights = prefix.scores(&scaled, 0..first + i + 1);
+            softmax(&mut weights);
+            votes.iter_mut().zip(weights).for_each(|(vote, weight)| *vote += weight);
+        }
+        votes
+    }
+
+    /// Pooled over the neighbours; beyond both ends there is nothing (for the average: zeros).
+    fn pooled(&self, votes: &[f32]) -> Vec<f32> {
+        let reach = self.kernel / 2;
+        let pool = |i: usize| {
+            let near = &votes[i.saturating_sub(reach)..(i + reach + 1).min(votes.len())];
+            match self.pool {
+                Pool::Max => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                Pool::Average => near.iter().sum::<f32>() / self.kernel as f32,
+            }
+        };
+        (0..votes.len()).map(pool).collect()
+    }
+}
+
+impl Method for SnapKv {
+    type Index = Kept;
+    type State = ();
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::LastQueries(self.window)] }
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    }
+
+    fn index_key(&self) -> String {
+        let Self { budget, window, kernel, pool, per, layers } = self;
+        format!("{budget:?},{window},{kernel},{pool:?},{per:?},{layers:?}")
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
+        if self.budget.is_none() {
+            return Kept(Vec::new());
+        }
+        let (budget, first) = (self.layer_budget(prefix), prefix.candidates.start as u32);
+        let keep = |pooled: Vec<f32>| top_k(&pooled, budget).into_iter().map(|i| i + first).collect();
+        Kept(self.pooled_votes(prefix).into_iter().map(keep).collect())
+    }
+
+    /// The list of what was kept, as stored here; keys and values moved together would need none.
+    fn index_bytes(&self, kept: &Kept) -> usize {
+        kept.0.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
+    }
+
+    fn start(&self, _: &Kept) {}
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("SnapKV compresses the prompt once and keeps all that is generated (its §4)")
+    }
+
+    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
+        if self.budget.is_none() {
+            return self.per.nothing(step.group());
+        }
+        self.per.selection(kept.0.clone())
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    /// The observation window stays, however short the policy's is.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
+        Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens, prefix_tokens)
+    }
+
+    fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
+        Some(super::distinct(kept.0.iter().flatten().copied()))
+    }
+}
+
+/// What a layer keeps of so many candidates, if all keep `mean` on average.
+pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: Depth) -> usize {
+    if depth.of < 2 || 2 * mean > candidates {
+        return mean;
+    }
+    let (mean, all) = (mean as f64, candidates as f64);
+    let most = (2.0 * mean - mean / beta as f64).min(all);
+    let least = 2.0 * mean - most;
+    let place = depth.rank as f64 / (depth.of - 1) as f64;
+    (most - place * (most - least)).round() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Stepper, none};
+    use super::*;
+    use crate::Picks;
+
+    /// Votes of one query head over all tokens before the window, from the definition.
+    fn votes(stepper: &Stepper, head: usize, window: usize) -> Vec<f64> {
+        let first = stepper.prefix_tokens - window;
+        let mut votes = vec![0.0; first];
+        for t in first..stepper.prefix_tokens {
+            let weights: Vec<f64> = (0..=t).map(|k| stepper.prompt_logit(t, head, k).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            votes.iter_mut().zip(weights).for_each(|(v, w)| *v += w / sum);
+        }
+        votes
+    }
+
+    fn best(votes: &[f64], kernel: usize, max: bool, candidates: std::ops::Range<usize>, k: usize) -> Vec<u32> {
+        let at = |i: isize| if (0..votes.len() as isize).contains(&i) { votes[i as usize] } else { 0.0 };
+        let reach = kernel as isize / 2;
+        let pooled = |t: u32| -> f64 {
+            let near = (t as isize - reach..=t as isize + reach).map(at);
+            if max { near.fold(0.0, f64::max) } else { near.sum::<f64>() / kernel as f64 }
+        };
+        let mut order: Vec<u32> = candidates.map(|t| t as u32).collect();
+        order.sort_by(|a, b| pooled(*b).total_cmp(&pooled(*a)).then(a.cmp(b)));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn keeps_what_the_window_attends_most_after_pooling() {
+        let policy = Policy { sink: 2, local: 5, ..none() };
+        for (kernel, pool, window) in [(1, "max", 8), (5, "max", 8), (7, "max", 20), (5, "avg", 8), (3, "avg", 1)] {
+            let spec = format!("snapkv:k=12,window={window},kernel={kernel},pool={pool}");
+            let candidates = 2..90 - window.max(5);
+            let mut stepper = Stepper::new(&spec, &policy, 90, 2);
+            let of_head: Vec<Vec<f64>> = (0..2).map(|h| votes(&stepper, h, window)).collect();
+            let expected =
+                |votes: &Vec<f64>| Picks::softmax(best(votes, kernel, pool == "max", candidates.clone(), 12));
+            let each = Selection::PerHead(of_head.iter().map(expected).collect());
+            for _ in 0..3 {
+                assert_eq!(stepper.step().0, each, "{spec}");
+            }
+            let together: Vec<f64> = of_head[0].iter().zip(&of_head[1]).map(|(a, b)| a + b).collect();
+            let mut shared = Stepper::new(&format!("{spec},per=kv_head"), &policy, 90, 2);
+            assert_eq!(shared.step().0, Selection::Shared(expected(&together)), "{spec}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `streaming_llm`: attention sinks and a sliding window (Xiao et al. 2023).
+//!
+//! Attends the first `sink` and the last `window` tokens of the context, the current one included, and
+//! nothing between; what has left the window, read or generated, never comes back. With `rolling=true`
+//! positions are those within the cache (its §3.2): the sinks stand directly before the window. Attention
+//! by RoPE depends on distances alone, so the engine moves the query nearer to the sinks instead of turning
+//! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
+//! most once the context exceeds the trained length. A prompt that is read so has a cache for each row: the query meets
+//! sinks and window at two positions.
+//!
+//! With `slide=false` the window is the end of the prefix and stays there: what is between it and the sinks is
+//! let go once, when the prefix has been read, and all that follows is kept. This is what kvpress calls
+//! StreamingLLM.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use super::{MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+use crate::{
+    BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, Probe,
+    QueryBlock, Selection, Solved, Step, TailRule, Tuned,
+};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "streaming_llm",
+    role: Role::Method,
+    about: "sink and sliding window only, at original positions or those within the cache",
+    reference: "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
+    params: &[
+        ParamInfo {
+            key: "window",
+            default: "256",
+            about: "last tokens attended, the current one included; with slide=false, last tokens of the prefix kept",
+        },
+        ParamInfo {
+            key: "slide",
+            default: "true",
+            about: "true | false: the window slides over what follows the prefix, or stays at its end, and all that \
+                    follows is kept",
+        },
+        ParamInfo { key: "rolling", default: "false", about: "true | false: positions within the cache" },
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("sink", "4"), ("window", "1020"), ("rolling", "true")],
+            source: "StreamingLLM's main setting: 4 sinks and 1,020 recent tokens, positions within the cache",
+        },
+        Preset {
+            name: "repo",
+            values: &[("sink", "4"), ("window", "2000"), ("rolling", "true")],
+            source: "StreamingLLM's example script: start_size 4, recent_size 2000, positions within the cache",
+        },
+    ],
+    build: |params| {
+        let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
+        let rolling = params.choice("rolling", &["false", "true"])? == "true";
+        let slides = params.choice("slide", &["true", "false"])? == "true";
+        Ok(Arc::new(SinkAndWindow {
+            window,
+            slides,
+            positions: if rolling { Positions::WithinCache } else { Positions::Original },
+        }))
+    },
+};
+
+/// Sink and window; everything between is let go.
+pub(super) struct SinkAndWindow {
+    pub(super) window: Tuned<NonZero<usize>>,
+    /// Whether the window is the end of the context rather than that of the prefix.
+    pub(super) slides: bool,
+    pub(super) positions: Positions,
+}
+
+impl Method for SinkAndWindow {
+    type Index = ();
+    type State = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) {}
+
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+        Selection::Shared(Picks::softmax(Vec::new()))
+    }
+
+    /// A window that stays is set once, by the mean of the tokens that are known to follow it.
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let density = self.window.density().filter(|_| !self.slides)?;
+        let (total, prefix) = (probe.context.tokens, probe.prefix.tokens());
+        let beside = probe.candidates.start + total - prefix;
+        let window = NonZero::new(((density * total as f64).round() as usize).saturating_sub(beside).max(1))?;
+        let method = Self { window: Tuned::Value(window), slides: self.slides, positions: self.positions };
+        Some(Solved { method, params: format!("window={window}") })
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("its window moves on by itself, and what leaves it is let go: set window or slide")
+    }
+
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        let end = if self.slides { total_tokens } else { prefix_tokens };
+        last_tokens(policy, window_tokens(self.window, policy, end), end)
+    }
+
+    fn held(&self, (): &(), (): &()) -> Option<usize> {
+        Some(0)
+    }
+
+    fn positions(&self) -> Positions {
+        self.positions
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        // A window that stays is chosen when the prompt has been read.
+        self.slides.then_some(PrefillPattern::Blocks(self))
+    }
+}
+
+impl BlockMask for SinkAndWindow {
+    fn query_rows(&self) -> usize {
+        WINDOW_ROWS
+    }
+
+    fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
+        Masks::Shared(window_mask(block, self.window))
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+}
+
+/// Query rows that are read together where each has a window of its own.
+const WINDOW_ROWS: usize = 64;
+
+/// Sinks, and for each row its own last tokens: what [`last_tokens`] gives it.
+fn window_mask(block: &QueryBlock<'_>, window: Tuned<NonZero<usize>>) -> Mask {
+    let end = block.first + block.rows;
+    let start = |total: usize| last_tokens(block.policy, window_tokens(window, block.policy, total), total).recent;
+    Mask::new((0..block.policy.sink.min(end) as u32).collect(), (block.first + 1..=end).map(start).collect())
+}
+
+/// Tokens of a window that is given, or is to bring sink and window to a density.
+pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, total_tokens: usize) -> usize {
+    match window {
+        Tuned::Value(window) => window.get(),
+        Tuned::Density(density) => {
+            Context::new(total_tokens, &(policy.sink.min(total_tokens)..total_tokens)).missing(density).max(1)
+        }
+    }
+}
+
+/// Sink, the `window` tokens before `end`, and all that follows. With the end of the context for `end` the window slides
+/// over the tail too, unlike the static window of the other methods.
+pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> Exact {
+    let recent = end.saturating_sub(window);
+    Exact { sink: policy.sink.min(recent), recent }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Turn, assert_close, configured, noise, none, rotated};
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+    use crate::prefill::testing::Layer;
+    use crate::{IndexCache, Policy};
+    use std::sync::Arc;
+
+    const D: usize = crate::prefill::testing::D;
+
+    /// Keys, values and queries before rotation, by position.
+    struct Tokens(u64);
+
+    impl Tokens {
+        fn key(&self, t: usize) -> Vec<f32> {
+            noise(D, self.0 + 3 * t as u64)
+        }
+        fn value(&self, t: usize) -> Vec<f32> {
+            noise(D, self.0 + 3 * t as u64 + 1)
+        }
+        fn queries(&self, t: usize) -> [Vec<f32>; 2] {
+            [noise(D, self.0 + 3 * t as u64 + 2), noise(D, self.0 + 90_000 + t as u64)]
+        }
+
+        /// Attention of one query over a cache that is rotated anew, each token at its place in it.
+        fn reference(&self, query: &[f32], cache: &[usize]) -> Vec<f32> {
+            let query = rotated(query, cache.len() - 1);
+            let logit = |(place, t): (usize, &usize)| -> f64 {
+                let key = rotated(&self.key(*t), place);
+                query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (D as f64).sqrt()
+            };
+            let weights: Vec<f64> = cache.iter().enumerate().map(|x| logit(x).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let channel = |c: usize| {
+                let weighted = cache.iter().zip(&weights).map(|(t, w)| w * f64::from(self.value(*t)[c]));
+                (weighted.sum::<f64>() / sum) as f32
+            };
+            (0..D).map(channel).collect()
+        }
+    }
+
+    /// Runs `streaming_llm:OPTIONS` over some tokens after a prefix; each step has to attend the cache that `kept` makes of
+    /// the one before, rotated anew.
+    fn check_rolling(
+        options: &str,
+        (prefix_tokens, sink): (usize, usize),
+        mut cache: Vec<usize>,
+        evict: impl Fn(&mut Vec<usize>),
+    ) {
+        let tokens = Tokens(7);
+        let mut kv = LayerKv::new(KvDtype::F32, 1, D, prefix_tokens);
+        (0..prefix_tokens).for_each(|t| kv.append(&rotated(&tokens.key(t), t), &tokens.value(t)));
+        let method = configured(&format!("streaming_llm:rolling=true,{options}"), &Policy { sink, ..none() });
+        let mut fork =
+            IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_rotation(Arc::new(Turn)).fork(&method, false);
+        for t in prefix_tokens..prefix_tokens + 25 {
+            cache.push(t);
+            evict(&mut cache);
+            let queries = tokens.queries(t);
+            let mut out = vec![f32::NAN; 2 * D];
+            let together: Vec<f32> = queries.iter().flat_map(|q| rotated(q, t)).collect();
+            fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out);
+            for (query, out) in queries.iter().zip(out.chunks(D)) {
+                assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("{options}, token {t}"));
+            }
+            assert_eq!(fork.kv_bytes_held() as usize, cache.len() * 2 * D * 4);
+        }
+    }
+
+    const SHAPES: [(usize, usize, usize); 5] = [(40, 4, 9), (40, 0, 9), (3, 4, 6), (0, 2, 3), (60, 4, 500)];
+
+    #[test]
+    fn rolling_equals_rotating_the_cache_anew_at_every_step() {
+        for (prefix_tokens, sink, window) in SHAPES {
+            let slide = |cache: &mut Vec<usize>| {
+                while cache.len() > sink + window {
+                    cache.remove(sink);
+                }
+            };
+            let cache = (0..prefix_tokens).collect();
+            check_rolling(&format!("window={window}"), (prefix_tokens, sink), cache, slide);
+        }
+    }
+
+    #[test]
+    fn a_window_that_stays_evicts_once_when_the_prefix_has_been_read() {
+        for (prefix_tokens, sink, window) in SHAPES {
+            let kept = (0..prefix_tokens).filter(|t| *t < sink || t + window >= prefix_tokens).collect();
+            check_rolling(&format!("window={window},slide=false"), (prefix_tokens, sink), kept, |_| ());
+        }
+    }
+    #[test]
+    fn a_prompt_is_read_as_by_a_cache_that_is_rotated_anew_for_every_token() {
+        let tokens = Tokens(11);
+        for (read, sink, window) in [(200, 4, 9), (90, 0, 20), (70, 6, 1), (50, 30, 10), (40, 3, 100)] {
+            let keys: Vec<Vec<f32>> = (0..read).map(|t| rotated(&tokens.key(t), t)).collect();
+            let mut kv = LayerKv::new(KvDtype::F32, 1, D, read);
+            (0..read).for_each(|t| kv.append(&keys[t], &tokens.value(t)));
+            let queries = (0..read).flat_map(|t| tokens.queries(t).into_iter().flat_map(move |q| rotated(&q, t)));
+            let layer = Layer { kv, queries: queries.collect(), heads: 2 };
+            let spec = format!("streaming_llm:rolling=true,window={window}");
+            let method = configured(&spec, &Policy { sink, ..none() });
+            let (out, costs) = layer.attend_moved(&method, 64, Some(Arc::new(Turn)));
+            let mut attended = 0;
+            for (position, out) in out.chunks(2 * D).enumerate() {
+                let cache: Vec<usize> = (0..=position).filter(|t| *t < sink || t + window > position).collect();
+                attended += 2 * cache.len();
+                for (query, out) in tokens.queries(position).iter().zip(out.chunks(D)) {
+                    assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("{spec}, row {position}"));
+                }
+            }
+            assert_eq!(costs.total(|_| true).attended_tokens as usize, attended);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `topk`: the exact top-k tokens by `q·k` (Gupta et al. 2021; "Oracle(top)" of HashAttention §5).
+//!
+//! The upper bound of every method that searches for the largest scores: what it loses, no index can win.
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceIndex, DeviceScratch, DeviceStep};
+use crate::device::{DeviceScorer, StepShape};
+use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
+use crate::scored::Scored;
+use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::{Budget, HeadPrefix};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{GpuError, Reduction};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "topk",
+    role: Role::Oracle,
+    about: "exact top-k by q·k: the oracle of search methods",
+    reference: "Gupta et al. 2021, arXiv:2106.06899; Oracle(top) of HashAttention, arXiv:2412.14468",
+    params: &[
+        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones, from 0" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
+        Granularity::INFO,
+        Granularity::REDUCE,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("sink", "4"), ("local", "64"), ("dense_layers", "0-48/16")],
+            source: "MagicPIG §5 (baselines): 4 sink and 64 local tokens, layers 0 and 16 kept dense (of 80 layers 0, 16, 32, 48)",
+        },
+        Preset {
+            name: "repo",
+            values: &[("sink", "4"), ("local", "64"), ("dense_layers", "0+1")],
+            source: "MagicPIG's code, evaluations/RULER/pred/topk_cache: layers 0 and 1 dense",
+        },
+    ],
+    build: |params| {
+        let choice = Choice { from_zero: true, ..Choice::by_logits(Budget::Tokens(64)) };
+        Ok(Scored::read(params, Exact, choice)?.method())
+    },
+};
+
+/// Exact `q·k` of every candidate; nothing is stored.
+#[derive(Clone)]
+pub(super) struct Exact;
+
+impl Scorer for Exact {
+    type Index = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn growth(&self) -> Growth {
+        Growth::Free("nothing is stored: keys are scored where they are")
+    }
+
+    fn empty(&self, _: Place, _: Option<&()>) {}
+
+    fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, cost: &mut Cost) -> Vec<f32> {
+        let (keys, d) = (segment.keys, queries.d);
+        *cost += dot_cost(queries.count(), keys.tokens(), d, keys.elem_bytes());
+        queries.dots_joined(keys, &mut Cost::default())
+    }
+
+    fn takes_products(&self) -> bool {
+        true
+    }
+
+    fn is_linear(&self) -> bool {
+        true
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
+    }
+}
+
+/// Of the dot products of queries with keys of `d` numbers, each of which is read once.
+fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
+    Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
+}
+
+impl DeviceScorer for Exact {
+    fn cost(&self, step: &StepShape) -> Cost {
+        dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        _: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let prefix = &step.prefix;
+        prefix.gpu.score_keys(
+            &step.queries,
+            rows,
+            &prefix.cache,
+            prefix.candidates.clone(),
+            reduction,
+            &mut scratch.scores,
+        )
+    }
+}

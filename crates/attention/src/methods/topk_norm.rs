@@ -1,0 +1,84 @@
+//! `topk_norm`: the exact top-k tokens by `a_i‖v_i‖`, what a token alone adds to the output (HashAttention, Lemma 4.1).
+//!
+//! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
+//! that the attention uses). The logarithms of the norms are the index: four bytes a token.
+
+use super::{Granularity, MethodEntry, ParamInfo, Role};
+use crate::cost::Cost;
+use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
+use crate::scored::Scored;
+use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::{Budget, HeadPrefix};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "topk_norm",
+    role: Role::Oracle,
+    about: "exact top-k by attention times the norm of the value",
+    reference: "HashAttention (Desai et al. 2024, arXiv:2412.14468), Lemma 4.1",
+    params: &[
+        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK_BY_ORDER,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
+        Granularity::INFO,
+        Granularity::REDUCE,
+    ],
+    presets: &[],
+    build: |params| Ok(Scored::read(params, AttentionTimesNorm, Choice::by_order(Budget::Tokens(64)))?.method()),
+};
+
+/// `s·q·k + ln‖v‖`, the logarithm of `a·‖v‖` up to a constant of the query.
+#[derive(Clone)]
+struct AttentionTimesNorm;
+
+/// `ln‖v‖` of each of `values: [token][d]`.
+fn log_norms(values: &[f32], d: usize) -> impl Iterator<Item = f32> {
+    values.chunks_exact(d).map(|v| 0.5 * v.iter().map(|x| x * x).sum::<f32>().ln())
+}
+
+impl Scorer for AttentionTimesNorm {
+    /// `ln‖v‖` of every candidate.
+    type Index = Vec<f32>;
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
+        log_norms(&prefix.values.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d).collect()
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("norms of new values are appended")
+    }
+
+    fn empty(&self, _: Place, _: Option<&Vec<f32>>) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn append(&self, norms: &mut Vec<f32>, kept: usize, new: &NewTokens<'_>) {
+        norms.truncate(kept);
+        norms.extend(log_norms(new.values, new.place.d));
+    }
+
+    fn index_bytes(&self, norms: &Vec<f32>) -> usize {
+        size_of_val(norms.as_slice())
+    }
+
+    fn takes_products(&self) -> bool {
+        true
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<f32>>, cost: &mut Cost) -> Vec<f32> {
+        let (keys, norms) = (segment.keys, segment.index);
+        cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
+        let mut scores = queries.dots_joined(keys, cost);
+        for scores in scores.chunks_exact_mut(norms.len().max(1)) {
+            scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale * *score + norm);
+        }
+        cost.score_flops += 2 * scores.len() as u64;
+        cost.aux_bytes += size_of_val(norms.as_slice()) as u64;
+        scores
+    }
+}

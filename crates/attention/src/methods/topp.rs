@@ -1,0 +1,21 @@
+//! `topp`: as many tokens as it takes to cover a share `p` of the attention, by exact weights (oracle top-p).
+//!
+//! The share is of the candidates' mass; see [`TopShare`].
+
+use std::sync::Arc;
+
+use super::topk::Exact;
+use super::{MethodEntry, ParamInfo, Role};
+use crate::granularity::Granularity;
+use crate::pick::TopShare;
+use crate::scored::Scored;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "topp",
+    role: Role::Oracle,
+    about: "fewest tokens with a share p of the attention, by exact weights",
+    reference: "an oracle; pruning by top-p: Twilight (Lin et al. 2025, arXiv:2502.02770)",
+    params: &[ParamInfo { key: "p", default: "0.95", about: "share of the candidates' attention mass, above 0 to 1" }],
+    presets: &[],
+    build: |params| Ok(Arc::new(Scored::new(Exact, TopShare::read(params)?, Granularity::QueryHead))),
+};

@@ -1,0 +1,293 @@
+//! `tova`: of a cache of fixed size, the token that the newest query attends least is evicted (TOVA, arXiv:2401.06104).
+//!
+//! A step attends what the cache holds and its own token; then the token with the smallest weight goes, be it an old one or
+//! the newest. Weights are means over all query heads of a layer, so that all its KV heads hold the same tokens. When the
+//! prefix has been read, the weights of its last query choose what the cache begins with, as in the authors' code.
+//!
+//! There is no window: a token is held for its weight alone. Sinks of the policy are beside the cache (the paper has none:
+//! `preset=paper`). What is evicted never returns, generated tokens included. The weights of a step are computed a second
+//! time to compare them, by this method as its scoring; a fused kernel would have them for nothing. That is counted.
+
+use std::sync::Arc;
+
+use super::streaming_llm::last_tokens;
+use super::{MethodEntry, ParamInfo, Preset, Role};
+use crate::cost::Cost;
+use crate::{Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule};
+use spattn_kernels::Rows;
+use spattn_kernels::softmax::softmax;
+use spattn_kernels::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "tova",
+    role: Role::Method,
+    about: "evicts at every step the token that the newest query attends least, one choice for a layer",
+    reference: "TOVA (Oren et al. 2024, arXiv:2401.06104)",
+    params: &[
+        ParamInfo { key: "k", default: "512", about: "tokens held by a layer beside sinks and the current token" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+    ],
+    presets: &[Preset {
+        name: "paper",
+        values: &[("k", "512"), ("sink", "0"), ("local", "0")],
+        source: "TOVA's abstract: an eighth of the cache is nearly enough, here of 4096 tokens; no sinks, no window",
+    }],
+    build: |params| Ok(Arc::new(Tova { budget: params.budget(Budget::Tokens(512))? })),
+};
+
+/// Eviction by the last query's weights.
+#[derive(Clone)]
+struct Tova {
+    budget: Budget,
+}
+
+/// What a KV head holds, and what its last query gave to that.
+#[derive(Clone)]
+struct Cache {
+    /// Tokens held beside the sinks, ascending.
+    held: Vec<u32>,
+    /// Weights of these, summed over the query heads of the group.
+    weights: Vec<f32>,
+    /// Tokens held at most.
+    budget: usize,
+    /// The token whose query it was.
+    newest: Option<u32>,
+}
+
+impl Cache {
+    fn keep(&mut self, places: &[u32]) {
+        self.held = places.iter().map(|place| self.held[*place as usize]).collect();
+        self.weights.clear();
+    }
+}
+
+/// Softmax weights of logits `[head][token]` (unscaled), summed over the heads.
+fn summed_weights(logits: &mut [f32], tokens: usize, scale: f32) -> Vec<f32> {
+    let mut sums = vec![0.0; tokens];
+    for weights in logits.chunks_exact_mut(tokens) {
+        weights.iter_mut().for_each(|w| *w *= scale);
+        softmax(weights);
+        sums.iter_mut().zip(&*weights).for_each(|(sum, w)| *sum += w);
+    }
+    sums
+}
+
+impl Method for Tova {
+    type Index = Cache;
+    type State = Cache;
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        vec![PromptNeed::LastQueries(1)]
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") })
+    }
+
+    fn index_key(&self) -> String {
+        format!("{:?}", self.budget)
+    }
+
+    /// All tokens but the sinks, with the weights that the last query gives them: what stays, the layer decides.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Cache {
+        let tokens = prefix.keys.elements() / prefix.d;
+        let sink = prefix.candidates.start;
+        let logits_of = |head| prefix.scores(&prefix.prompt.last_queries(1, head).to_f32(), 0..tokens);
+        let mut sums = Vec::new();
+        if tokens > 0 {
+            let mut logits: Vec<f32> = (0..prefix.prompt.group()).flat_map(logits_of).collect();
+            sums = summed_weights(&mut logits, tokens, 1.0 / (prefix.d as f32).sqrt());
+        }
+        let held: Vec<u32> = (sink as u32..tokens as u32).collect();
+        let weights = sums.get(sink..).unwrap_or_default().to_vec();
+        Cache { newest: held.last().copied(), held, weights, budget: self.budget.tokens(prefix.context()) }
+    }
+
+    /// The weights of the last query are of no use once the layer has chosen by them.
+    fn index_bytes(&self, _: &Cache) -> usize {
+        0
+    }
+
+    fn state_bytes(&self, cache: &Cache) -> usize {
+        size_of_val(cache.held.as_slice())
+    }
+
+    fn start(&self, cache: &Cache) -> Cache {
+        cache.clone()
+    }
+
+    /// The weights are those by which the step attends: what it takes to have them is counted there, and nowhere else.
+    fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Selection {
+        let (sink, newest) = (step.candidates.start as u32, step.context.tokens as u32 - 1);
+        cache.held.retain(|token| (sink..newest).contains(token));
+        let picks = Picks::softmax(cache.held.clone());
+        cache.held.push(newest);
+        let mut there = Cost::default();
+        let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
+        let mut logits = step.score_rows(Rows::F32(&keys), &mut there);
+        cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale).split_off(sink as usize);
+        cache.newest = Some(newest);
+        Selection::Shared(picks)
+    }
+
+    /// The weights of all KV heads are added up; what has the least of them is evicted from all.
+    fn agree(&self, caches: &mut [&mut Cache]) {
+        let Some((first, others)) = caches.split_first_mut() else { return };
+        let mut sums = first.weights.clone();
+        for other in &*others {
+            debug_assert_eq!(first.held, other.held, "KV heads of a layer hold the same tokens");
+            sums.iter_mut().zip(&other.weights).for_each(|(sum, w)| *sum += w);
+        }
+        let places = top_k(&sums, first.budget);
+        first.keep(&places);
+        others.iter_mut().for_each(|cache| cache.keep(&places));
+    }
+
+    /// Sinks and the current token.
+    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
+        last_tokens(policy, 1, total_tokens)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("every token that follows is held or evicted by its weight")
+    }
+
+    fn follows_tail(&self) -> bool {
+        true
+    }
+
+    /// The current token is exact, whether it is held or not.
+    fn held(&self, _: &Cache, cache: &Cache) -> Option<usize> {
+        Some(cache.held.iter().filter(|token| Some(**token) != cache.newest).count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::tests::{assert_close, configured, noise, none, prompt_queries, random_stats};
+    use super::*;
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+    use crate::{Fork, IndexCache};
+
+    const D: usize = 16;
+    const KV_HEADS: usize = 2;
+    const HEADS: usize = 4;
+
+    /// The algorithm as it is stated, on a set, in f64, for a layer.
+    struct Naive {
+        /// `[token][kv_head]`.
+        keys: Vec<Vec<Vec<f32>>>,
+        values: Vec<Vec<Vec<f32>>>,
+        held: BTreeSet<usize>,
+        sink: usize,
+        k: usize,
+    }
+
+    impl Naive {
+        /// Weight of each token that a head's query attends.
+        fn weights(&self, head: usize, query: &[f32], attended: &BTreeSet<usize>) -> Vec<(usize, f64)> {
+            let key = |t: &usize| &self.keys[*t][head / (HEADS / KV_HEADS)];
+            let dot = |t: &usize| query.iter().zip(key(t)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+            let weights: Vec<(usize, f64)> =
+                attended.iter().map(|t| (*t, (dot(t) / (D as f64).sqrt()).exp())).collect();
+            let sum: f64 = weights.iter().map(|(_, w)| w).sum();
+            weights.into_iter().map(|(t, w)| (t, w / sum)).collect()
+        }
+
+        /// Evicts what the queries `[head][d]` give the least on average, until `k` tokens beside the sinks are left.
+        fn evict(&mut self, queries: &[f32]) {
+            let attended = self.attended();
+            let of_heads: Vec<_> =
+                queries.chunks(D).enumerate().map(|(h, query)| self.weights(h, query, &attended)).collect();
+            let mean = |t: usize| of_heads.iter().flatten().filter(|(x, _)| *x == t).map(|(_, w)| w).sum::<f64>();
+            while self.held.iter().filter(|t| **t >= self.sink).count() > self.k {
+                let others = self.held.iter().copied().filter(|t| *t >= self.sink);
+                let least = others.min_by(|a, b| mean(*a).total_cmp(&mean(*b))).unwrap();
+                self.held.remove(&least);
+            }
+        }
+
+        fn attended(&self) -> BTreeSet<usize> {
+            self.held.clone()
+        }
+
+        fn output(&self, head: usize, query: &[f32]) -> Vec<f32> {
+            let weights = self.weights(head, query, &self.attended());
+            let value = |t: usize, c: usize| f64::from(self.values[t][head / (HEADS / KV_HEADS)][c]);
+            (0..D).map(|c| weights.iter().map(|(t, w)| w * value(*t, c)).sum::<f64>() as f32).collect()
+        }
+    }
+
+    /// Key of every KV head; with `peaks`, some tokens are attended by most queries, others by none.
+    fn keys(token: usize, peaks: bool) -> Vec<f32> {
+        let factor = match (peaks, token % 11) {
+            (true, 3) => 4.0,
+            (true, 7) => 0.1,
+            _ => 1.0,
+        };
+        noise(KV_HEADS * D, 40_000 + token as u64).iter().map(|x| x * factor).collect()
+    }
+
+    fn check(prefix_tokens: usize, sink: usize, k: usize, peaks: bool) {
+        let mut kv = LayerKv::new(KvDtype::F32, KV_HEADS, D, prefix_tokens);
+        let mut naive = Naive { keys: vec![], values: vec![], held: (0..prefix_tokens).collect(), sink, k };
+        let split = |row: &[f32]| row.chunks(D).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        for t in 0..prefix_tokens {
+            let (key, value) = (keys(t, peaks), noise(KV_HEADS * D, 90_000 + t as u64));
+            kv.append(&key, &value);
+            naive.keys.push(split(&key));
+            naive.values.push(split(&value));
+        }
+        let prefix = Prefix::new(vec![kv]);
+        let method = configured(&format!("tova:k={k}"), &Policy { sink, ..none() });
+        let stats = random_stats(&method.method, &prefix, HEADS);
+        let mut fork: Fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let of_prompt = prompt_queries(0, prefix_tokens * HEADS * D);
+        if prefix_tokens > 0 {
+            naive.evict(&of_prompt[(prefix_tokens - 1) * HEADS * D..]);
+        }
+        let what = format!("{prefix_tokens} tokens, sink {sink}, k {k}, peaks {peaks}");
+        let mut gone: BTreeSet<usize> = BTreeSet::new();
+        let mut attended = 0;
+        for t in prefix_tokens..prefix_tokens + 50 {
+            let (key, value) = (keys(t, peaks), noise(KV_HEADS * D, 90_000 + t as u64));
+            let queries = noise(HEADS * D, 7_000 + t as u64);
+            let mut out = vec![f32::NAN; HEADS * D];
+            fork.step(0, &queries, &key, &value, &mut out);
+            naive.keys.push(split(&key));
+            naive.values.push(split(&value));
+            naive.held.insert(t);
+            for (head, (query, out)) in queries.chunks(D).zip(out.chunks(D)).enumerate() {
+                assert_close(out, &naive.output(head, query), 1e-5, &format!("{what}, token {t}, head {head}"));
+            }
+            attended += naive.held.len();
+            naive.evict(&queries);
+            assert!(naive.held.is_disjoint(&gone), "what was evicted stays so");
+            gone.extend((0..=t).filter(|x| !naive.held.contains(x)));
+            let held = naive.held.iter().filter(|x| **x != t).count() + 1;
+            assert_eq!(fork.kv_tokens_held(), held as f64, "{what}, token {t}");
+        }
+        assert!(gone.iter().any(|t| *t >= prefix_tokens), "generated tokens are evicted too");
+        // What is held is read once by each KV head, key and value, and multiplied once by each query head, to weigh it and to attend it.
+        let cost = fork.costs().total(|_| true);
+        assert_eq!(cost.kv_bytes as usize, attended * KV_HEADS * 2 * 4 * D, "{what}");
+        assert_eq!((cost.score_flops, cost.aux_bytes), (0, 0), "{what}");
+        assert_eq!(cost.attend_flops as usize, attended * HEADS * 4 * D, "{what}");
+        // Beside the cache, each KV head has the list of what it holds beside the sinks, in 32 bits.
+        let listed = naive.held.iter().filter(|token| **token >= sink).count();
+        let bits = 32.0 * listed as f64 / fork.tokens() as f64;
+        assert!((fork.aux_bits() - bits).abs() < 1e-9, "{what}: {} bits, not {bits}", fork.aux_bits());
+    }
+
+    #[test]
+    fn equals_the_algorithm_on_a_set_for_all_heads_of_a_layer() {
+        for peaks in [false, true] {
+            for (prefix_tokens, sink, k) in [(60, 0, 12), (60, 3, 1), (45, 2, 30), (9, 4, 20), (2, 4, 7), (0, 0, 5)] {
+                check(prefix_tokens, sink, k, peaks);
+            }
+        }
+    }
+}

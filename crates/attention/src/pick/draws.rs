@@ -1,0 +1,208 @@
+//! Independent draws from the distribution that the scores, taken for logits, give to the candidates (MagicPIG,
+//! Definition 3.1 and eq. 4–5): a token weighs as often as it was drawn.
+//!
+//! With `proposal=value_norm` tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token that was drawn
+//! `f_i` times weighs `(f_i/B)·(w_i/u_i)`: unbiased as well, with the least variance that independent draws can have about zero.
+//!
+//! With `density=` one number of draws is solved for all heads of an example: the least from which the expected
+//! number of distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. Where
+//! attention is sharp no number of draws is; the most tried is 16 for each candidate.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use rand::RngExt;
+#[cfg(feature = "cuda")]
+use rand::SeedableRng;
+
+use super::{Picker, ScoredRow};
+use crate::cost::Cost;
+use crate::device::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceRoom, DeviceStep, RowSeed};
+#[cfg(feature = "cuda")]
+use crate::method::mix_seed;
+use crate::{Context, Histogram, Picks, Probe, ProbeHead, Solved, Tuned, Weighting, least_reaching};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
+
+/// Independent draws from the exact weights of the candidates.
+pub(crate) struct Draws {
+    /// Draws for each query.
+    pub budget: Tuned<NonZero<usize>>,
+    /// What draws are made in proportion to.
+    pub proposal: Proposal,
+}
+
+/// What a token's probability of being drawn is in proportion to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proposal {
+    /// Its weight `w`.
+    Attention,
+    /// `w‖v‖`, its weight times the norm of its value.
+    ValueNorm,
+}
+
+/// Scores are written, and passed over for the largest and for the sums.
+const PASSES: u64 = 3;
+
+/// Weights below `exp(−40)` are never drawn.
+const SMALLEST_LOG_WEIGHT: f64 = 40.0;
+
+/// Expected distinct tokens among `draws`, as a share of the tokens whose weights were counted, each as
+/// `−ln w` over [`SMALLEST_LOG_WEIGHT`].
+fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
+    weights.mean(|x| -(draws as f64 * (-(-SMALLEST_LOG_WEIGHT * x).exp()).ln_1p()).exp_m1())
+}
+
+impl Proposal {
+    /// What is added to the logarithm of each candidate's weight.
+    fn log_norms(self, head: &ProbeHead<'_>) -> Vec<f64> {
+        let (prefix, candidates) = (&head.prefix, head.prefix.candidates.clone());
+        match self {
+            Self::Attention => vec![0.0; candidates.len()],
+            Self::ValueNorm => {
+                let values = prefix.values.slice(candidates, prefix.d).to_f32();
+                let log_norm = |v: &[f32]| {
+                    let square: f64 = v.iter().map(|x| f64::from(*x).powi(2)).sum();
+                    0.5 * square.max(f64::MIN_POSITIVE).ln()
+                };
+                values.chunks_exact(prefix.d).map(log_norm).collect()
+            }
+        }
+    }
+}
+
+impl Picker for Draws {
+    fn is_known(&self) -> bool {
+        self.budget.density().is_none()
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
+        const MOST_DRAWS: usize = 16;
+        let wanted = probe.tokens(self.budget.density()?) / probe.candidates() as f64;
+        let weights = Histogram::pooled(probe.measure(|head| {
+            let mut weights = Histogram::new();
+            let norms = self.proposal.log_norms(head);
+            head.each_logits(|logits| {
+                let logs: Vec<f64> = logits.iter().zip(&norms).map(|(x, norm)| f64::from(*x) + norm).collect();
+                let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let log_sum = max + logs.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
+                logs.iter().for_each(|x| weights.add((log_sum - x) / SMALLEST_LOG_WEIGHT));
+            });
+            weights
+        }));
+        let draws = 1..=MOST_DRAWS * probe.candidates();
+        let budget = least_reaching(draws, wanted, |draws| expected_distinct(&weights, draws));
+        let picker = Self { budget: Tuned::Value(NonZero::new(budget)?), ..*self };
+        Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") })
+    }
+
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        // Of a prefix without a candidate no number of draws follows: what comes after it is attended whole.
+        let Tuned::Value(budget) = self.budget else {
+            return Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
+        };
+        cost.select_bytes += PASSES * row.pass();
+        let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let norms = match self.proposal {
+            Proposal::Attention => Vec::new(),
+            Proposal::ValueNorm => (row.value_norms)(cost),
+        };
+        let mut cumulative = Vec::with_capacity(row.scores.len());
+        let (mut total, mut mass) = (0.0f64, 0.0f64);
+        for (i, s) in row.scores.iter().enumerate() {
+            let weight = f64::from((row.scale * (s - max)).exp());
+            mass += weight;
+            total += norms.get(i).map_or(weight, |norm| weight * f64::from(*norm));
+            cumulative.push(total);
+        }
+        let mut rng = row.rng();
+        let budget = budget.get();
+        let mut draws: Vec<u32> = (0..budget)
+            .map(|_| {
+                let x = rng.random::<f64>() * total;
+                cumulative.partition_point(|c| *c <= x).min(row.scores.len() - 1) as u32
+            })
+            .collect();
+        // What a token drawn with `u` in place of `w` weighs; values that are all zero add nothing, whatever they weigh.
+        let correction = |token: u32| match norms.get(token as usize) {
+            Some(norm) if *norm > 0.0 => (total / (f64::from(*norm) * mass)) as f32,
+            _ => 1.0,
+        };
+        draws.sort_unstable();
+        let first = row.candidates.start as u32;
+        let mut picks: (Vec<u32>, Vec<f32>) = Default::default();
+        for run in draws.chunk_by(|a, b| a == b) {
+            picks.0.push(run[0] + first);
+            picks.1.push(correction(run[0]) * (run.len() as f32 / budget as f32));
+        }
+        let log_mass = row.scale * max + (mass as f32).ln();
+        Picks { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
+    }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        (self.is_known() && self.proposal == Proposal::Attention).then_some(self as &dyn DevicePicker)
+    }
+}
+
+impl DevicePicker for Draws {
+    fn cost(&self, scores: usize) -> Cost {
+        Cost { select_bytes: PASSES * (scores * size_of::<f32>()) as u64, ..Cost::default() }
+    }
+
+    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+        self.budget.value().get().min(pages.all) as u32
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let (gpu, most) = (step.prefix.gpu, self.budget.value().get().min(of.tokens.len()));
+        to.lists.resize_weighted(gpu, [step.seeds.len(), lists], [most, most], of.tokens.end)?;
+        let group = lists / step.prefix.cache.kv_heads;
+        let seed =
+            |row: &RowSeed, list: usize| mix_seed(row.of_head(step.prefix.layer, list / group), (list % group) as u64);
+        let seeds = step.seeds.iter().flat_map(|row| (0..lists).map(move |list| seed(row, list)));
+        to.draws.keys.set(gpu, seeds.flat_map(key_of).collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        (of, _): (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        let DeviceRoom { lists, draws, .. } = to;
+        step.prefix.gpu.draw_tokens(scores, (self.budget.value().get(), scale), first, of.tokens.clone(), lists, draws)
+    }
+}
+
+/// The key that a generator of this seed has.
+#[cfg(feature = "cuda")]
+fn key_of(seed: u64) -> [u32; DRAW_KEY] {
+    let key = rand_chacha::ChaCha8Rng::seed_from_u64(seed).get_seed();
+    let (words, _) = key.as_chunks::<4>();
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expected_distinct_draws_are_those_of_the_formula() {
+        let mut weights = Histogram::new();
+        let mut exact = vec![0.7, 0.1];
+        exact.extend([0.2 / 400.0; 400]);
+        exact.iter().for_each(|w: &f64| weights.add(-w.ln() / SMALLEST_LOG_WEIGHT));
+        for draws in [1, 16, 500, 100_000] {
+            let expected = exact.iter().map(|w| 1.0 - (1.0 - w).powi(draws)).sum::<f64>() / exact.len() as f64;
+            let measured = expected_distinct(&weights, draws as usize);
+            assert!((measured / expected - 1.0).abs() < 1e-3, "{draws}: {measured} instead of {expected}");
+        }
+    }
+}

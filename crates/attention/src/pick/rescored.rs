@@ -1,0 +1,77 @@
+//! Two stages: many by the method's own scores, and of these the few that finer scores ask for (Twilight, arXiv:2502.02770).
+//!
+//! The first stage takes the best so many, whole pages where scores are of pages; the second scores each of their tokens
+//! again, by its exact key or by its key in 4 bits, and takes the fewest with a share `p` of the mass that these scores
+//! estimate, or the best `k2`. The share is of what the first stage left, as in Twilight: static tokens are attended
+//! anyway. Twilight quantises a key by the range of its own channels; here keys in 4 bits are those of
+//! [`QuantisedRows`](crate::kv::quantised::QuantisedRows), where a channel has a range over 128 tokens.
+//!
+//! With `density=`, the second stage takes as many as that gives at each step, out of four times as many: then budgets are
+//! equal for all heads, and `p` is not used.
+
+use std::sync::Arc;
+
+use super::{Picker, ScoredRow, Top, TopShare};
+use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+use crate::{Budget, Params, Picks};
+use spattn_base::error::UsageError;
+
+/// By what tokens are scored again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finer {
+    /// Their keys.
+    Keys,
+    /// Their keys in 4 bits, which the index holds for this.
+    Codes,
+}
+
+/// The best, scored again.
+pub(crate) struct Rescored {
+    first: Top,
+    finer: Finer,
+    then: Arc<dyn Picker>,
+}
+
+impl Rescored {
+    /// Takes in the first stage's budget, and reads the second one's: `p`, or `k2`.
+    pub(crate) fn read(params: &mut Params, budget: Budget, finer: Finer) -> Result<Self, UsageError> {
+        if let Budget::Density(density) = budget {
+            super::refuse(params, &["p", "k2"], "sets how many are picked, and so does density")?;
+            let first = Top { budget: Budget::Density((4.0 * density).min(1.0)) };
+            return Ok(Self { first, finer, then: Arc::new(Top { budget }) });
+        }
+        let then: Arc<dyn Picker> = if params.is_given("k2") {
+            super::refuse(params, &["p"], "is a share to cover, and k2 a number of tokens")?;
+            let k2 = params.get_within("k2", 64, 1..=MOST_TOKENS)?;
+            Arc::new(Top { budget: Budget::Tokens(k2) })
+        } else {
+            super::refuse(params, &["k2"], "is not given")?;
+            Arc::new(TopShare::read(params)?)
+        };
+        Ok(Self { first: Top { budget }, finer, then })
+    }
+}
+
+/// Tokens that are not `picked`, both ascending.
+pub(super) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
+    tokens.iter().filter(|token| picked.binary_search(token).is_err()).copied().collect()
+}
+
+impl Picker for Rescored {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        let left = self.first.pick(row, cost).tokens;
+        let scores = (row.rescore)(self.finer, &left, cost);
+        let again = ScoredRow { scores: &scores, page: 1, least: 0, candidates: 0..left.len(), ..row.clone() };
+        let places = self.then.pick(&again, cost).tokens;
+        let picked: Vec<u32> = places.iter().map(|place| left[*place as usize]).collect();
+        if self.finer == Finer::Keys {
+            (row.pass_over)(&others(&left, &picked), cost);
+        }
+        Picks::softmax(picked)
+    }
+
+    fn finer(&self) -> Option<Finer> {
+        Some(self.finer)
+    }
+}

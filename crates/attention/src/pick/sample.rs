@@ -1,0 +1,243 @@
+//! The best by score, and a uniform sample of the rest that is as large as an error bound asks (vAttention, arXiv:2510.05688).
+//!
+//! Attention is a ratio of sums over tokens. The tokens with the largest scores, and the static ones, are summed exactly. A
+//! sum over the rest is estimated from tokens that are drawn without replacement, each as likely as any other, and that
+//! count for all they stand for: `N/b` times if `b` of `N` were drawn. How many have to be drawn is told by a base sample:
+//! its standard deviation `σ` of `exp(q·k/√d)`, and the denominator `D` that it gives, ask for
+//! `b ≥ (z·N·σ / (ε·D))²` tokens for the denominator to be off by more than `ε·D` with a probability of `δ`, by the
+//! central limit theorem, where `z` is the normal quantile of `1 − δ/2`.
+//!
+//! As in the authors' code, the bound is on the denominator; the paper also has one on the numerator, which would need
+//! values, and one of both. As there, the `b` tokens are drawn from all of the rest, and the base sample is but looked at: it
+//! is attended as far as it is drawn again. So no more than `b` tokens are attended beside the best, and the size of the
+//! sample, which depends on the base sample, biases neither sum. `b` is the size of the base sample at least. The code
+//! draws with replacement, and takes the quantile of `1 − δ`; errors have two sides, so that of `1 − δ/2` is taken here.
+//!
+//! With `density=`, half of the budget is picked by score, the base sample has the size of an eighth of it, and one `ε` is solved for
+//! all heads of an example that makes the sample the other half on average. A group that picks as one draws as many as
+//! the most demanding of its heads, and scores that miss some of the best leave a rest that varies more: both exceed the
+//! density.
+
+use std::sync::Arc;
+
+use rand::seq::index;
+use rand_chacha::ChaCha8Rng;
+use statrs::function::erf::erfc_inv;
+
+use super::rescored::others;
+use super::{Picker, ScoredRow};
+use crate::cost::Cost;
+use crate::{Budget, Params, Picks, Probe, ProbeHead, Solved, Weighting, mix_seed};
+use rand::SeedableRng;
+use spattn_base::error::UsageError;
+use spattn_kernels::topk::top_k;
+
+/// The best, and a sample of the rest.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    /// Tokens picked by score, in whole pages; with a density, what is picked by score and drawn together.
+    pub budget: Budget,
+    /// Error of the denominator that is allowed, as a share of it.
+    pub epsilon: f64,
+    /// Probability with which it may be larger.
+    pub delta: f64,
+    /// Base sample, as a share of the tokens that are not picked by score.
+    pub base: f64,
+}
+
+impl Sample {
+    /// Allowed error, and the probability of a larger one, if none are given.
+    pub const TOLERANCE: f64 = 0.1;
+    /// Share of the base sample if none is given.
+    pub const BASE: f64 = 0.05;
+
+    /// Reads the budget, `epsilon`, `delta` and `base`.
+    pub(crate) fn read(
+        params: &mut Params,
+        budget: impl FnOnce(&mut Params) -> Result<Budget, UsageError>,
+    ) -> Result<Self, UsageError> {
+        const BELOW_ONE: &str = "a number above 0 and below 1";
+        let budget = budget(params)?;
+        let mut share = |key, default: f64, most: f64, range| {
+            let x: f64 = params.get_minor_as(key, default, range)?;
+            if x > 0.0 && x <= most { Ok(x) } else { Err(params.bad_value(key, &x.to_string(), range)) }
+        };
+        let below_one = 1.0 - f64::EPSILON;
+        let epsilon = share("epsilon", Self::TOLERANCE, 1.0, "a number above 0 and up to 1")?;
+        let delta = share("delta", Self::TOLERANCE, below_one, BELOW_ONE)?;
+        let base = share("base", Self::BASE, below_one, BELOW_ONE)?;
+        Ok(Self { budget, epsilon, delta, base })
+    }
+
+    /// Tokens of the base sample from `rest` tokens; a deviation takes two.
+    fn base_of(&self, rest: usize) -> usize {
+        ((self.base * rest as f64).ceil() as usize).max(2)
+    }
+
+    /// The quantile of the normal distribution that an error of either sign exceeds with probability `delta`.
+    fn quantile(&self) -> f64 {
+        std::f64::consts::SQRT_2 * erfc_inv(self.delta)
+    }
+
+    /// How many of the `rest` tokens are drawn, by what the base sample of `base` tokens says.
+    fn size(&self, relative_deviation: f64, base: usize, rest: usize) -> usize {
+        let needed = (self.quantile() * relative_deviation / self.epsilon).powi(2).ceil();
+        (needed as usize).clamp(base, rest.max(base))
+    }
+
+    /// What each query of a head's probe says of the size of its sample, if `best` tokens are picked by score.
+    fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
+        let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
+        let (tokens, scale) = (head.prefix.keys.elements() / d, 1.0 / (d as f32).sqrt());
+        let (rest, place) = (candidates.len() - best, mix_seed(head.prefix.layer as u64, head.prefix.kv_head as u64));
+        let base = self.base_of(rest);
+        let of_query = |(i, query): (usize, &[f32])| {
+            let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(place, i as u64));
+            let logits: Vec<f32> = head.prefix.scores(query, 0..tokens).iter().map(|x| scale * x).collect();
+            let first = candidates.start as u32;
+            let picked: Vec<u32> = top_k(&logits[candidates.clone()], best).iter().map(|i| i + first).collect();
+            let drawn = outside(&picked, first, &draw(&mut rng, rest, base));
+            let fixed = (0..candidates.start).chain(candidates.end..tokens).chain(picked.iter().map(|t| *t as usize));
+            let fixed: Vec<f32> = fixed.map(|t| logits[t]).collect();
+            let drawn: Vec<f32> = drawn.iter().map(|t| logits[*t as usize]).collect();
+            relative_deviation(&fixed, &drawn, rest)
+        };
+        head.queries.chunks_exact(d).enumerate().map(of_query).collect()
+    }
+}
+
+/// `N·σ/D`: the standard deviation of one draw's estimate of what the `rest` of the tokens sum up to, as a share of the
+/// denominator that the logits of a base sample of them and of all tokens that are summed exactly give.
+fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
+    let max = fixed.iter().chain(base).copied().fold(f32::NEG_INFINITY, f32::max);
+    let exponential = |logit: &f32| (f64::from(*logit) - f64::from(max)).exp();
+    let of_base: Vec<f64> = base.iter().map(exponential).collect();
+    let mean = of_base.iter().sum::<f64>() / of_base.len() as f64;
+    let variance = of_base.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (of_base.len() - 1) as f64;
+    let denominator = fixed.iter().map(exponential).sum::<f64>() + rest as f64 * mean;
+    rest as f64 * variance.sqrt() / denominator
+}
+
+/// So many of `0..all`, ascending, each as likely as any other.
+fn draw(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Vec<u32> {
+    let mut drawn: Vec<u32> = index::sample(rng, all, count).iter().map(|i| i as u32).collect();
+    drawn.sort_unstable();
+    drawn
+}
+
+/// The numbers from `first` on that stand at some places, ascending, among those that are not `taken`, ascending.
+fn outside(taken: &[u32], first: u32, places: &[u32]) -> Vec<u32> {
+    let mut passed = 0;
+    let number = |place: &u32| {
+        while taken.get(passed).is_some_and(|t| *t - first <= place + passed as u32) {
+            passed += 1;
+        }
+        first + place + passed as u32
+    };
+    places.iter().map(number).collect()
+}
+
+impl Picker for Sample {
+    fn is_known(&self) -> bool {
+        !matches!(self.budget, Budget::Density(_))
+    }
+
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        cost.select_bytes += 2 * row.pass();
+        let pages = self.budget.blocks(row.context, row.page).max(row.least);
+        let mut tokens = row.tokens(&top_k(row.scores, pages));
+        let (first, best) = (row.candidates.start as u32, tokens.len());
+        let rest = row.candidates.len() - best;
+        let base = self.base_of(rest);
+        let all = || Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
+        if base >= rest {
+            return all();
+        }
+        let mut rng = row.rng();
+        let looked_at = outside(&tokens, first, &draw(&mut rng, rest, base));
+        let fixed: Vec<u32> = row.fixed().chain(tokens.iter().copied()).collect();
+        let (fixed, of_base) = (row.exact_logits(&fixed), row.exact_logits(&looked_at));
+        let deviations = fixed.iter().zip(&of_base).map(|(fixed, base)| relative_deviation(fixed, base, rest));
+        let size = self.size(deviations.fold(0.0, f64::max), base, rest);
+        if size >= rest {
+            return all();
+        }
+        let drawn = outside(&tokens, first, &draw(&mut rng, rest, size));
+        // The rest of what is looked at here is attended, and counted there.
+        (row.pass_over)(&others(&looked_at, &drawn), cost);
+        let mut log_u = vec![0.0; best];
+        log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
+        tokens.extend(drawn);
+        Picks { tokens, weighting: Weighting::LogBias(log_u) }
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
+        let Budget::Density(density) = self.budget else { return None };
+        let (wanted, candidates) = (probe.tokens(density), probe.candidates());
+        let best = (wanted / 2.0).round().max(1.0) as usize;
+        if wanted >= candidates as f64 {
+            let picker = Self { budget: Budget::Tokens(candidates), ..*self };
+            return Some(Solved { method: Arc::new(picker), params: format!("k={candidates}") });
+        }
+        let rest = candidates - best;
+        let base = (wanted / 8.0 / rest as f64).min(0.5);
+        let with = |epsilon| Self { budget: Budget::Tokens(best), epsilon, base, ..*self };
+        let sampler = with(1.0);
+        let drawn = sampler.base_of(rest);
+        let wanted = wanted - best as f64;
+        if drawn >= rest {
+            return Some(solved(sampler));
+        }
+        let deviations = probe.measure(|head| sampler.deviations(head, best)).concat();
+        let mean = |epsilon| {
+            let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest) as f64);
+            sizes.sum::<f64>() / deviations.len() as f64
+        };
+        // By halves of the logarithm: sizes fall as the error grows.
+        let (mut low, mut high) = (SMALLEST_EPSILON, 1.0f64);
+        for _ in 0..STEPS {
+            let middle = (low * high).sqrt();
+            if mean(middle) > wanted { low = middle } else { high = middle }
+        }
+        Some(solved(with(high)))
+    }
+}
+
+/// Below it all of the rest is drawn.
+const SMALLEST_EPSILON: f64 = 1e-6;
+
+/// Halvings of the range in which an error is searched.
+const STEPS: usize = 40;
+
+fn solved(sampler: Sample) -> Solved<Arc<dyn Picker>> {
+    let Budget::Tokens(k) = sampler.budget else { unreachable!("solved for tokens") };
+    let params = format!("k={k},epsilon={:.7},base={:.7}", sampler.epsilon, sampler.base);
+    Solved { method: Arc::new(sampler), params }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_outside_are_those_of_a_list_without_what_is_taken() {
+        for (taken, first) in [(vec![], 5u32), (vec![5, 6, 9], 5), (vec![7, 8, 20], 3), (vec![11, 12], 11)] {
+            let left: Vec<u32> = (first..60).filter(|x| !taken.contains(x)).collect();
+            for places in [vec![], vec![0], vec![0, 1, 2, 3], vec![1, 7, 8, 30]] {
+                let expected: Vec<u32> = places.iter().map(|p| left[*p as usize]).collect();
+                assert_eq!(outside(&taken, first, &places), expected, "{taken:?} from {first}, {places:?}");
+            }
+        }
+    }
+
+    /// Reference: scipy 1.17.1, `stats.norm.ppf(1 - delta / 2)`.
+    #[test]
+    fn quantiles_are_of_both_sides() {
+        let sample = |delta| Sample { budget: Budget::Tokens(1), epsilon: 0.1, delta, base: 0.1 };
+        for (delta, quantile) in
+            [(0.05, 1.959_963_984_540_054), (0.1, 1.644_853_626_951_472), (0.5, 0.674_489_750_196_081)]
+        {
+            assert!((sample(delta).quantile() - quantile).abs() < 1e-7);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! As many of the largest scores as it takes to cover a share of the attention that they estimate (top-p).
+//!
+//! Scores are taken for logits. The share is of the candidates' mass: static tokens are attended anyway. Where
+//! attention is sharp this takes few tokens, where it is flat many, so the budget is an outcome. With `density=` one
+//! share is solved for all heads of an example, by the exact logits of the last queries of its prefix.
+
+use std::sync::Arc;
+
+use super::{Picker, ScoredRow};
+use crate::cost::Cost;
+use crate::device::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceRoom, DeviceStep};
+use crate::{Context, Params, Picks, Probe, Solved, Tuned};
+use spattn_base::error::UsageError;
+#[cfg(feature = "cuda")]
+use spattn_cuda::{GpuError, Pages, Scores};
+use spattn_kernels::share::{share_passes, top_share};
+
+/// The smallest set of candidates with a share of the mass.
+pub(crate) struct TopShare {
+    /// Share of the candidates' mass, above 0 to 1.
+    pub p: Tuned<f64>,
+}
+
+impl TopShare {
+    /// Reads `p`, or the `density` that it is to give.
+    pub(crate) fn read(params: &mut Params) -> Result<Self, UsageError> {
+        const RANGE: &str = "a number above 0 and up to 1";
+        let p = params.tuned("p", 0.95, RANGE)?;
+        match p {
+            Tuned::Value(p) if !(p > 0.0 && p <= 1.0) => Err(params.bad_value("p", &p.to_string(), RANGE)),
+            _ => Ok(Self { p }),
+        }
+    }
+}
+
+/// Weights of the heaviest so many candidates, the largest weight being 1.
+struct Covered(Vec<f64>);
+
+impl Covered {
+    /// By logits.
+    fn new(logits: &[f32]) -> Self {
+        let mut descending = logits.to_vec();
+        descending.sort_unstable_by(|a, b| b.total_cmp(a));
+        let max = descending.first().copied().unwrap_or(0.0);
+        let mut total = 0.0;
+        let covered = descending.into_iter().map(|logit| {
+            total += f64::from((logit - max).exp());
+            total
+        });
+        Self(covered.collect())
+    }
+
+    /// How many of the heaviest it takes to cover a share `p`.
+    fn needed(&self, p: f64) -> usize {
+        let all = self.0.len();
+        let total = self.0.last().copied().unwrap_or(0.0);
+        if p < 1.0 { (self.0.partition_point(|covered| *covered < p * total) + 1).min(all) } else { all }
+    }
+}
+
+/// Shares that are tried for a density, by their log-odds: from 0.0003 to all but 10⁻⁷.
+fn ladder() -> impl Iterator<Item = f64> {
+    (-64..=128).map(|eighths| f64::from(eighths) / 8.0)
+}
+
+fn share(log_odds: f64) -> f64 {
+    1.0 / (1.0 + (-log_odds).exp())
+}
+
+impl Picker for TopShare {
+    fn is_known(&self) -> bool {
+        self.p.density().is_none()
+    }
+
+    /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
+        let wanted = probe.tokens(self.p.density()?);
+        let heads = probe.measure(|head| {
+            let (mut needed, mut queries) = (vec![0.0; ladder().count()], 0.0);
+            head.each_logits(|logits| {
+                let covered = Covered::new(logits);
+                needed.iter_mut().zip(ladder()).for_each(|(sum, rung)| *sum += covered.needed(share(rung)) as f64);
+                queries += 1.0;
+            });
+            (needed, queries)
+        });
+        let queries: f64 = heads.iter().map(|(_, queries)| queries).sum();
+        let mean = |rung: usize| heads.iter().map(|(needed, _)| needed[rung]).sum::<f64>() / queries;
+        let rungs: Vec<(f64, f64)> = ladder().enumerate().map(|(i, log_odds)| (log_odds, mean(i))).collect();
+        let p = match rungs.iter().position(|(_, tokens)| *tokens >= wanted) {
+            _ if wanted >= probe.candidates() as f64 => 1.0,
+            None => 1.0,
+            Some(0) => share(rungs[0].0),
+            Some(above) => {
+                let [(low, fewer), (high, more)] = [rungs[above - 1], rungs[above]];
+                share(low + (high - low) * (wanted - fewer) / (more - fewer))
+            }
+        };
+        Some(Solved { method: Arc::new(Self { p: Tuned::Value(p) }), params: format!("p={p:.7}") })
+    }
+
+    /// Pages have as many tokens, so a page's share is that of its score.
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        *cost += self.cost(row.scores.len());
+        Picks::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
+    }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        // Until a density is solved for there is no share.
+        self.p.density().is_none().then_some(self)
+    }
+}
+
+/// What a device expects of lists as long as it happens: one of so many candidates.
+#[cfg(feature = "cuda")]
+const EXPECTED: usize = 16;
+
+impl DevicePicker for TopShare {
+    fn cost(&self, scores: usize) -> Cost {
+        let pass = (scores * size_of::<f32>()) as u64;
+        Cost { select_bytes: pass * share_passes(scores), ..Cost::default() }
+    }
+
+    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+        pages.all as u32
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let (rows, most) = (step.numbers.len(), of.tokens.len());
+        to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / EXPECTED], of.tokens.end)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        (of, least): (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The share that is solved for gives the number that was asked for only if steps pick as the ladder counts.
+    #[test]
+    fn the_ladder_counts_what_is_picked() {
+        for n in [200, 5000] {
+            let logits: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 / 20.0 + i as f32 * 1e-5).collect();
+            let covered = Covered::new(&logits);
+            for rung in ladder() {
+                let (counted, picked) = (covered.needed(share(rung)), top_share(&logits, 1.0, share(rung), 0).len());
+                // What rounds by so little that no share can tell.
+                let spare = if rung > 12.0 { n / 200 } else { 1 };
+                assert!(counted.abs_diff(picked) <= spare, "{n}, {rung}: {counted} counted, {picked} picked");
+            }
+            assert_eq!(covered.needed(1.0), n);
+        }
+        assert_eq!(Covered::new(&[]).needed(0.5), 0);
+    }
+}

@@ -1,0 +1,74 @@
+//! The largest scores, as many as the budget says.
+
+use super::{Picker, ScoredRow};
+use crate::cost::Cost;
+use crate::device::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::{DeviceRoom, DeviceStep};
+use crate::{Budget, Context, Picks};
+#[cfg(feature = "cuda")]
+use spattn_cuda::{GpuError, Pages, Scores};
+use spattn_kernels::topk::top_k;
+
+/// The pages with the largest scores; of equal ones the earlier.
+pub(crate) struct Top {
+    /// Tokens, in whole pages.
+    pub budget: Budget,
+}
+
+impl Top {
+    /// Pages to pick.
+    fn pages(&self, context: Context, size: usize, least: usize) -> usize {
+        self.budget.blocks(context, size).max(least)
+    }
+}
+
+impl Picker for Top {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        *cost += self.cost(row.scores.len());
+        let pages = self.pages(row.context, row.page, row.least);
+        Picks::softmax(row.tokens(&top_k(row.scores, pages)))
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.budget.is_none()
+    }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        Some(self)
+    }
+}
+
+impl DevicePicker for Top {
+    /// Scores are written once, and passed over once: what a sample has not ruled out is few.
+    fn cost(&self, scores: usize) -> Cost {
+        Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
+    }
+
+    fn is_of_largest(&self) -> bool {
+        true
+    }
+
+    fn number(&self, context: Context, pages: &LeastPages) -> u32 {
+        self.pages(context, pages.size, pages.least).min(pages.all) as u32
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let most = step.numbers.iter().max().map_or(0, |most| (*most as usize * of.size).min(of.tokens.len()));
+        to.lists.resize(step.prefix.gpu, step.numbers.len(), lists, most, of.tokens.end)?;
+        to.numbers.set(step.prefix.gpu, step.numbers.to_vec())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        (of, _): (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        step.prefix.gpu.top_pages(scores, &to.numbers, first, of, &mut to.lists)
+    }
+}

@@ -1,0 +1,259 @@
+//! Prompts of which every row attends its own picks: those that a decoding step at its position would have.
+//!
+//! A [`RowMask`] keeps an index for each KV head that grows as the prompt is read, and picks for some rows at a time;
+//! [`RowReader`] attends what was picked, row by row, as the engine attends a step.
+
+use std::any::Any;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::Configured;
+use super::calibration::PrefillChunk;
+use super::engine::head_seed;
+use super::head::{HeadKv, Picked, Queries};
+use super::method::{Exact, Selection};
+use super::policy::Policy;
+use super::prefill::{BlockCost, QueryBlock, by_head};
+use super::schedule::LayerShare;
+use super::scorer::Place;
+use crate::cost::Cost;
+use spattn_kernels::Rows;
+
+/// Picks for each row of a prompt.
+pub trait RowMask: Send + Sync {
+    /// What is stored of a KV head before its first token.
+    fn begin(&self) -> Box<dyn Any + Send + Sync>;
+
+    /// Takes in the tokens that may be picked by the last row that was read.
+    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>);
+
+    /// What each row of a block picks, all of whose candidates were taken in. Adds what scoring cost (`score_flops`).
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection>;
+}
+
+/// Keys and values `[token][d]` of a KV head, as far as they were read.
+pub struct RowHead<'a> {
+    /// Which one.
+    pub place: Place,
+    /// Rotated keys.
+    pub keys: Rows<'a>,
+    /// Values.
+    pub values: Rows<'a>,
+}
+
+impl<'a> RowHead<'a> {
+    /// What a row sees: the first `tokens` tokens, as if they were a prefix.
+    fn up_to(&self, tokens: usize) -> HeadKv<'a> {
+        let d = self.place.d;
+        let nothing = self.keys.slice(0..0, d);
+        HeadKv {
+            prefix_keys: self.keys.slice(0..tokens, d),
+            prefix_values: self.values.slice(0..tokens, d),
+            tail_keys: nothing,
+            tail_values: nothing,
+            prefix_tokens: tokens,
+            tail_tokens: 0,
+            d,
+        }
+    }
+}
+
+/// Reads a prompt row by row.
+pub(super) struct RowReader<'a> {
+    mask: &'a dyn RowMask,
+    policy: &'a Policy,
+    /// By layer: what it is given of a budget.
+    shares: Vec<LayerShare>,
+    seed: u64,
+    /// What is stored, `[layer][kv_head]`.
+    states: Vec<Vec<Box<dyn Any + Send + Sync>>>,
+}
+
+impl<'a> RowReader<'a> {
+    /// Rows that are scored together.
+    pub const ROWS: usize = 32;
+
+    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
+        let (policy, states) = (&method.policy, (0..layers).map(|_| Vec::new()).collect());
+        let dense = policy.dense(layers);
+        let shares = (0..layers).map(|layer| policy.schedule.share(&dense, layer)).collect();
+        Self { mask, policy, shares, seed, states }
+    }
+
+    /// Attends a chunk into `out: [token][head][d]`; what each block of rows cost.
+    pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+        let (kv_heads, end) = (chunk.kv_heads(), chunk.first + chunk.tokens());
+        let states = &mut self.states[chunk.layer];
+        states.resize_with(kv_heads, || self.mask.begin());
+        let Exact { sink, recent } = Exact::sliding(self.policy, end);
+        if sink < recent {
+            states.par_iter_mut().enumerate().for_each(|(kv_head, state)| {
+                self.mask.take_in(state.as_mut(), &row_head(chunk, kv_head), sink..recent);
+            });
+        }
+        let width = chunk.heads * chunk.d();
+        let blocks = out.par_chunks_mut(Self::ROWS * width).enumerate().with_max_len(1);
+        blocks.map(|(block, out)| self.attend_block(chunk, block * Self::ROWS, out)).collect()
+    }
+
+    /// The block whose first row is the chunk's `skipped`-th.
+    fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
+        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
+        let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
+        let queries = &chunk.queries()[skipped * width..][..out.len()];
+        let rows = out.len() / width;
+        let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
+        for kv_head in 0..kv_heads {
+            let head = row_head(chunk, kv_head);
+            let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
+            let block = QueryBlock {
+                layer: chunk.layer,
+                kv_head,
+                group,
+                queries: &own,
+                rows,
+                first,
+                d,
+                keys: head.keys,
+                grouped: None,
+                policy: self.policy,
+                share: self.shares[chunk.layer],
+                seed: head_seed(self.seed, chunk.layer, kv_head),
+            };
+            let state = self.states[chunk.layer][kv_head].as_ref();
+            let selections = self.mask.picks(&block, &head, state, &mut cost);
+            for (row, selection) in selections.into_iter().enumerate() {
+                let place = row * width + kv_head * group * d;
+                let of_row = place..place + group * d;
+                let total = first + row + 1;
+                let picked = Picked { exact: Exact::sliding(self.policy, total), selection: Some(selection) };
+                let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
+                head.up_to(total).attend(&scaled, &picked, &mut out[of_row]);
+                let tokens = picked.attended(group, total);
+                attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
+            }
+        }
+        let context = (first..first + rows).map(|position| position + 1).sum();
+        BlockCost::new(attended, context, rows, d).with(cost)
+    }
+}
+
+fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
+    let (layer, keys) = (chunk.layer, &chunk.kv().keys);
+    RowHead {
+        place: Place { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
+        keys: keys.head(kv_head),
+        values: chunk.kv().values.head(kv_head),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::prefill::testing::{D, Layer, SEED, assert_close, method};
+    use super::*;
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+    use crate::{IndexCache, Tail};
+
+    const SPECS: &[&str] = &[
+        "topk:k=9",
+        "topk:k=9,per=kv_head",
+        "topk:k=0",
+        "topk:ratio=0.1",
+        "topk:density=0.3",
+        "topk:pick=topp,p=0.6",
+        "topk_norm:k=9",
+        "topp:p=0.8",
+        "oracle_sampling:budget=12",
+        "vattention:k=5,epsilon=0.3,delta=0.3",
+        "topk_norm:k=5,pick=sample,epsilon=0.4,per=kv_head",
+        "random:k=9",
+        "quest:page=4,k=12",
+        "quest:page=5,k=12,summary_bits=4",
+        "twilight:page=5,k=40,p=0.6",
+        "topk:k=20,rescore=exact,k2=7,per=kv_head",
+        "double_sparsity:k=9,kind=random",
+        "double_sparsity:k=9,kind=random,label_bits=16,per=kv_head",
+        "sparq:k=9,r=3",
+        "sparq:k=9,r=3,storage=1xK,per=kv_head",
+        "magicpig:K=3,L=9,center=false",
+        "magicpig:K=3,L=9,center=false,min_collisions=1",
+    ];
+
+    /// What a decoding step gives whose token is the last of the first `tokens`, the others being its prefix.
+    fn step(layer: &Layer, method: &Configured, tokens: usize) -> Vec<f32> {
+        let (kv_heads, heads) = (layer.kv.keys.kv_heads(), layer.heads);
+        let mut prefix = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
+        let row = |token: usize, of: &crate::kv::KvStore| -> Vec<f32> {
+            (0..kv_heads).flat_map(|head| of.head(head).slice(token..token + 1, D).to_f32()).collect()
+        };
+        (0..tokens - 1).for_each(|t| prefix.append(&row(t, &layer.kv.keys), &row(t, &layer.kv.values)));
+        let mut method = method.clone();
+        method.policy.tail = Tail::Indexed;
+        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false);
+        let (key, value) = (row(tokens - 1, &layer.kv.keys), row(tokens - 1, &layer.kv.values));
+        let mut out = vec![f32::NAN; heads * D];
+        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out);
+        out
+    }
+
+    #[test]
+    fn every_row_attends_what_a_step_at_its_place_would() {
+        let layer = Layer::new(150, 4, 2);
+        for spec in SPECS {
+            for (sink, local) in [(4, 20), (0, 0), (2, 1)] {
+                let method = method(spec, &Policy { sink, local, ..Policy::default() });
+                let (out, _) = layer.attend(&method, 40);
+                for tokens in (1..=150).filter(|tokens| *tokens < 60 || tokens % 7 == 0) {
+                    let expected = step(&layer, &method, tokens);
+                    let what = format!("{spec}, sink {sink}, local {local}, row {}", tokens - 1);
+                    assert_close(&out[(tokens - 1) * 4 * D..][..4 * D], &expected, &what);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_and_threads_change_no_bit() {
+        let layer = Layer::new(200, 4, 2);
+        for spec in SPECS {
+            let method = method(spec, &Policy::default());
+            let on = |threads: usize, most: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| layer.attend(&method, most))
+            };
+            let ((once, _), (again, _)) = (on(1, 200), on(3, 200));
+            assert!(once == again, "{spec}");
+            assert!(once == on(2, 64).0, "{spec} in chunks");
+        }
+    }
+
+    /// `topk` computes each row's products with every candidate it has, two FLOPs a channel, and no other. Those with its picks are
+    /// attention's.
+    #[test]
+    fn scoring_costs_what_each_row_may_look_at() {
+        let (tokens, sink, local) = (160, 4, 16);
+        let layer = Layer::new(tokens, 4, 2);
+        let method = method("topk:k=9", &Policy { sink, local, ..Policy::default() });
+        let (_, costs) = layer.attend(&method, 64);
+        let total = costs.total(|_| true);
+        let candidates: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local + 9)).sum();
+        let expected = (4 * 2 * D * candidates) as f64;
+        assert!((total.score_flops as f64 / expected - 1.0).abs() < 1e-3, "{} against {expected}", total.score_flops);
+        let attended: usize = (1..=tokens).map(|total| total.min(sink + local + 9)).sum();
+        assert_eq!(total.attended_tokens, 4 * attended as u64);
+        assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
+    }
+
+    /// `quest` computes two products with each page of a row's candidates, the last one too where it is not whole.
+    #[test]
+    fn pages_that_are_not_whole_are_scored_and_paid_for() {
+        let (tokens, sink, local) = (160, 4, 16);
+        let layer = Layer::new(tokens, 4, 2);
+        let method = method("quest:page=7,k=14", &Policy { sink, local, ..Policy::default() });
+        let (_, costs) = layer.attend(&method, 64);
+        let pages: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local).div_ceil(7)).sum();
+        let (flops, expected) = (costs.total(|_| true).score_flops as f64, (4 * 2 * 2 * D * pages) as f64);
+        assert!((flops / expected - 1.0).abs() < 1e-3, "{flops} against {expected}");
+    }
+}

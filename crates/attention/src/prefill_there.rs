@@ -1,0 +1,501 @@
+//! Sparse attention of a prompt on the device that reads it: what blocks of rows attend is worked out on the host where it follows
+//! from where they are, searched for on the device, or, for a mask over the whole prompt, planned on the host, which is shown
+//! queries and keys for that; then a kernel gathers it.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::calibration::PrefillChunk;
+use super::device::MaskRoom;
+use super::engine::head_seed;
+use super::method::Positions;
+use super::prefill::{
+    BlockCost, BlockMask, Mask, Masks, PlannedBlock, PrefillPattern, PromptMask, QueryBlock, SearchedMask,
+    SparsePrefill, WeightedToken, queries_by_group,
+};
+use crate::cost::Cost;
+use crate::kv::KvShape;
+use spattn_cuda::{
+    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, OwnRows, PromptSearch, Rows, Run, Searched, Timeline,
+};
+
+/// Bytes of a pair of counters.
+const COUNTERS: usize = 2 * size_of::<u64>();
+
+impl SparsePrefill<'_> {
+    /// Attends rows of a layer on the device, into `out` `[row][head][d]`; the first begins a block, and `chunk` shows the same rows to
+    /// the host. `false`, and nothing done, if attending takes the host. A timeline is marked between finding out what is attended
+    /// and attending it; where rows are attended in pieces, at the end of one and at the beginning of the next as well.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn attend_there(
+        &mut self,
+        gpu: &Gpu,
+        chunk: &PrefillChunk<'_>,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        out: &mut Buffer,
+        mut timeline: Option<&mut Timeline>,
+    ) -> Result<bool, GpuError> {
+        let (layer, shape) = (chunk.layer, chunk.shape());
+        let mut mark = || timeline.as_mut().map_or(Ok(()), |timeline| gpu.mark(timeline));
+        let last = rows.first + rows.count - 1;
+        if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {
+            mark()?;
+            gpu.prefill_attention(rows, cache, out)?;
+            let context = context(rows);
+            self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
+            return Ok(true);
+        }
+        if self.dense[layer] || self.positions != Positions::Original || !gpu.attends_blocks(cache.storage, cache.d) {
+            return Ok(false);
+        }
+        let mask = match self.pattern {
+            PrefillPattern::Blocks(mask) => mask,
+            PrefillPattern::Whole(mask) => {
+                return self.attend_planned(gpu, chunk, mask, (rows, cache), out, &mut mark);
+            }
+            _ => return Ok(false),
+        };
+        let is_known = match (mask.is_blind(), mask.device_form().filter(|form| form.fits(shape))) {
+            (true, _) => {
+                let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
+                let mut lists = std::mem::take(&mut self.there.lists);
+                let placed = self.place(gpu, &mut lists, layer, (mask.query_rows(), &masks), rows, cache)?;
+                self.there.lists = lists;
+                let is_placed = placed.is_some();
+                placed.into_iter().for_each(|cost| self.count(layer, cost));
+                is_placed
+            }
+            (false, Some(form)) => self.search(gpu, layer, (mask, form), rows, cache)?,
+            (false, None) => false,
+        };
+        if is_known {
+            mark()?;
+            gpu.attend_blocks(rows, cache, &self.there.lists, out)?;
+        }
+        Ok(is_known)
+    }
+
+    /// All rows of a prompt by a mask that the host plans: in pieces of as many rows as lists of all tokens, and what rows have of
+    /// their own, have room for.
+    fn attend_planned(
+        &mut self,
+        gpu: &Gpu,
+        chunk: &PrefillChunk<'_>,
+        mask: &dyn PromptMask,
+        (rows, cache): (&Rows<'_>, &Cache<'_>),
+        out: &mut Buffer,
+        mark: &mut dyn FnMut() -> Result<(), GpuError>,
+    ) -> Result<bool, GpuError> {
+        let mut lists = std::mem::take(&mut self.there.lists);
+        chunk.show();
+        let queries = queries_by_group(chunk);
+        let (plans, costs) = self.plan(chunk, mask, &queries);
+        let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);
+        let (layer, block_rows) = (chunk.layer, mask.query_rows());
+        let (blocks, block) =
+            (rows.count.div_ceil(block_rows), PlannedBlock::of(mask, rows.heads, cache.d, rows.count));
+        let mut counted = Vec::new();
+        let (mut waiting, mut bytes, mut sent) = (Vec::new(), Vec::new(), 0);
+        while sent < blocks {
+            if sent > 0 {
+                mark()?;
+                mark()?;
+            }
+            let placed = |blocks| self.placed(layer, (block_rows, &masks), rows, blocks, cache);
+            look_ahead(&block, (&mut waiting, &mut bytes), sent..blocks, cache.kv_heads, &placed);
+            let here = PlannedBlock::at_once(&bytes);
+            bytes.drain(..here);
+            let of_piece: Vec<Vec<Placed>> = waiting.drain(..here * cache.kv_heads).collect();
+            let skip = sent * block_rows;
+            let count = (here * block_rows).min(rows.count - skip);
+            let piece = Rows { skip: rows.skip + skip, count, first: rows.first + skip, ..*rows };
+            let cost = send(gpu, &mut lists, &of_piece, block_rows, &piece, cache)?;
+            counted.push(cost.expect("the diagonals of a planned list are those of all of its blocks"));
+            mark()?;
+            gpu.attend_blocks(&piece, cache, &lists, out)?;
+            sent += here;
+        }
+        drop(plans);
+        self.there.lists = lists;
+        counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, rows.heads)));
+        counted.into_iter().for_each(|cost| self.count(layer, cost));
+        Ok(true)
+    }
+
+    /// Counts what the device found, when all of the prompt has been read.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub fn settle_there(&mut self, gpu: &Gpu, (heads, shape): (usize, KvShape)) -> Result<(), GpuError> {
+        let Some(buffer) = self.there.counters.take() else { return Ok(()) };
+        let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(()) };
+        let Some(form) = mask.device_form() else { return Ok(()) };
+        let mut counters = vec![0u64; buffer.bytes() / size_of::<u64>()];
+        gpu.download(&buffer, 0, &mut counters)?;
+        let lists = form.lists(heads, shape.kv_heads);
+        for (layer, counters) in counters.chunks_exact(2 * heads).enumerate().take(self.dense.len()) {
+            let products = counters[..2 * lists].iter().step_by(2).sum();
+            let seen = counters[1..2 * lists].iter().step_by(2);
+            let attended = seen.flat_map(|seen| vec![*seen as usize; heads / lists]).collect();
+            self.count(layer, BlockCost::new(attended, 0, 0, shape.d).with(form.cost(products, shape.d)));
+        }
+        Ok(())
+    }
+
+    fn unseen(
+        &self,
+        layer: usize,
+        (kv_head, group): (usize, usize),
+        (first, rows): (usize, usize),
+        d: usize,
+    ) -> QueryBlock<'_> {
+        QueryBlock {
+            layer,
+            share: self.policy.schedule.share(&self.dense, layer),
+            seed: head_seed(self.seed, layer, kv_head),
+            ..QueryBlock::unseen(self.policy, (kv_head, group), (first, rows), d)
+        }
+    }
+
+    /// Lists of blocks of so many rows whose place says what they attend, and what that is. `None` if a mask has tokens of a row's
+    /// own, for which no memory is foreseen here, or diagonals that are not those of all of its blocks.
+    fn place(
+        &self,
+        gpu: &Gpu,
+        to: &mut BlockLists,
+        layer: usize,
+        (block_rows, masks): (usize, &Placing<'_>),
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+    ) -> Result<Option<BlockCost>, GpuError> {
+        let placed = self.placed(layer, (block_rows, masks), rows, 0..rows.count.div_ceil(block_rows), cache);
+        match placed.iter().flatten().all(|list| list.own.tokens() == 0) {
+            true => send(gpu, to, &placed, block_rows, rows, cache),
+            false => Ok(None),
+        }
+    }
+
+    /// What some of the blocks of the rows attend, `[block][kv_head]`: a list for the group or one for each of its heads.
+    fn placed(
+        &self,
+        layer: usize,
+        (block_rows, masks): (usize, &Placing<'_>),
+        rows: &Rows<'_>,
+        blocks: Range<usize>,
+        cache: &Cache<'_>,
+    ) -> Vec<Vec<Placed>> {
+        let (kv_heads, group) = (cache.kv_heads, rows.heads / cache.kv_heads);
+        let of = |i: usize| {
+            let (block, kv_head) = (i / kv_heads, i % kv_heads);
+            let first = rows.first + block * block_rows;
+            let here = block_rows.min(rows.first + rows.count - first);
+            match masks(&self.unseen(layer, (kv_head, group), (first, here), cache.d)) {
+                Masks::Shared(mask) => vec![Placed::of(&mask, first)],
+                Masks::PerHead(masks) => masks.iter().map(|mask| Placed::of(mask, first)).collect(),
+            }
+        };
+        (blocks.start * kv_heads..blocks.end * kv_heads).into_par_iter().map(of).collect()
+    }
+
+    /// Lists that the device searches for. `false` if it cannot keep as much as is searched for.
+    fn search(
+        &mut self,
+        gpu: &Gpu,
+        layer: usize,
+        (mask, form): (&dyn BlockMask, &dyn SearchedMask),
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+    ) -> Result<bool, GpuError> {
+        let (block_rows, end) = (mask.query_rows(), rows.first + rows.count);
+        let group = rows.heads / cache.kv_heads;
+        let shape = BlockShape { rows: rows.count, block_rows, lists: form.lists(rows.heads, cache.kv_heads) };
+        let (mut blocks, mut starts, mut most, mut stretches) = (Vec::new(), Vec::new(), 0, 0);
+        for first in (rows.first..end).step_by(block_rows) {
+            let here = block_rows.min(end - first);
+            let (candidates, keep) = form.searched(&self.unseen(layer, (0, group), (first, here), cache.d));
+            let keep = keep.min(candidates.len().div_ceil(form.key_block()));
+            most = most.max(candidates.start + (keep * form.key_block()).min(candidates.len()));
+            starts.extend(vec![candidates.end as u32; here]);
+            stretches += (first..first + here).map(|position| position + 1 - candidates.end).sum::<usize>();
+            blocks.push(Searched {
+                begin: candidates.start as u32,
+                tokens: candidates.len() as u32,
+                keep: keep as u32,
+            });
+        }
+        self.there.searched.set(gpu, blocks)?;
+        let (tree, sampling) = form.search();
+        let layers = self.dense.len();
+        let MaskRoom { lists, searched, counters } = &mut self.there;
+        let search = PromptSearch { tree, sampling, blocks: searched };
+        if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
+            return Ok(false);
+        }
+        let counters = match counters {
+            Some(counters) => counters,
+            None => counters.insert(gpu.upload(&vec![0u64; 2 * layers * rows.heads])?),
+        };
+        lists.resize(gpu, shape, most, starts)?;
+        gpu.search_prompt(rows, cache, &search, lists, (counters, COUNTERS * layer * rows.heads))?;
+        // What was found is counted when the device says how much it is.
+        self.count(layer, BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d));
+        Ok(true)
+    }
+}
+
+/// Pairs of a row and a token up to it.
+fn context(rows: &Rows<'_>) -> usize {
+    (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
+}
+
+/// Looks at some of the blocks that are not sent yet until those that wait fill a piece: what they attend, `[block][kv_head]`, and the
+/// bytes that each takes.
+fn look_ahead(
+    of_block: &PlannedBlock,
+    (waiting, bytes): (&mut Vec<Vec<Placed>>, &mut Vec<usize>),
+    unsent: Range<usize>,
+    kv_heads: usize,
+    placed: &dyn Fn(Range<usize>) -> Vec<Vec<Placed>>,
+) {
+    loop {
+        let next = unsent.start + bytes.len();
+        let more = of_block.ahead(bytes).min(unsent.end - next);
+        if more == 0 {
+            return;
+        }
+        let further = placed(next..next + more);
+        bytes.extend(further.chunks(kv_heads).map(|block| of_block.bytes(own_tokens(block))));
+        waiting.extend(further);
+    }
+}
+
+/// Tokens of rows' own of a block's lists, `[kv_head]`, where heads share none.
+fn own_tokens(block: &[Vec<Placed>]) -> usize {
+    let heads = block.iter().map(Vec::len).max().unwrap_or(0);
+    let of_lists =
+        |lists: &Vec<Placed>| lists.iter().map(|list| list.own.tokens()).sum::<usize>() * (heads / lists.len().max(1));
+    block.iter().map(of_lists).sum()
+}
+
+/// Sends the lists of all blocks of so many rows, `[block][kv_head]`; what attending them costs. `None` if a list has diagonals that
+/// are not those of all of its blocks.
+fn send(
+    gpu: &Gpu,
+    to: &mut BlockLists,
+    placed: &[Vec<Placed>],
+    block_rows: usize,
+    rows: &Rows<'_>,
+    cache: &Cache<'_>,
+) -> Result<Option<BlockCost>, GpuError> {
+    let group = rows.heads / cache.kv_heads;
+    let is_shared = placed.iter().all(|lists| lists.len() == 1);
+    let sharing = if is_shared { group } else { 1 };
+    let repeats = |lists: &Vec<Placed>| if lists.len() == 1 { group / sharing } else { 1 };
+    let placed: Vec<&Placed> =
+        placed.iter().flat_map(|lists| lists.iter().flat_map(|list| vec![list; repeats(lists)])).collect();
+    let lists = rows.heads / sharing;
+    let shape = BlockShape { rows: rows.count, block_rows, lists };
+    let starts_of = |list: usize| placed.iter().skip(list).step_by(lists).flat_map(|placed| &placed.starts);
+    let is_alike = placed.chunks(lists).all(|block| block.iter().all(|list| list.starts == block[0].starts));
+    let starts = (0..if is_alike { 1 } else { lists }).flat_map(starts_of).copied().collect();
+    let mut attended = vec![0; rows.heads];
+    for (i, placed) in placed.iter().enumerate() {
+        attended[i % lists * sharing..][..sharing].iter_mut().for_each(|sum| *sum += placed.seen);
+    }
+    let most = placed.iter().map(|placed| placed.tokens).max().unwrap_or(0);
+    let runs: Vec<&[Run]> = placed.iter().map(|placed| &placed.runs[..]).collect();
+    to.resize(gpu, shape, most, starts)?;
+    to.write(gpu, &runs)?;
+    let Some(diagonals) = diagonals(&placed, lists, rows.first, block_rows) else { return Ok(None) };
+    if diagonals.iter().any(|distances| !distances.is_empty()) {
+        to.set_diagonals(gpu, &diagonals, rows.first + rows.count - 1)?;
+    }
+    let own: Vec<&OwnRows> = placed.iter().map(|placed| &placed.own).collect();
+    to.set_own(gpu, &own, (rows.heads, cache.d))?;
+    Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
+}
+
+/// What says which tokens a block attends, of which nobody looks at queries or keys.
+type Placing<'a> = dyn Fn(&QueryBlock<'_>) -> Masks + Sync + 'a;
+
+/// The diagonals of each list, `placed` `[block][list]` from position `first` on: those of its last block, where every block has what
+/// reaches it of them. `None` if one does not.
+fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: usize) -> Option<Vec<&'p [usize]>> {
+    let last = &placed[placed.len() - lists..];
+    let is_alike = |(i, of): (usize, &&Placed)| {
+        let (block, all) = (i / lists, &last[i % lists].slashes);
+        let reached = all.partition_point(|distance| *distance < first + (block + 1) * block_rows);
+        of.slashes[..] == all[..reached]
+    };
+    let is_fit = placed.iter().enumerate().all(is_alike);
+    is_fit.then(|| last.iter().map(|of| &of.slashes[..]).collect())
+}
+
+/// A list of a block that was placed.
+struct Placed {
+    runs: Vec<Run>,
+    /// Tokens of the list.
+    tokens: usize,
+    /// Distances of diagonals that reach the block, ascending.
+    slashes: Vec<usize>,
+    /// Of each row.
+    starts: Vec<u32>,
+    /// What rows attend beside all that; no rows if none has any.
+    own: OwnRows,
+    /// Tokens that the rows attend together.
+    seen: usize,
+}
+
+impl Placed {
+    /// What a mask leaves rows from position `first` on.
+    fn of(mask: &Mask, first: usize) -> Self {
+        let end = first + mask.starts.len();
+        let slashes = mask.slashes[..mask.slashes.partition_point(|distance| *distance < end)].to_vec();
+        let mut is_slash = vec![false; if slashes.is_empty() { 0 } else { end }];
+        slashes.iter().for_each(|distance| is_slash[*distance] = true);
+        let starts: Vec<u32> =
+            (first..).zip(&mask.starts).map(|(position, start)| (*start).min(position) as u32).collect();
+        let seen = |(position, start): (usize, &u32)| {
+            let listed = &mask.common[..mask.common.partition_point(|token| token < start)];
+            // Diagonals that meet the row before its stretch.
+            let reached = slashes.partition_point(|distance| *distance <= position);
+            let met = reached - slashes.partition_point(|distance| *distance + (*start as usize) <= position);
+            let both = match met {
+                0 => 0,
+                _ => listed.iter().filter(|token| is_slash[position - **token as usize]).count(),
+            };
+            listed.len() + met - both + position + 1 - *start as usize
+        };
+        let own = own_rows(mask, first, &starts, &is_slash);
+        let seen = (first..).zip(&starts).map(seen).sum::<usize>() + own.tokens();
+        Self { runs: Run::of(&mask.common), tokens: mask.common.len(), slashes, starts, own, seen }
+    }
+}
+
+/// The tokens that rows from position `first` on, whose stretches start so, have of their own beyond list, stretch and diagonals, each
+/// as it is named first. `is_slash` says of which distances there is a diagonal, as far as there are any.
+fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> OwnRows {
+    let mut rows = OwnRows::default();
+    if mask.own.iter().all(Vec::is_empty) {
+        return rows;
+    }
+    let end = first + starts.len();
+    let mut is_known = vec![false; end];
+    mask.common.iter().take_while(|token| (**token as usize) < end).for_each(|token| is_known[*token as usize] = true);
+    for ((position, start), own) in (first..).zip(starts).zip(&mask.own) {
+        let mut found: Vec<(u32, f32)> = Vec::with_capacity(own.len());
+        for WeightedToken { token, log_weight } in own {
+            let on_slash = || is_slash.get(position - *token as usize) == Some(&true);
+            // A stretch ends with its row, so that nothing lies behind it.
+            if token < start && !is_known[*token as usize] && !on_slash() {
+                is_known[*token as usize] = true;
+                found.push((*token, *log_weight));
+            }
+        }
+        found.iter().for_each(|(token, _)| is_known[*token as usize] = false);
+        rows.add_row(found.into_iter());
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefill::testing::{any_mask, resolved};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// What a row of a list that was placed sees, and the biases on the logits, each token as often as it is seen.
+    fn seen(placed: &Placed, mask: &Mask, (row, position): (usize, usize)) -> Vec<(usize, f32)> {
+        let start = placed.starts[row] as usize;
+        let (common, slashes) = (mask.common.iter().map(|token| *token as usize), placed.slashes.iter());
+        let met = slashes.filter_map(|distance| position.checked_sub(*distance));
+        let before: std::collections::BTreeSet<usize> = common.chain(met).filter(|token| *token < start).collect();
+        let plain = before.into_iter().chain(start..position + 1).map(|token| (token, 0.0));
+        let own = placed.own.rows().nth(row).into_iter();
+        let own =
+            own.flat_map(|(tokens, weights)| tokens.iter().map(|token| *token as usize).zip(weights.iter().copied()));
+        plain.chain(own).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn rows_see_on_a_device_what_they_see_on_the_host((first, mask) in any_mask(), repeats in 1usize..3) {
+            // A token that is named again has no other weight.
+            let again = |own: &Vec<WeightedToken>| -> Vec<WeightedToken> {
+                let more = own.iter().rev().map(|own| WeightedToken { log_weight: own.log_weight + 1.0, ..*own });
+                own.iter().copied().chain(more.take((repeats - 1) * own.len())).collect()
+            };
+            let mask = Mask { own: mask.own.iter().map(again).collect(), ..mask };
+            let placed = Placed::of(&mask, first);
+            let mut attended = 0;
+            for (row, expected) in resolved(&mask, first).into_iter().enumerate() {
+                let position = first + row;
+                let seen = seen(&placed, &mask, (row, position));
+                prop_assert_eq!(seen.len(), mask.row_tokens(first, position).len(), "row {} of {:?}", row, mask);
+                attended += seen.len();
+                prop_assert_eq!(
+                    seen.into_iter().collect::<BTreeMap<_, _>>(),
+                    expected.into_iter().collect::<BTreeMap<_, _>>(),
+                    "row {} of {:?}", row, mask
+                );
+            }
+            prop_assert_eq!(placed.seen, attended);
+        }
+    }
+
+    /// A list whose rows have so many tokens of their own.
+    fn list(first: usize, own: usize) -> Placed {
+        let own = (0..own as u32).map(WeightedToken::plain).collect();
+        Placed::of(&Mask { own: vec![own], ..Mask::new(Vec::new(), vec![first]) }, first)
+    }
+
+    #[test]
+    fn own_tokens_are_counted_for_each_list_that_is_sent() {
+        assert_eq!(own_tokens(&[vec![list(90, 3)], vec![list(90, 5)]]), 8);
+        assert_eq!(own_tokens(&[vec![list(90, 3), list(90, 4)], vec![list(90, 1), list(90, 2)]]), 10);
+        // One list beside those of heads is sent for each head.
+        assert_eq!(own_tokens(&[vec![list(90, 3)], vec![list(90, 1), list(90, 2)]]), 9);
+    }
+
+    #[test]
+    fn blocks_wait_in_their_order_until_they_fill_a_piece() {
+        struct Wide;
+        impl PromptMask for Wide {
+            fn query_rows(&self) -> usize {
+                1
+            }
+            fn own_tokens(&self, tokens: usize) -> usize {
+                tokens
+            }
+            fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> super::super::prefill::PromptPlan<'p> {
+                unreachable!("nobody asks")
+            }
+        }
+        // A block takes a sixteenth of a piece, and more by what its rows have.
+        let of_block = PlannedBlock::of(&Wide, 1, 64, 8 << 20);
+        let (kv_heads, blocks) = (2, 40);
+        let placed = |some: Range<usize>| -> Vec<Vec<Placed>> {
+            some.flat_map(|block| (0..kv_heads).map(move |_| vec![list(100 + block, block)])).collect()
+        };
+        let (mut waiting, mut bytes, mut sent, mut pieces) = (Vec::new(), Vec::new(), 0, Vec::new());
+        while sent < blocks {
+            look_ahead(&of_block, (&mut waiting, &mut bytes), sent..blocks, kv_heads, &placed);
+            assert_eq!(waiting.len(), kv_heads * bytes.len());
+            let here = PlannedBlock::at_once(&bytes);
+            for (i, bytes) in bytes.drain(..here).enumerate() {
+                assert_eq!(bytes, of_block.bytes(2 * (sent + i)));
+            }
+            for (i, lists) in waiting.drain(..kv_heads * here).enumerate() {
+                assert_eq!(lists[0].starts, [100 + (sent + i / kv_heads) as u32]);
+            }
+            pieces.push(here);
+            sent += here;
+        }
+        assert_eq!((pieces, waiting.len()), (vec![15, 15, 10], 0));
+    }
+}

@@ -1,0 +1,182 @@
+//! How a method's budget of tokens is dealt out to layers.
+//!
+//! A schedule gives each layer a weight. With a budget of `k` tokens a layer, `n` layers that are not dense, and weights `w` that
+//! sum to `W` over these, the i-th of them gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`: so all together
+//! get `k·n`, as if each had its `k`, whatever the rounding. A layer that is given more than there are candidates picks all of
+//! them, and the others do not get what it leaves. `linear` is the schedule that the paper on top-k attention suggests
+//! (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the first such layer to the last.
+
+use std::fmt;
+use std::str::FromStr;
+
+use spattn_base::error::UsageError;
+
+/// The weights of layers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// All alike.
+    #[default]
+    Uniform,
+    /// In proportion to a layer's place among those that are not dense.
+    Linear,
+    /// One for each layer of the model; those of dense layers count for nothing.
+    Weights(Vec<u32>),
+}
+
+/// The greatest weight that a layer can have.
+const MOST_WEIGHT: u32 = 1_000_000;
+
+impl Schedule {
+    /// Whether every layer gets the same.
+    pub fn is_uniform(&self) -> bool {
+        *self == Self::Uniform
+    }
+
+    /// Makes sure that the schedule fits a model, whose `dense` layers it leaves out.
+    ///
+    /// # Errors
+    /// If it has weights for more or fewer layers than there are, or none above 0 for those that are not dense.
+    pub fn check(&self, dense: &[bool]) -> Result<(), UsageError> {
+        let Self::Weights(weights) = self else { return Ok(()) };
+        if weights.len() != dense.len() {
+            let what = format!("a schedule has {} weights, and the model {} layers", weights.len(), dense.len());
+            return Err(UsageError::new(what).hint("give a weight for each layer, dense ones included"));
+        }
+        let is_sparse = dense.iter().any(|dense| !dense);
+        let has_weight = weights.iter().zip(dense).any(|(weight, dense)| *weight > 0 && !dense);
+        match is_sparse && !has_weight {
+            true => Err(UsageError::new("a schedule gives nothing to the layers that are not dense")
+                .hint("give one of them a weight above 0")),
+            false => Ok(()),
+        }
+    }
+
+    /// What the layer numbered `layer` is given, in a model with these `dense` layers.
+    pub fn share(&self, dense: &[bool], layer: usize) -> LayerShare {
+        let weight = |rank: usize, at: usize| match self {
+            Self::Uniform => 1,
+            Self::Linear => rank as u64 + 1,
+            Self::Weights(weights) => u64::from(weights.get(at).copied().unwrap_or(0)),
+        };
+        let sparse = dense.iter().enumerate().filter(|(_, dense)| !**dense).map(|(at, _)| at);
+        let mut share = LayerShare { before: 0, own: 0, all: 0, layers: 0 };
+        for (rank, at) in sparse.enumerate() {
+            let own = weight(rank, at);
+            if at < layer {
+                share.before += own;
+            } else if at == layer {
+                share.own = own;
+            }
+            share.all += own;
+            share.layers += 1;
+        }
+        if share.all == 0 { LayerShare::default() } else { share }
+    }
+}
+
+/// What a layer is given of the budgets of all layers that are not dense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerShare {
+    /// Weights of the layers before it.
+    before: u64,
+    /// Its own weight.
+    own: u64,
+    /// Those of all layers.
+    all: u64,
+    /// How many layers these are.
+    layers: u64,
+}
+
+impl Default for LayerShare {
+    /// Of the only layer: all.
+    fn default() -> Self {
+        Self { before: 0, own: 1, all: 1, layers: 1 }
+    }
+}
+
+impl LayerShare {
+    /// What the layer gets of whatever there is `mean` of for each.
+    pub fn of(self, mean: usize) -> usize {
+        let up_to = |weights: u64| u128::from(self.layers) * mean as u128 * u128::from(weights) / u128::from(self.all);
+        (up_to(self.before + self.own) - up_to(self.before)) as usize
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let weight = |text: &str| text.parse().ok().filter(|weight| *weight <= MOST_WEIGHT);
+        match text {
+            "uniform" => Ok(Self::Uniform),
+            "linear" => Ok(Self::Linear),
+            _ => text.split('+').map(weight).collect::<Option<Vec<u32>>>().map(Self::Weights).ok_or_else(|| {
+                UsageError::new(format!("`{text:.60}` is no schedule of budgets by layer")).hint(format!(
+                    "write uniform, linear, or a whole number from 0 to {MOST_WEIGHT} for each layer with + between \
+                     them: 4+2+1+1"
+                ))
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform => f.write_str("uniform"),
+            Self::Linear => f.write_str("linear"),
+            Self::Weights(weights) => {
+                let texts: Vec<String> = weights.iter().map(u32::to_string).collect();
+                f.write_str(&texts.join("+"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dealt(schedule: &str, dense: &[bool], mean: usize) -> Vec<usize> {
+        let schedule: Schedule = schedule.parse().unwrap();
+        let layers = (0..dense.len()).filter(|layer| !dense[*layer]);
+        layers.map(|layer| schedule.share(dense, layer).of(mean)).collect()
+    }
+
+    #[test]
+    fn shares_follow_the_weights_and_sum_to_the_whole() {
+        assert_eq!(dealt("4+2+1+1", &[false; 4], 16), [32, 16, 8, 8]);
+        assert_eq!(dealt("uniform", &[false; 4], 16), [16; 4]);
+        assert_eq!(dealt("linear", &[false; 4], 10), [4, 8, 12, 16]);
+        assert_eq!(dealt("9+2+9+2", &[true, false, true, false], 5), [5, 5], "weights of dense layers are left out");
+        assert_eq!(dealt("0+1+1", &[false; 3], 6), [0, 9, 9]);
+        let dense = [false, true, false, false, false, false, true, false];
+        for schedule in ["uniform", "linear", "3+1+4+1+5+9+2+6", "1+1+1+1+1+1+1+1000000"] {
+            for mean in [0, 1, 2, 7, 33, 1000, 1 << 24] {
+                let all = dealt(schedule, &dense, mean);
+                assert_eq!(all.iter().sum::<usize>(), mean * all.len(), "{schedule}, {mean}: {all:?}");
+            }
+        }
+        // By hand, in real numbers, to within a token.
+        let weights = [3.0, 4.0, 1.0, 5.0, 9.0, 6.0];
+        let all: f64 = weights.iter().sum();
+        for (own, weight) in dealt("3+1+4+1+5+9+2+6", &dense, 100).iter().zip(weights) {
+            assert!((*own as f64 - 600.0 * weight / all).abs() < 1.0, "{own}");
+        }
+    }
+
+    #[test]
+    fn what_fits_no_model_is_said() {
+        let check = |text: &str, dense: &[bool]| text.parse::<Schedule>().unwrap().check(dense);
+        assert!(check("1+2", &[false; 2]).is_ok() && check("linear", &[false; 9]).is_ok());
+        assert!(check("1+2", &[false; 3]).unwrap_err().what.contains("2 weights, and the model 3 layers"));
+        assert!(check("1+0", &[true, false]).unwrap_err().what.contains("gives nothing"));
+        assert!(check("0+0", &[true, true]).is_ok(), "nobody asks");
+        for text in ["", "1+", "+", "-1+2", "1.5", "1000001", "Linear", "a+b"] {
+            assert!(text.parse::<Schedule>().unwrap_err().hint.is_some(), "{text}");
+        }
+        for text in ["uniform", "linear", "3", "1+0+12"] {
+            assert_eq!(text.parse::<Schedule>().unwrap().to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,719 @@
+//! [`Scored`]: a scorer, a picker and a granularity as a method.
+//!
+//! In a step all candidates are scored and picked from: those of the prefix by the index that all runs share, those that
+//! left the window since (`--tail`) by one of the run's own, which grows by what left. An index is made of grains that
+//! depend on nothing but their own tokens, so only the last one is ever made again, and what is picked at a step is what an
+//! index made from scratch would pick. Read row by row, a prompt is the same thing: each row has the picks that a step
+//! at its position would have.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::artefact::{Artefact, ArtefactError};
+use super::budget::Context;
+use super::coded::Coded;
+use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
+#[cfg(feature = "cuda")]
+use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
+use super::granularity::Granularity;
+use super::method::{
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, TokenSet, mix_seed,
+};
+use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
+use super::policy::Policy;
+use super::prefill::{PrefillPattern, QueryBlock};
+use super::prefill_rows::{RowHead, RowMask};
+use super::probe::Probe;
+use super::prompt::PromptNeed;
+use super::prompt_shape::PromptShape;
+use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment, joined_scores};
+use super::spec::Params;
+use crate::cost::Cost;
+use crate::kv::quantised::QuantisedRows;
+use crate::kv::{KvDtype, KvShape};
+use spattn_base::clock;
+use spattn_base::error::UsageError;
+#[cfg(feature = "cuda")]
+use spattn_cuda::{GpuError, Pages, Scores};
+use spattn_kernels::{Joined, linear};
+
+/// A method of the form SCORE → SELECT.
+#[derive(Clone)]
+pub(super) struct Scored<S> {
+    scorer: S,
+    picker: Arc<dyn Picker>,
+    per: Granularity,
+    /// Pages picked at least.
+    least: usize,
+    /// Whether every token is a candidate, and none static.
+    has_no_static: bool,
+}
+
+impl<S: Scorer> Scored<S> {
+    /// Reads how it picks (`pick` and its budget, `per`, `reduce`).
+    pub fn read(params: &mut Params, scorer: S, choice: Choice) -> Result<Self, UsageError> {
+        Ok(Self {
+            scorer,
+            picker: choice.read(params)?,
+            per: Granularity::read(params)?,
+            least: 0,
+            has_no_static: false,
+        })
+    }
+
+    /// With a picker that was read before.
+    pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
+        Self { scorer, picker, per, least: 0, has_no_static: false }
+    }
+
+    /// With a picker of its own.
+    pub fn new(scorer: S, picker: impl Picker + 'static, per: Granularity) -> Self {
+        Self { scorer, picker: Arc::new(picker), per, least: 0, has_no_static: false }
+    }
+
+    /// As a method, whose index holds keys in 4 bits too if it picks by them.
+    pub fn method(self) -> Arc<dyn AnyMethod> {
+        match self.picker.finer() {
+            Some(Finer::Codes) => {
+                let Self { scorer, picker, per, least, has_no_static } = self;
+                Arc::new(Scored { scorer: Coded(scorer), picker, per, least, has_no_static })
+            }
+            _ => Arc::new(self),
+        }
+    }
+
+    /// Picks so many pages at least.
+    pub fn at_least(self, least: usize) -> Self {
+        Self { least, ..self }
+    }
+
+    /// Picks from all tokens, the current one included: nothing is attended whatever is picked.
+    pub fn without_static(self) -> Self {
+        Self { has_no_static: true, ..self }
+    }
+
+    fn with_artefact(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        match self.scorer.calibration() {
+            Some(need) => Ok(Self { scorer: (need.load)(&self.scorer, artefact)?, ..self.clone() }),
+            None => Ok(self.clone()),
+        }
+    }
+
+    /// What a picker that looks at nothing picks.
+    fn draw(&self, picker: &dyn BlindPicker, step: &Step<'_>) -> Selection {
+        let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
+        let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
+        self.per.selection_of((0..heads).map(draw).collect())
+    }
+
+    /// Whether the scores of a group are added as they are made.
+    fn adds(&self) -> bool {
+        self.per.adds() && !self.scorer.weighs()
+    }
+
+    /// Lists of scores of a position of `group` query heads.
+    fn lists(&self, group: usize) -> usize {
+        if self.adds() { 1 } else { group }
+    }
+
+    /// Whether the products of the query heads of a group of so many with the tokens that they attend were taken as scores.
+    fn takes_products(&self, group: usize) -> bool {
+        let of_sums = self.adds() && self.scorer.is_linear() && group > 1;
+        self.scorer.takes_products() && !of_sums
+    }
+
+    /// The page of some candidates that the current token fills with those right before it, if it is the last of them and is kept whatever
+    /// its score.
+    fn open_page(&self, candidates: &Range<usize>, tokens: usize) -> Option<usize> {
+        let page = self.scorer.page();
+        let last = candidates.len().checked_sub(1)? / page;
+        let of_current = (tokens - 1 - candidates.start) / page;
+        (self.scorer.keeps_open_page() && last == of_current).then_some(last)
+    }
+
+    /// Scores of a segment, `[list][row][page]`.
+    fn scores_of(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, S::Index>, cost: &mut Cost) -> Vec<f32> {
+        match self.adds() {
+            true => self.scorer.sums(queries, segment, cost),
+            false => self.scorer.scores(queries, segment, cost),
+        }
+    }
+
+    /// Scorer and picker on a device, if both can go there.
+    fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
+        Some((self.scorer.device()?, self.picker.device()?))
+    }
+
+    /// What a step picks by scores of its candidates, weighed and with what attention does anyway left to it.
+    fn select_at(
+        &self,
+        step: &Step<'_>,
+        (scores, parts): (&[f32], &[Part<'_, S::Index>]),
+        at: &At<'_>,
+        cost: &mut Cost,
+    ) -> Selection {
+        let mut selection = self.select_by(scores, at, parts, cost);
+        self.scorer.weigh(&PickedFrom { scores, first: at.candidates.start, parts }, &mut selection, cost);
+        if self.takes_products(at.group) {
+            step.leave_to_attention(&selection, cost);
+        }
+        selection
+    }
+
+    /// What is picked by `scores: [list][page]` of the candidates of one position.
+    fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
+        let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
+        let width = at.queries.len() / at.group;
+        let takes_products = self.takes_products(at.group);
+        let seen = Seen::default();
+        let pick = |head: usize, scores: &[f32], cost: &mut Cost| {
+            let queries = &at.queries[head * width..][..heads * width];
+            let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
+                clock::scoring(|| {
+                    let scores = match finer {
+                        Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
+                        Finer::Codes => {
+                            seen.note_codes(tokens);
+                            self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost)
+                        }
+                    };
+                    if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
+                })
+            };
+            let pass_over = |tokens: &[u32], cost: &mut Cost| {
+                if !takes_products {
+                    seen.note_keys(tokens);
+                    cost.score_flops += 2 * (tokens.len() * queries.len()) as u64;
+                }
+            };
+            let value_norms =
+                |cost: &mut Cost| seen.norms.get_or_init(|| clock::scoring(|| value_norms(parts, width, cost))).clone();
+            let kept = at.open.map(|page| with_best(scores, page));
+            let scores = kept.as_deref().unwrap_or(scores);
+            let row = ScoredRow {
+                scores,
+                page: self.scorer.page(),
+                least: self.least,
+                candidates: at.candidates.clone(),
+                context: at.context,
+                scale: at.scale,
+                seed: at.seed,
+                head,
+                heads,
+                queries,
+                keys: at.keys,
+                rescore: &rescore,
+                pass_over: &pass_over,
+                value_norms: &value_norms,
+            };
+            self.picker.pick(&row, cost)
+        };
+        let selection = clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick));
+        self.count_seen(&seen, at, parts, &selection, cost);
+        selection
+    }
+
+    /// Counts what was read to pick beside the scores: each key and code once for the group, and nothing that attention reads as well.
+    fn count_seen(&self, seen: &Seen, at: &At<'_>, parts: &[Part<'_, S::Index>], picked: &Selection, cost: &mut Cost) {
+        let (total, row) = (at.context.tokens, at.queries.len() / at.group * at.keys.elem_bytes());
+        if let Some(tokens) = seen.keys(total) {
+            cost.kv_bytes += (tokens.without(&picked.tokens(total)).len() * row) as u64;
+        }
+        if seen.norms.get().is_some() {
+            cost.kv_bytes -= (picked.distinct(total) * row) as u64;
+        }
+        if let Some(tokens) = seen.codes(total) {
+            let bytes = |(index, rows): (&S::Index, Vec<u32>)| self.codes_of(index).read_of(&rows).bytes;
+            let of_parts = by_part(at.candidates.start, &tokens.ascending(), parts);
+            cost.aux_bytes += of_parts.into_iter().map(bytes).sum::<usize>() as u64;
+        }
+    }
+
+    fn codes_of<'a>(&self, index: &'a S::Index) -> &'a QuantisedRows {
+        self.scorer.codes(index).expect("a picker that scores by codes is given them")
+    }
+
+    /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Counts products, not what is read.
+    fn scores_by_codes(
+        &self,
+        queries: &[f32],
+        d: usize,
+        first: usize,
+        tokens: &[u32],
+        parts: &[Part<'_, S::Index>],
+        cost: &mut Cost,
+    ) -> Vec<f32> {
+        let (heads, mut scores) = (queries.len() / d, Vec::new());
+        for (place, (index, rows)) in by_part(first, tokens, parts).into_iter().enumerate() {
+            let mut of_part = vec![0.0; heads * rows.len()];
+            let read = self.codes_of(index).scores_of(queries, &rows, &mut of_part);
+            cost.score_flops += (2 * heads * d * (rows.len() + read.groups)) as u64;
+            scores = if place == 0 { of_part } else { joined_scores(heads, (&scores, scores.len() / heads), &of_part) };
+        }
+        scores
+    }
+}
+
+/// Of each part of the candidates from `first` on, its index and which of its rows some of them are, ascending.
+fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&'a I, Vec<u32>)> {
+    let (mut begin, mut left) = (first, tokens);
+    let of_part = |part: &Part<'a, I>| {
+        let end = begin + part.tokens;
+        let (own, rest) = left.split_at(left.partition_point(|token| (*token as usize) < end));
+        let rows = own.iter().map(|token| token - begin as u32).collect();
+        (begin, left) = (end, rest);
+        (part.index, rows)
+    };
+    parts.iter().map(of_part).collect()
+}
+
+/// What the heads of a group read at a position to pick, beside the scores.
+#[derive(Default)]
+struct Seen {
+    /// Tokens whose keys were multiplied and are not attended by the heads that did.
+    keys: Mutex<Vec<u32>>,
+    /// Tokens whose keys in 4 bits were multiplied.
+    codes: Mutex<Vec<u32>>,
+    /// `‖v‖` of every candidate.
+    norms: OnceLock<Vec<f32>>,
+}
+
+impl Seen {
+    fn note_keys(&self, tokens: &[u32]) {
+        note(&self.keys, tokens);
+    }
+
+    fn note_codes(&self, tokens: &[u32]) {
+        note(&self.codes, tokens);
+    }
+
+    fn keys(&self, total: usize) -> Option<TokenSet> {
+        noted(&self.keys, total)
+    }
+
+    fn codes(&self, total: usize) -> Option<TokenSet> {
+        noted(&self.codes, total)
+    }
+}
+
+fn note(list: &Mutex<Vec<u32>>, tokens: &[u32]) {
+    list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(tokens);
+}
+
+/// What was noted, of `total` tokens in context; `None` if nothing was.
+fn noted(list: &Mutex<Vec<u32>>, total: usize) -> Option<TokenSet> {
+    let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    (!list.is_empty()).then(|| TokenSet::of(list.iter().copied(), total))
+}
+
+/// Scores of pages, one of which is the best of all.
+fn with_best(scores: &[f32], page: usize) -> Vec<f32> {
+    let mut scores = scores.to_vec();
+    scores[page] = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max).next_up();
+    scores
+}
+
+/// `‖v‖` of each candidate, with what reading all of them costs.
+fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Vec<f32> {
+    let mut norms = Vec::new();
+    for part in parts {
+        let values = part.values.slice(0..part.tokens);
+        let rows = values.to_f32();
+        cost.kv_bytes += (rows.len() * values.elem_bytes()) as u64;
+        cost.score_flops += 2 * rows.len() as u64;
+        norms.extend(rows.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>().sqrt()));
+    }
+    norms
+}
+
+/// `q·k` of queries `[query][d]` with keys `[token][d]`.
+fn dots_of(queries: &[f32], d: usize, keys: &[f32]) -> Vec<f32> {
+    let mut dots = vec![0.0; queries.len() / d * (keys.len() / d)];
+    if !dots.is_empty() {
+        linear::scores(queries, keys, d, &mut dots);
+    }
+    dots
+}
+
+/// One position that picks.
+struct At<'a> {
+    candidates: Range<usize>,
+    context: Context,
+    scale: f32,
+    seed: u64,
+    group: usize,
+    /// Rotated, unscaled, `[group][d]`.
+    queries: &'a [f32],
+    /// Rotated keys of all tokens in context.
+    keys: Joined<'a>,
+    /// The page that is kept whatever its score.
+    open: Option<usize>,
+}
+
+/// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
+pub(super) type PrefixIndex<I> = Option<I>;
+
+/// What left the window since the prefix was read.
+pub(super) struct Grown<I> {
+    index: Option<I>,
+    /// Candidates that it holds.
+    tokens: usize,
+}
+
+impl<S: Scorer> Method for Scored<S> {
+    type Index = PrefixIndex<S::Index>;
+    type State = Grown<S::Index>;
+
+    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+        self.scorer.calibration().map(|need| CalibrationNeed { kind: need.kind, load: Self::with_artefact })
+    }
+
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        self.scorer.channels_asked()
+    }
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        self.scorer.prompt_needs()
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let Solved { method: picker, params } = self.picker.solve(probe)?;
+        Some(Solved { method: Self { picker, ..self.clone() }, params })
+    }
+
+    fn index_key(&self) -> String {
+        self.scorer.index_key()
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> PrefixIndex<S::Index> {
+        match (prefix.candidates.is_empty(), self.scorer.growth()) {
+            (false, _) => Some(self.scorer.build(prefix)),
+            (true, Growth::Free(_)) => Some(self.scorer.empty(prefix.into(), None)),
+            (true, _) => None,
+        }
+    }
+
+    fn index_bytes(&self, index: &PrefixIndex<S::Index>) -> usize {
+        index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
+    }
+
+    fn start(&self, _: &PrefixIndex<S::Index>) -> Grown<S::Index> {
+        Grown { index: None, tokens: 0 }
+    }
+
+    fn state_bytes(&self, state: &Grown<S::Index>) -> usize {
+        state.index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
+    }
+
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &PrefixIndex<S::Index>,
+        state: &mut Grown<S::Index>,
+        cost: &mut Cost,
+    ) -> Selection {
+        if self.picker.is_nothing() || step.candidates.is_empty() {
+            return self.per.nothing(step.group());
+        }
+        if let Some(picker) = self.picker.blind() {
+            return self.draw(picker, step);
+        }
+        // What has to be learned of a prefix cannot be learned of none.
+        let Some(shared) = index else { return self.per.all(step) };
+        let candidates = step.candidates.clone();
+        let (indexed, keys, values) = (step.indexed.len(), step.all_keys(), step.all_values());
+        let queries = step.group_queries();
+        let at = At {
+            candidates: candidates.clone(),
+            context: step.context,
+            scale: step.scale,
+            seed: step.seed,
+            group: step.group(),
+            queries: step.queries,
+            keys,
+            // Where all that follows the prefix is exact, no page is filled further.
+            open: self.open_page(&candidates, step.context.tokens).filter(|_| step.moves_on),
+        };
+        let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
+        if candidates.len() <= indexed {
+            let scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
+            let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
+            return self.select_at(step, (&scores, &parts), &at, cost);
+        }
+        // The prefix's last grain is not whole: it goes on in the run's own index.
+        let whole = indexed / self.scorer.grain() * self.scorer.grain();
+        let behind = candidates.start + whole..candidates.end;
+        let place = Place { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
+        let own =
+            state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
+        let mut parts = Vec::with_capacity(2);
+        let mut scores = Vec::new();
+        if whole > 0 {
+            scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
+            parts.push(Part { index: shared, tokens: whole, values: values.slice(candidates.start..behind.start) });
+        }
+        let behind_it = Segment { index: own, keys: keys.slice(behind.clone()) };
+        let more = clock::scoring(|| self.scores_of(&queries, &behind_it, cost));
+        let scores = joined_scores(self.lists(step.group()), (&scores, whole / self.scorer.page()), &more);
+        parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
+        self.select_at(step, (&scores, &parts), &at, cost)
+    }
+
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        match self.has_no_static {
+            true => Exact { sink: 0, recent: total_tokens },
+            false => Exact::policy(policy, prefix_tokens, total_tokens),
+        }
+    }
+
+    fn follows_tail(&self) -> bool {
+        self.has_no_static
+    }
+
+    fn is_blind(&self) -> bool {
+        self.picker.is_nothing() || self.picker.blind().is_some()
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        if self.picker.is_nothing() || self.has_no_static {
+            return None;
+        }
+        self.on_device().map(|_| self as &dyn DeviceForm)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        match self.scorer.growth() {
+            _ if self.has_no_static => TailRule::Own("every token is a candidate, the current one included"),
+            Growth::None(why) => TailRule::Exact(why),
+            Growth::OfPrefix(how) | Growth::Free(how) => TailRule::Indexed(how),
+        }
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        match self.scorer.growth() {
+            Growth::Free(_) if self.picker.is_known() && !self.has_no_static => Some(PrefillPattern::Rows(self)),
+            _ => None,
+        }
+    }
+}
+
+/// What is called where a method has a form on a device.
+const ON_DEVICE: &str = "only a method with a form on a device is asked for it";
+
+/// Bytes of scores that are made at a time, if one row does not take more.
+#[cfg(feature = "cuda")]
+const SCORE_BYTES: usize = 64 << 20;
+
+/// Rows of a step whose scores are made together.
+#[cfg(feature = "cuda")]
+fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
+    let rows = step.numbers.len();
+    let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
+    (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
+}
+
+#[cfg(feature = "cuda")]
+impl<S: Scorer> Scored<S> {
+    /// The pages of a step's candidates.
+    fn pages(&self, step: &DeviceStep<'_>) -> Pages {
+        Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
+    }
+}
+
+impl<S: Scorer> DeviceForm for Scored<S> {
+    fn fits(&self, shape: KvShape) -> bool {
+        self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
+    }
+
+    fn cost(&self, step: &StepShape) -> Cost {
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        // Queries of a group are added before they are scored, where that is the same.
+        let group = if self.per.adds() && self.scorer.is_linear() { 1 } else { step.group };
+        let mut cost = scorer.cost(&StepShape { group, ..*step });
+        let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
+        (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
+        cost
+    }
+
+    fn takes_products(&self, group: usize) -> bool {
+        self.takes_products(group)
+    }
+
+    fn numbers_are_budgets(&self) -> bool {
+        self.on_device().expect(ON_DEVICE).1.is_of_largest()
+    }
+
+    fn number(&self, context: Context, candidates: usize) -> u32 {
+        let size = self.scorer.page();
+        let pages = LeastPages { size, all: candidates.div_ceil(size), least: self.least };
+        self.on_device().expect(ON_DEVICE).1.number(context, &pages)
+    }
+
+    fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        prefix.layers * self.on_device().expect(ON_DEVICE).0.layer_bytes(prefix, dtype)
+    }
+
+    fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
+        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
+        let most = self.number(context, prefix.tokens) as usize * self.scorer.page();
+        lists * most.min(prefix.tokens) * size_of::<u32>()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        let pages = self.pages(step);
+        let reduction = self.per.reduction();
+        let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
+        picker.prepare(step, &pages, lists, room)?;
+        if picker.is_of_largest() && scorer.picks_at_once(step, index, reduction) {
+            return scorer.pick_at_once(step, index, reduction, scratch, room);
+        }
+        for some in rows_at_once(step, &pages) {
+            let first = some.start;
+            scorer.score_all(step, some, index, reduction, scratch)?;
+            picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, room)?;
+            scorer.weigh_all(step, index, first, scratch, room)?;
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_alone(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        scratch: &mut DeviceScratch,
+    ) -> Result<Scoring, GpuError> {
+        let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
+        rows_at_once(step, &self.pages(step))
+            .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
+        let is_apart = picker.is_of_largest() && scorer.picks_at_once(step, index, reduction);
+        Ok(if is_apart { Scoring::Apart } else { Scoring::Always })
+    }
+}
+
+impl<I> Grown<I> {
+    /// Takes in all of `keys` and `values` that it does not hold yet, and makes its last grain anew.
+    fn grow<S: Scorer<Index = I>>(
+        &mut self,
+        scorer: &S,
+        place: Place,
+        like: Option<&I>,
+        keys: Joined<'_>,
+        values: Joined<'_>,
+    ) -> &I {
+        let index = self.index.get_or_insert_with(|| scorer.empty(place, like));
+        let tokens = keys.tokens();
+        if tokens > self.tokens {
+            let kept = self.tokens / scorer.grain() * scorer.grain();
+            let (keys, values) = (keys.slice(kept..tokens).to_f32(), values.slice(kept..tokens).to_f32());
+            scorer.append(index, kept, &NewTokens { place, keys: &keys, values: &values });
+            self.tokens = tokens;
+        }
+        index
+    }
+}
+
+impl<S: Scorer> RowMask for Scored<S> {
+    fn begin(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(Grown::<S::Index> { index: None, tokens: 0 })
+    }
+
+    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
+        let grown: &mut Grown<S::Index> = state.downcast_mut().expect("what this method began");
+        let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
+        let d = head.place.d;
+        let keys = Joined::one(head.keys, d).slice(whole.clone());
+        let values = Joined::one(head.values, d).slice(whole);
+        grown.grow(&self.scorer, head.place, None, keys, values);
+    }
+
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
+        let grown: &Grown<S::Index> = state.downcast_ref().expect("what this method began");
+        let (group, d, page) = (block.group, block.d, self.scorer.page());
+        // No row read so far has a candidate.
+        let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
+        let scale = 1.0 / (d as f32).sqrt();
+        let nothing = self.picker.is_nothing();
+        let rows = block.rows;
+        let exact: Vec<Exact> = (0..rows).map(|row| Exact::sliding(block.policy, block.first + row + 1)).collect();
+        let sink = exact[rows - 1].sink;
+        let keys = Joined::one(head.keys, d);
+        let values = Joined::one(head.values, d);
+        let queries =
+            GroupQueries { layer: block.layer, kv_head: block.kv_head, numbers: block.queries, rows, d, scale };
+        let (mut scores, mut scoring) = (Vec::new(), Cost::default());
+        if !nothing && grown.tokens > 0 {
+            let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
+            scores = self.scores_of(&queries, &segment, &mut scoring);
+        }
+        let lists = self.lists(group);
+        let columns = scores.len() / (lists * rows);
+        let (mut used, mut attended) = (0, 0);
+        let mut selections = Vec::with_capacity(rows);
+        for (row, exact) in exact.into_iter().enumerate() {
+            let candidates = exact.sink..exact.recent;
+            if nothing || candidates.is_empty() {
+                selections.push(self.per.nothing(group));
+                continue;
+            }
+            let whole = candidates.len() / self.scorer.grain() * self.scorer.grain();
+            let pages = whole / page;
+            used += pages;
+            let of_head = |list: usize| &scores[(list * rows + row) * columns..][..pages];
+            let mut own: Vec<f32> = (0..lists).flat_map(of_head).copied().collect();
+            let mut parts = vec![Part { index, tokens: whole, values: values.slice(sink..sink + whole) }];
+            let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
+            let total = block.first + row + 1;
+            let seen = keys.slice(0..total);
+            // The last grain is not whole: as this row sees it, it is made for this row.
+            let open = candidates.start + whole..candidates.end;
+            let mut last = Grown { index: None, tokens: 0 };
+            if !open.is_empty() {
+                let queries = GroupQueries { numbers: &numbers, rows: 1, ..queries };
+                let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
+                let index = last.grow(&self.scorer, head.place, None, keys, values);
+                let more = self.scores_of(&queries, &Segment { index, keys }, cost);
+                own = joined_scores(lists, (&own, pages), &more);
+                parts.push(Part { index, tokens: open.len(), values });
+            }
+            let at = At {
+                context: Context::new(total, &candidates).at(block.share),
+                open: self.open_page(&candidates, total),
+                candidates,
+                scale,
+                seed: mix_seed(block.seed, total as u64),
+                group,
+                queries: &numbers,
+                keys: seen,
+            };
+            let mut selection = self.select_by(&own, &at, &parts, cost);
+            self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
+            attended += selection.of_heads(group).iter().sum::<usize>();
+            selections.push(selection);
+        }
+        // What later rows see of the index, earlier ones need not score.
+        let share = used as f64 / (rows * columns).max(1) as f64;
+        cost.score_flops += (scoring.score_flops as f64 * share) as u64;
+        if self.takes_products(group) {
+            // Bytes are not counted where a prompt is read.
+            cost.leave_to_attention(attended, 0, d, 0);
+        }
+        selections
+    }
+}

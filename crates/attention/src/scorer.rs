@@ -1,0 +1,268 @@
+//! The [`Scorer`] trait: what a method of the form SCORE → SELECT stores of keys, and how it scores them.
+//!
+//! A scorer knows nothing of budgets, groups or attending: [`Scored`](super::scored::Scored) makes a [`Method`] of it by a
+//! [`Picker`](super::pick::Picker) and a granularity. The same three functions (an index built over a prefix, tokens
+//! appended to it, scores of some queries) serve a decoding step, an index that grows with what is generated, and a
+//! prompt of which every row attends its own picks.
+//!
+//! [`Method`]: super::Method
+
+use super::artefact::{Artefact, ArtefactError};
+use super::device::DeviceScorer;
+use super::granularity::Reduce;
+use super::method::{HeadPrefix, Selection, score_into};
+use super::prompt::PromptNeed;
+use crate::cost::Cost;
+use crate::kv::KvDtype;
+use crate::kv::quantised::QuantisedRows;
+use spattn_kernels::Joined;
+use spattn_kernels::Rows;
+
+/// Scores candidates by what it stored of their keys.
+pub(super) trait Scorer: Clone + Send + Sync + 'static {
+    /// Stored of some candidates of one KV head, in the order of their tokens.
+    type Index: Send + Sync + 'static;
+
+    /// See [`Method::calibration`](super::Method::calibration).
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
+        None
+    }
+
+    /// See [`Method::channels_asked`](super::Method::channels_asked).
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        None
+    }
+
+    /// See [`Method::prompt_needs`](super::Method::prompt_needs).
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Vec::new()
+    }
+
+    /// See [`Method::index_key`](super::Method::index_key).
+    fn index_key(&self) -> String {
+        String::new()
+    }
+
+    /// Tokens that share a score: 1, or those of a page.
+    fn page(&self) -> usize {
+        1
+    }
+
+    /// Tokens whose part of the index depends on nothing but these tokens, in whole pages.
+    fn grain(&self) -> usize {
+        self.page()
+    }
+
+    /// The index over the candidates of a prefix.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
+
+    /// How tokens that come after the prefix get into an index.
+    fn growth(&self) -> Growth;
+
+    /// The index of no token: with what `like` learned of its prefix, or, without it, with nothing learned. Asked for
+    /// only as far as [`growth`](Self::growth) allows.
+    fn empty(&self, place: Place, like: Option<&Self::Index>) -> Self::Index;
+
+    /// Replaces what an index holds from its `kept`-th token on (a multiple of the [`grain`](Self::grain)).
+    fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>);
+
+    /// Bytes the index occupies, as stored.
+    fn index_bytes(&self, index: &Self::Index) -> usize;
+
+    /// The score of every page of a segment for every query, `[query][page]`, with its cost.
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
+
+    /// Whether each score takes the exact product of a query with a key where the key lies, which attention need not take again.
+    fn takes_products(&self) -> bool {
+        false
+    }
+
+    /// Whether tokens before the window, where that is shorter than a page, are kept with the current one as long as they fill a page
+    /// with it.
+    fn keeps_open_page(&self) -> bool {
+        false
+    }
+
+    /// Whether the scores of a sum of queries are the sums of their scores.
+    fn is_linear(&self) -> bool {
+        false
+    }
+
+    /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. Where scores are linear, queries are
+    /// added before they are scored: once for the group.
+    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+        if queries.group() == 1 {
+            return self.scores(queries, segment, cost);
+        }
+        if self.is_linear() {
+            let summed = Reduce::Sum.apply(queries.numbers, queries.rows * queries.d);
+            return self.scores(&GroupQueries { numbers: &summed, ..*queries }, segment, cost);
+        }
+        let scores = self.scores(queries, segment, cost);
+        Reduce::Sum.apply(&scores, scores.len() / queries.group())
+    }
+
+    /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](super::coded::Coded) scorer's.
+    fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
+        None
+    }
+
+    /// Its form on a device, which gives the scores of this one; `None` if it has none. It cannot
+    /// [weigh](Self::weigh) what was picked.
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        None
+    }
+
+    /// Whether what was picked is [weighed](Self::weigh), by the scores of each query.
+    fn weighs(&self) -> bool {
+        false
+    }
+
+    /// Weighs what was picked at one position, for methods whose picks are not the whole of their output.
+    fn weigh(&self, _from: &PickedFrom<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}
+}
+
+/// How tokens that come after the prefix get into an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Growth {
+    /// Not at all; why.
+    None(&'static str),
+    /// They join what was learned of a prefix; how.
+    OfPrefix(&'static str),
+    /// They join what depends on no other token, so that a prompt can be read by it from its first token on; how.
+    Free(&'static str),
+}
+
+/// An artefact that a scorer needs, and how it takes it in.
+pub(super) struct ScorerCalibration<S> {
+    /// Kind of the artefact.
+    pub kind: &'static str,
+    /// The scorer with what the artefact holds.
+    pub load: fn(&S, &Artefact) -> Result<S, ArtefactError>,
+}
+
+/// One KV head, and how its keys are stored.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+}
+
+impl From<&HeadPrefix<'_>> for Place {
+    fn from(prefix: &HeadPrefix<'_>) -> Self {
+        Self { layer: prefix.layer, kv_head: prefix.kv_head, d: prefix.d, dtype: prefix.dtype }
+    }
+}
+
+/// Tokens to be appended to the index of a KV head.
+pub(super) struct NewTokens<'a> {
+    /// The KV head.
+    pub place: Place,
+    /// Rotated keys `[token][d]`.
+    pub keys: &'a [f32],
+    /// Values `[token][d]`.
+    pub values: &'a [f32],
+}
+
+/// Some candidates, one after the other, and what is stored of them.
+pub(super) struct Segment<'a, I> {
+    /// What is stored of them.
+    pub index: &'a I,
+    /// Their keys `[token][d]`.
+    pub keys: Joined<'a>,
+}
+
+/// The candidates of one position, from which was picked.
+pub(super) struct PickedFrom<'a, I> {
+    /// `[query of the group][page]`.
+    pub scores: &'a [f32],
+    /// The first candidate.
+    pub first: usize,
+    /// All of them.
+    pub parts: &'a [Part<'a, I>],
+}
+
+/// Some candidates of a position.
+pub(super) struct Part<'a, I> {
+    /// What is stored of them, and maybe of more behind them.
+    pub index: &'a I,
+    /// How many there are.
+    pub tokens: usize,
+    /// Their values `[token][d]`.
+    pub values: Joined<'a>,
+}
+
+/// Queries of a GQA group: those of one step, or of some rows of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupQueries<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Rotated, unscaled, `[group][row][d]`.
+    pub numbers: &'a [f32],
+    /// Rows of each head; 1 in a step.
+    pub rows: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Factor of the logits, `1/√d`.
+    pub scale: f32,
+}
+
+impl<'a> GroupQueries<'a> {
+    /// Queries of all heads and rows.
+    pub fn count(&self) -> usize {
+        self.numbers.len() / self.d
+    }
+
+    /// Query heads in the group.
+    pub fn group(&self) -> usize {
+        self.count() / self.rows
+    }
+
+    /// The rows `[row][d]` of one head.
+    pub fn head(&self, head: usize) -> &'a [f32] {
+        &self.numbers[head * self.rows * self.d..][..self.rows * self.d]
+    }
+
+    /// `q·row` (unscaled) of every query with every row, `[query][row]`; counts the FLOPs, not the bytes.
+    pub fn dots(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
+        dots(self.numbers, rows, self.d, cost)
+    }
+
+    /// As [`dots`](Self::dots), with rows in two places.
+    pub fn dots_joined(&self, rows: Joined<'_>, cost: &mut Cost) -> Vec<f32> {
+        let [front, back] = rows.pieces();
+        let before = self.dots(front, cost);
+        match back.elements() {
+            0 => before,
+            _ => joined_scores(self.count(), (&before, front.elements() / self.d), &self.dots(back, cost)),
+        }
+    }
+}
+
+/// The first `kept` columns of `left`, then all of `right`, for so many rows.
+pub(super) fn joined_scores(rows: usize, (left, kept): (&[f32], usize), right: &[f32]) -> Vec<f32> {
+    let (l, r) = (left.len() / rows, right.len() / rows);
+    let mut joined = Vec::with_capacity(rows * (kept + r));
+    for row in 0..rows {
+        joined.extend_from_slice(&left[row * l..][..kept]);
+        joined.extend_from_slice(&right[row * r..][..r]);
+    }
+    joined
+}
+
+/// `queries: [query][width]` against stored rows of that width, `[query][row]`; counts the FLOPs, not the bytes.
+pub(super) fn dots(queries: &[f32], rows: Rows<'_>, width: usize, cost: &mut Cost) -> Vec<f32> {
+    let (count, stored) = (queries.len() / width, rows.elements() / width);
+    let mut scores = vec![0.0; count * stored];
+    score_into(queries, rows, width, &mut scores);
+    cost.score_flops += 2 * (count * rows.elements()) as u64;
+    scores
+}

@@ -1,0 +1,348 @@
+//! What of a user is left out of files: one choice for the process, made by `--anonymous` before anything is read.
+//!
+//! Paths become the names at their ends, hosts and jobs become marks that tell them apart and say nothing else, command lines
+//! are left out, and of a system prompt its hash is kept. `docs/privacy.md` lists what is written without it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+static LEFT_OUT: AtomicBool = AtomicBool::new(false);
+/// Settings that hold paths and are no arguments.
+static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// What names of models with random weights begin with.
+const RANDOM: &str = "random:";
+/// What a hash begins with.
+const HASHED: &str = "sha256:";
+/// Keys of manifests whose values are paths, if they are not names of the hub.
+const PATHS: [&str; 4] = ["data", "calibration", "model", "id"];
+/// Keys of manifests that hold command lines.
+const COMMAND: &str = "command";
+const SYSTEM_PROMPT: &str = "system_prompt";
+
+/// Leaves the user out of all that is written from now on.
+pub fn leave_out() {
+    LEFT_OUT.store(true, Ordering::Relaxed);
+}
+
+/// Has a path, or a setting with one in it, known: with blanks in it, it could not be told from other text.
+pub fn tell_of(text: &str) {
+    TOLD.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+}
+
+/// Whether the user is left out.
+pub fn is_left_out() -> bool {
+    LEFT_OUT.load(Ordering::Relaxed)
+}
+
+/// A path as it is written down: as it is, or the name at its end.
+pub fn path(path: &Path) -> String {
+    if is_left_out() { name_of(path) } else { path.display().to_string() }
+}
+
+/// A text that may hold paths (an error, a note, a task) as it is written down.
+pub fn text(text: &str) -> String {
+    if is_left_out() { without_paths(text, &known_paths()) } else { text.to_owned() }
+}
+
+/// A system prompt as it is written down: as it is, or its hash.
+pub fn system_prompt(text: &str) -> String {
+    if is_left_out() { hashed(text) } else { text.to_owned() }
+}
+
+/// A command line as it is written down.
+pub fn command() -> Vec<String> {
+    // A path need not be UTF-8.
+    let all = || std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    if is_left_out() { Vec::new() } else { all() }
+}
+
+/// What stands for a machine: nothing can be told from it but whether two are the same. `start` is what only this start of the
+/// machine knows.
+pub fn machine(host: &str, start: &str) -> String {
+    format!("machine-{}", &digest(&[host, start])[..8])
+}
+
+/// What stands for a scheduler's job on a folder. So few digits fit very many numbers of jobs.
+pub fn job(job: &str, folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    format!("job-{}", &digest(&[job, &folder.to_string_lossy()])[..4])
+}
+
+/// The same manifest without the user, its models [named](models) anew; that of one who is left out already stays as it is.
+pub fn manifest(manifest: &Value, models: &BTreeMap<String, String>) -> Value {
+    Eraser { models, known: known_paths() }.without_user("", manifest)
+}
+
+/// The models of a run's manifest, as they are named with the user left out. Two folders of one name are told apart by the
+/// beginning of their weights' hash.
+pub fn models(manifest: &Value) -> BTreeMap<String, String> {
+    let (mut weights, mut from_folders) = (BTreeMap::new(), BTreeSet::new());
+    for identity in one_or_several(&manifest["identity"]) {
+        let hash = identity["weights_sha256"].as_str().unwrap_or_default();
+        weights.extend(identity["model"].as_str().map(|model| (model, hash)));
+    }
+    for model in one_or_several(&manifest["model"]) {
+        // A model of the hub has a commit, one from a folder has none.
+        from_folders.extend(model["id"].as_str().filter(|_| model["revision"].is_null()));
+    }
+    let name = |model: &str| match from_folders.contains(model) && !model.starts_with(RANDOM) {
+        true => name_of(Path::new(model)),
+        false => name_of_source(model),
+    };
+    let mut named: BTreeMap<String, String> = BTreeMap::new();
+    for (model, hash) in &weights {
+        let is_shared = weights.keys().any(|other| other != model && name(other) == name(model));
+        let mut own = if is_shared { told_apart(&name(model), hash) } else { name(model) };
+        while named.values().any(|other| *other == own) {
+            own.push('\'');
+        }
+        named.insert((*model).to_owned(), own);
+    }
+    named
+}
+
+/// The name of a model that another model shares.
+pub fn told_apart(name: &str, weights_sha256: &str) -> String {
+    format!("{name}@{}", weights_sha256.chars().take(8).collect::<String>())
+}
+
+fn one_or_several(value: &Value) -> &[Value] {
+    value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice)
+}
+
+fn digest(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn hashed(text: &str) -> String {
+    let is_hash = |hash: &str| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+    match text.strip_prefix(HASHED).is_some_and(is_hash) {
+        true => text.to_owned(),
+        false => format!("{HASHED}{}", Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect::<String>()),
+    }
+}
+
+/// The last name of a path.
+fn name_of(path: &Path) -> String {
+    let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    last(path).or_else(|| last(&path.canonicalize().ok()?)).unwrap_or_else(|| "folder".to_owned())
+}
+
+/// Goes through a manifest.
+struct Eraser<'a> {
+    models: &'a BTreeMap<String, String>,
+    known: Vec<(String, String)>,
+}
+
+impl Eraser<'_> {
+    fn without_user(&self, key: &str, value: &Value) -> Value {
+        match value {
+            Value::Array(_) if key == COMMAND => Value::Array(Vec::new()),
+            Value::String(text) if key == SYSTEM_PROMPT => hashed(text).into(),
+            Value::String(text) if PATHS.contains(&key) => self.source(text).into(),
+            Value::String(text) => without_paths(text, &self.known).into(),
+            Value::Array(items) => items.iter().map(|item| self.without_user(key, item)).collect(),
+            // Of several models calibrations stand under their names.
+            Value::Object(fields) => {
+                let field = |(name, value): (&String, &Value)| (self.source(name), self.without_user(name, value));
+                Value::Object(fields.iter().map(field).collect::<Map<_, _>>())
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn source(&self, text: &str) -> String {
+        self.models.get(text).cloned().unwrap_or_else(|| name_of_source(text))
+    }
+}
+
+/// A model or a data set as it is named with the user left out: the last name of a path. Names of the hub stay.
+pub fn name_of_source(text: &str) -> String {
+    let repo = text.split_once('@').map_or(text, |(repo, _)| repo);
+    let is_repo = repo.matches('/').count() == 1 && !is_path(text) && !Path::new(text).exists();
+    let is_hub = text.starts_with("hub:") || is_repo;
+    match text.strip_prefix(RANDOM) {
+        Some(shape) if shape.contains('/') => format!("{RANDOM}{}", name_of(Path::new(shape))),
+        _ if is_hub || !text.contains('/') && !is_path(text) => text.to_owned(),
+        _ => name_of(Path::new(text)),
+    }
+}
+
+fn is_path(text: &str) -> bool {
+    let begins = ["/", "~", "./", "../"].iter().any(|start| text.starts_with(start));
+    begins && !text.starts_with("//") || matches!(text, "." | "..")
+}
+
+/// Paths that this process was told of, the longest first, and what stands for each.
+fn known_paths() -> Vec<(String, String)> {
+    let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let arguments = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+    let environment = ["HOME", "HF_HOME", "HF_HUB_CACHE", "SPATTN_DATA"].into_iter().filter_map(std::env::var_os);
+    let folders = std::env::current_dir().ok().into_iter().chain(environment.map(PathBuf::from));
+    let folders = folders.map(|folder| folder.to_string_lossy().into_owned());
+    let mut all: Vec<(String, String)> = arguments
+        .chain(told)
+        .flat_map(|text| parts(&text))
+        .chain(folders)
+        .filter(|text| text.len() > 1 && text.contains('/') && (is_path(text) || Path::new(text).exists()))
+        .map(|text| (text.clone(), name_of(Path::new(&text))))
+        .collect();
+    all.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+    all.dedup();
+    all
+}
+
+/// What of an argument may be a path: `--out=DIR`, `jsonl:PATH:metric=f1`.
+fn parts(argument: &str) -> Vec<String> {
+    argument.split(['=', ':', ',']).chain([argument]).map(str::to_owned).collect()
+}
+
+/// A text in which paths are the names at their ends: those that are known, which may hold blanks, and whatever else looks like one.
+fn without_paths(text: &str, known: &[(String, String)]) -> String {
+    const ENDS: [char; 18] =
+        [' ', '\t', '\n', '"', '\'', '`', '(', ')', '[', ']', '{', '}', ',', ';', '=', ':', '<', '>'];
+    let text = known.iter().fold(text.to_owned(), |text, (path, name)| whole_paths(&text, path, name));
+    let mut out = String::with_capacity(text.len());
+    // Of rows and texts of one's own: `jsonl:PATH`, `ppl/file:PATH`.
+    let names_file = |out: &str| out.ends_with("jsonl:") || out.ends_with("/file:");
+    for piece in text.split_inclusive(ENDS) {
+        let (word, end) = match piece.chars().next_back() {
+            Some(last) if ENDS.contains(&last) => piece.split_at(piece.len() - last.len_utf8()),
+            _ => (piece, ""),
+        };
+        match (is_path(word) || names_file(&out)) && word.contains('/') && word.len() > 1 {
+            true => out.push_str(&name_of(Path::new(word))),
+            false => out.push_str(word),
+        }
+        out.push_str(end);
+    }
+    out
+}
+
+/// Puts `name` for a path, with what lies below it, for which the name at its end stands.
+fn whole_paths(text: &str, path: &str, name: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(path) {
+        out.push_str(before);
+        let is_inside = before.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '~'));
+        match (is_inside, after.strip_prefix('/')) {
+            (true, _) => out.push_str(path),
+            // What follows is looked at as a path of its own.
+            (false, Some(_)) => out.push_str("/."),
+            (false, None) => out.push_str(name),
+        }
+        rest = after;
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn paths_are_the_names_at_their_ends() {
+        let known = [("/home/al ice/my runs".to_owned(), "my runs".to_owned())];
+        for (text, plain) in [
+            ("cannot read /home/alice/x/rows.jsonl: no such file", "cannot read rows.jsonl: no such file"),
+            ("jsonl:/home/alice/rows.jsonl:metric=f1", "jsonl:rows.jsonl:metric=f1"),
+            ("ppl/file:../books/a.txt", "ppl/file:a.txt"),
+            ("jsonl:mine/rows.jsonl", "jsonl:rows.jsonl"),
+            ("ruler/vt at 4096, hip>topk:k=8", "ruler/vt at 4096, hip>topk:k=8"),
+            ("see https://huggingface.co/org/model", "see https://huggingface.co/org/model"),
+            ("`~/m` and ./n/ (or \"../o\")", "`m` and n (or \"o\")"),
+            ("/home/al ice/my runs holds", "my runs holds"),
+            ("/home/al ice/my runs/a/samples.jsonl:3: x", "samples.jsonl:3: x"),
+            ("1 / 2, 3/4", "1 / 2, 3/4"),
+        ] {
+            assert_eq!(without_paths(text, &known), plain);
+        }
+    }
+
+    #[test]
+    fn sources_are_named_by_their_last_part() {
+        for (source, name) in [
+            ("builtin", "builtin"),
+            ("org/model", "org/model"),
+            ("org/model@main", "org/model@main"),
+            ("hub:org/data@0123 (files: 2)", "hub:org/data@0123 (files: 2)"),
+            ("/home/alice/models/qwen/", "qwen"),
+            ("~/qwen", "qwen"),
+            ("../qwen", "qwen"),
+            ("models/a/qwen", "qwen"),
+            // A path that is there, whatever it looks like.
+            ("src/text.rs", "text.rs"),
+            ("random:/home/alice/config.json", "random:config.json"),
+            ("random:llama-3.1-8b", "random:llama-3.1-8b"),
+        ] {
+            assert_eq!(name_of_source(source), name);
+        }
+    }
+
+    fn without(stored: &Value) -> Value {
+        manifest(stored, &models(stored))
+    }
+
+    #[test]
+    fn folders_of_one_name_are_told_apart() {
+        let identity = |model: &str, hash: &str| json!({"model": model, "weights_sha256": hash});
+        let named = |all: &[Value]| models(&json!({ "identity": all })).into_values().collect::<Vec<_>>();
+        let [a, b] = ["0123456789", "9876543210"];
+        assert_eq!(named(&[identity("/a/q", a), identity("/b/q", b)]), ["q@01234567", "q@98765432"]);
+        assert_eq!(named(&[identity("/a/q", a), identity("/b/q", a)]), ["q@01234567", "q@01234567'"]);
+        assert_eq!(named(&[identity("/a/q", a), identity("/b/r", b)]), ["q", "r"]);
+        // A folder that is not here, known by having no commit.
+        let of = |revision: Value| {
+            models(&json!({"identity": identity("org/q", a), "model": {"id": "org/q", "revision": revision}}))
+        };
+        assert_eq!((&of(Value::Null)["org/q"], &of(json!("c0ffee"))["org/q"]), (&"q".to_owned(), &"org/q".to_owned()));
+    }
+
+    #[test]
+    fn a_manifest_loses_the_user_and_nothing_else() {
+        let stored = json!({
+            "program": {"version": "0.1.0"}, "command": ["/home/alice/spattn", "eval", "--model", "/home/alice/q"],
+            "identity": {"model": "/home/alice/q", "weights_sha256": "ab", "data": "/home/alice/d", "system_prompt": "I am Alice", "seed": 1},
+            "calibration": {"/home/alice/q": {"loki": "cd"}},
+            "config": {"model": ["/home/alice/q", "org/m"], "tasks": ["jsonl:/home/alice/r.jsonl", "ruler/vt"], "system_prompt": "I am Alice"},
+            "model": [{"id": "/home/alice/q", "revision": null, "layers": 2}, {"id": "org/m", "revision": "0123"}],
+            "resumed": [{"command": ["spattn", "/home/alice"]}],
+        });
+        let plain = without(&stored);
+        let text = plain.to_string();
+        assert!(!text.contains("lice") && !text.contains("home"), "{text}");
+        assert_eq!(plain["identity"]["model"], "q");
+        assert_eq!(plain["config"]["model"], json!(["q", "org/m"]));
+        assert_eq!(plain["config"]["tasks"], json!(["jsonl:r.jsonl", "ruler/vt"]));
+        assert_eq!((&plain["calibration"]["q"]["loki"], &plain["model"][1]["id"]), (&json!("cd"), &json!("org/m")));
+        assert_eq!((&plain["command"], &plain["identity"]["seed"]), (&json!([]), &json!(1)));
+        let prompt = plain["identity"]["system_prompt"].as_str().unwrap();
+        assert_eq!((prompt.len(), &prompt[..7]), (7 + 64, "sha256:"));
+        assert_eq!(without(&plain), plain, "once is enough");
+    }
+
+    #[test]
+    fn marks_tell_apart_and_say_nothing() {
+        assert_eq!(machine("node7", "boot"), machine("node7", "boot"));
+        assert_ne!(machine("node7", "boot"), machine("node8", "boot"));
+        let mark = job("123456_7", Path::new("."));
+        assert!(!mark.contains("123456") && mark == job("123456_7", Path::new(".")), "{mark}");
+        // A list of all jobs tells nothing of which it is: marks are too few for that.
+        let fitting =
+            (0..200_000).filter(|n| job(&n.to_string(), Path::new("/x")) == job("7", Path::new("/x"))).count();
+        assert!(fitting > 1);
+    }
+}

@@ -1,0 +1,313 @@
+//! Tables of keys by random hyperplanes, and the tokens that collide with queries in them.
+
+use std::ops::Range;
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::select::{Queries, TokenLists};
+use super::{Buffer, Gpu, GpuError, failed};
+use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
+
+/// Threads of a block that hashes, and vectors of it; planes at most.
+const THREADS: u32 = 256;
+const TILE: usize = 64;
+/// Bytes of a tile: vectors and normals, channel by channel, and a side of each plane for each vector.
+const TILE_BYTES: u32 = (2 * 4 * GPU_WIDEST * (TILE + 4) + TILE * TILE) as u32;
+/// Tokens of a block that adds up keys.
+const SUMMED: usize = 1024;
+/// Threads of a block that sorts or samples.
+const SAMPLERS: u32 = 512;
+/// Bits of a code at most: shared memory holds a number for each code.
+const MOST_BITS: usize = 15;
+/// Words of a set of tokens in shared memory at most: longer contexts are taken in ranges. Short ones are, too, where that gives a
+/// processor so many blocks, but not below so many words.
+const MOST_WORDS: usize = 8192;
+const LEAST_WORDS: usize = 256;
+const BLOCKS_EACH: usize = 2;
+
+/// How many tables of how many planes, for heads of which width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableShape {
+    /// Planes of a table.
+    pub bits: usize,
+    /// Tables.
+    pub tables: usize,
+    /// Width of a head.
+    pub d: usize,
+}
+
+impl TableShape {
+    /// Whether the kernels hash by such tables.
+    pub fn fits(self) -> bool {
+        let Self { bits, tables, d } = self;
+        d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=MOST_BITS).contains(&bits) && tables > 0
+    }
+
+    /// Bytes of a token's number, and of a bound, where there are so many tokens.
+    pub fn number_bytes(tokens: usize) -> usize {
+        if tokens <= NARROW_TOKENS { 2 } else { 4 }
+    }
+
+    /// Bytes of the tables of one KV head.
+    pub fn bytes(self, tokens: usize) -> usize {
+        self.tables * ((1 << self.bits) + 1 + tokens) * Self::number_bytes(tokens)
+    }
+}
+
+/// Tables of all KV heads of a layer.
+#[derive(Debug)]
+pub struct HashTables {
+    shape: TableShape,
+    tokens: Range<usize>,
+    kv_heads: usize,
+    /// `[table * bits + bit][d]` f32.
+    planes: Buffer,
+    /// `[kv_head][d]` f32, if keys are centred.
+    means: Option<Buffer>,
+    /// Of keys, centred if they are, `[kv_head][token]` f32.
+    lengths: Buffer,
+    /// `[kv_head][table][2^bits + 1]`: where the tokens of a code begin.
+    bounds: Buffer,
+    /// `[kv_head][table][token]`, by code.
+    sorted: Buffer,
+    /// As [`Chances::log_probabilities`].
+    log_probabilities: Buffer,
+    /// But for the address of that.
+    sampling: DeviceSampling,
+}
+
+/// Which tokens are sampled, and how probable that is.
+#[derive(Debug, Clone, Copy)]
+pub struct Chances<'a> {
+    /// Tables in which a token has to collide, 1 or 2.
+    pub least: u8,
+    /// Added to a probability.
+    pub floor: f64,
+    /// Logarithms of probabilities at equal steps of the sine of half the angle, from none to `farthest`.
+    pub log_probabilities: &'a [f32],
+    /// The last sine of these; farther ones are computed.
+    pub farthest: f64,
+}
+
+/// As the kernel's struct `Sampling`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceSampling {
+    bits: u32,
+    tables: u32,
+    least: u32,
+    steps: u32,
+    farthest: f64,
+    floor: f64,
+    log_probabilities: u64,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceSampling {}
+
+/// Room for what lies between hashing queries and weighing what they collide with.
+#[derive(Debug, Default)]
+pub struct CollisionRoom {
+    /// `[row][head][table]` u16.
+    codes: Option<Buffer>,
+    /// `[row][head][range][word]` u32, a bit for each token.
+    marks: Option<Buffer>,
+    /// `[row][head][range]` u32, how many are marked.
+    found: Option<Buffer>,
+}
+
+impl HashTables {
+    /// Bytes of the tables, of means and of lengths.
+    pub fn bytes(&self) -> usize {
+        let means = self.means.as_ref().map_or(0, |_| 4 * self.kv_heads * self.shape.d);
+        self.kv_heads * (self.shape.bytes(self.tokens.len()) + 4 * self.tokens.len()) + means
+    }
+}
+
+impl Gpu {
+    /// Hashes the keys of some tokens by `planes` `[table * bits + bit][d]`, less their mean if they are to be centred.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are other numbers than the shape says, or it does not fit.
+    pub fn hash_keys(
+        &self,
+        keys: &Cache<'_>,
+        tokens: Range<usize>,
+        shape: TableShape,
+        (planes, is_centred): (&[f32], bool),
+        chances: Chances<'_>,
+    ) -> Result<HashTables, GpuError> {
+        let TableShape { bits, tables, d } = shape;
+        assert!(shape.fits() && keys.d == d && planes.len() == bits * tables * d, "{shape:?}, {} planes", planes.len());
+        assert!(tokens.end <= keys.capacity && !tokens.is_empty(), "tokens up to {} of {}", tokens.end, keys.capacity);
+        let (count, kv_heads, name) = (tokens.len(), keys.kv_heads, keys.storage.name());
+        let number = TableShape::number_bytes(count);
+        let log_probabilities = self.upload(chances.log_probabilities)?;
+        let sampling = DeviceSampling {
+            bits: bits as u32,
+            tables: tables as u32,
+            least: chances.least.into(),
+            steps: (chances.log_probabilities.len() - 1) as u32,
+            farthest: chances.farthest,
+            floor: chances.floor,
+            log_probabilities: 0,
+        };
+        let made = HashTables {
+            shape,
+            tokens: tokens.clone(),
+            kv_heads,
+            planes: self.upload(planes)?,
+            means: if is_centred { Some(self.mean_keys(keys, tokens.clone())?) } else { None },
+            lengths: self.alloc(4 * kv_heads * count)?,
+            bounds: self.alloc(kv_heads * tables * ((1 << bits) + 1) * number)?,
+            sorted: self.alloc(kv_heads * tables * count * number)?,
+            log_probabilities,
+            sampling,
+        };
+        // The codes of one KV head at a time: they take as much as what is sorted by them.
+        let codes = self.alloc(2 * tables * count)?;
+        let hash = self.with_shared("collisions", &format!("hash_keys_{name}"), TILE_BYTES)?;
+        let shared = 4 << bits;
+        let sort = self.with_shared("collisions", &format!("sort_codes_{}", 8 * number), shared)?;
+        let (own_planes, codes_at) =
+            (made.planes.address(0, 4 * bits * tables * d), codes.address(0, 2 * tables * count));
+        let (tokens_in_all, width, bits_of, tables_of) = (count as u32, d as i32, bits as u32, tables as u32);
+        for head in 0..kv_heads {
+            let from = keys.key(head, tokens.start);
+            let mean = made.means.as_ref().map_or(0, |means| means.address(4 * head * d, 4 * d));
+            let lengths = made.lengths.address(4 * head * count, 4 * count);
+            let mut launch = self.stream.launch_builder(&hash);
+            launch.arg(&from).arg(&tokens_in_all).arg(&width).arg(&mean).arg(&own_planes).arg(&bits_of).arg(&tables_of);
+            launch.arg(&codes_at).arg(&lengths);
+            let grid = (count.div_ceil(TILE) as u32, tables.div_ceil(TILE / bits) as u32, 1);
+            let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: TILE_BYTES };
+            // SAFETY: keys, planes, mean, codes and lengths are as long as checked and made above.
+            unsafe { launch.launch(grid) }.map_err(failed("hashing keys"))?;
+            let bytes = tables * ((1 << bits) + 1) * number;
+            let bounds = made.bounds.address(head * bytes, bytes);
+            let sorted = made.sorted.address(head * tables * count * number, tables * count * number);
+            let mut launch = self.stream.launch_builder(&sort);
+            launch.arg(&codes_at).arg(&tokens_in_all).arg(&bits_of).arg(&bounds).arg(&sorted);
+            let grid =
+                LaunchConfig { grid_dim: (tables as u32, 1, 1), block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
+            // SAFETY: codes, bounds and tables are as long as made above.
+            unsafe { launch.launch(grid) }.map_err(failed("sorting codes"))?;
+        }
+        // The copies read what belongs to the caller.
+        self.synchronize()?;
+        Ok(made)
+    }
+
+    /// Means of the keys of some tokens, `[kv_head][d]` f32, of sums in f64.
+    fn mean_keys(&self, keys: &Cache<'_>, tokens: Range<usize>) -> Result<Buffer, GpuError> {
+        let (d, kv_heads, count) = (keys.d, keys.kv_heads, tokens.len());
+        let pieces = count.div_ceil(SUMMED);
+        let (sums, means) = (self.alloc(8 * kv_heads * pieces * d)?, self.alloc(4 * kv_heads * d)?);
+        let (sums_at, means_at) = (sums.address(0, 8 * kv_heads * pieces * d), means.address(0, 4 * kv_heads * d));
+        let (from, stride) = (keys.key(0, tokens.start), keys.head_stride());
+        let (count, width, pieces) = (count as u32, d as i32, pieces as u32);
+        let function = self.function("collisions", &format!("sum_keys_{}", keys.storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&count).arg(&width).arg(&sums_at);
+        let grid = (pieces, kv_heads as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: keys and sums are as long as checked and made above.
+        unsafe { launch.launch(grid) }.map_err(failed("adding up keys"))?;
+        let function = self.function("collisions", "mean_of_sums")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&sums_at).arg(&pieces).arg(&count).arg(&width).arg(&means_at);
+        let grid = (kv_heads as u32, 1, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (GPU_WIDEST as u32, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: sums and means are as long as made above.
+        unsafe { launch.launch(grid) }.map_err(failed("adding up keys"))?;
+        Ok(means)
+    }
+
+    /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
+    /// logarithm of how probable that was, into `lists` that have [room](TokenLists::resize_weighted) for all tokens.
+    /// The rooms are for what lies in between.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn sample_collisions(
+        &self,
+        queries: &Queries<'_>,
+        keys: &Cache<'_>,
+        tables: &HashTables,
+        lists: &mut TokenLists,
+        room: &mut CollisionRoom,
+    ) -> Result<(), GpuError> {
+        let (rows, heads, shape, count) =
+            (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());
+        let TableShape { bits, tables: in_all, d } = shape;
+        assert!(keys.d == d && keys.kv_heads == tables.kv_heads && tables.tokens.end <= keys.capacity, "{shape:?}");
+        assert!(lists.lists() == heads && lists.most() >= count, "lists of {} tokens", lists.most());
+        if rows == 0 {
+            return Ok(());
+        }
+        let bytes = 2 * rows * heads * in_all;
+        self.reserve(&mut room.codes, bytes)?;
+        let codes_at = room.codes.as_ref().expect("it was reserved").address(0, bytes);
+        let (from, list) = (queries.address(0..rows, d, keys.storage), queries.list(0..rows));
+        let (row_stride, planes) = (queries.stride as u64, tables.planes.address(0, 4 * bits * in_all * d));
+        let (heads_of, all, width) = (heads as u32, (rows * heads) as u32, d as i32);
+        let name = keys.storage.name();
+        let hash = self.with_shared("collisions", &format!("hash_queries_{name}"), TILE_BYTES)?;
+        let (bits_of, tables_of) = (bits as u32, in_all as u32);
+        let mut launch = self.stream.launch_builder(&hash);
+        launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads_of).arg(&all).arg(&width).arg(&planes).arg(&bits_of);
+        launch.arg(&tables_of).arg(&codes_at);
+        let grid = ((rows * heads).div_ceil(TILE) as u32, in_all.div_ceil(TILE / bits) as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: TILE_BYTES };
+        // SAFETY: queries, planes and codes are as long as checked and made above.
+        unsafe { launch.launch(grid) }.map_err(failed("hashing queries"))?;
+
+        let number = TableShape::number_bytes(count);
+        let all_words = count.div_ceil(32);
+        let even = all_words.div_ceil((BLOCKS_EACH * self.processors()).div_ceil(rows * heads));
+        let words = even.clamp(LEAST_WORDS, MOST_WORDS).min(all_words);
+        let ranges = all_words.div_ceil(words);
+        self.reserve(&mut room.marks, 4 * rows * heads * ranges * words)?;
+        self.reserve(&mut room.found, 4 * rows * heads * ranges)?;
+        let marks = room.marks.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges * words);
+        let found = room.found.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges);
+        let kv_heads = tables.kv_heads;
+        let bounds = tables.bounds.address(0, kv_heads * in_all * ((1 << bits) + 1) * number);
+        let sorted = tables.sorted.address(0, kv_heads * in_all * count * number);
+        let (group, words_of, tokens_in_all) = ((heads / kv_heads) as i32, words as u32, count as u32);
+        let steps = 4 * (tables.sampling.steps as usize + 1);
+        let sampling =
+            DeviceSampling { log_probabilities: tables.log_probabilities.address(0, steps), ..tables.sampling };
+        let entries = lists.entries(0);
+        let shared = (2 * 4 * words) as u32;
+        let grid = (heads as u32, rows as u32, ranges as u32);
+        let meet = self.with_shared("collisions", &format!("meet_collisions_{}", 8 * number), shared)?;
+        let mut launch = self.stream.launch_builder(&meet);
+        launch.arg(&codes_at).arg(&group).arg(&tokens_in_all).arg(&bounds).arg(&sorted).arg(&sampling).arg(&words_of);
+        launch.arg(&marks).arg(&found).arg(&entries);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: codes, tables, marks and numbers of entries are as long as checked and made above.
+        unsafe { launch.launch(blocks) }.map_err(failed("meeting collisions"))?;
+
+        let (own_keys, head_stride) = (keys.key(0, tables.tokens.start), keys.head_stride());
+        let means = tables.means.as_ref().map_or(0, |means| means.address(0, 4 * kv_heads * d));
+        let lengths = tables.lengths.address(0, 4 * kv_heads * count);
+        let ([tokens, counts], weights) = (lists.addresses(0), lists.weights(0));
+        let (first, most) = (tables.tokens.start as u32, lists.most() as u32);
+        let weigh = self.function("collisions", &format!("weigh_collisions_{name}"))?;
+        let mut launch = self.stream.launch_builder(&weigh);
+        launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&own_keys).arg(&head_stride).arg(&tokens_in_all);
+        launch.arg(&width).arg(&means).arg(&lengths).arg(&sampling).arg(&words_of).arg(&marks).arg(&found).arg(&first);
+        launch.arg(&tokens).arg(&weights).arg(&most).arg(&counts);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, keys, tables, marks and lists are as long as checked and made above.
+        unsafe { launch.launch(blocks) }.map(drop).map_err(failed("weighing collisions"))
+    }
+}

@@ -1,0 +1,671 @@
+//! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
+//!
+//! A [`Gpu`] is one device with one stream: what is asked for runs in that order, and only [`Gpu::download`] waits for it. A
+//! [`Buffer`] is device memory in bytes. Launchers check that what a kernel will touch lies inside its buffers, so no
+//! argument of theirs can make a kernel read or write elsewhere; what indices *within* buffers say (picked tokens, token
+//! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
+
+mod attend;
+mod block_shape;
+mod blocks;
+mod channels;
+mod codes;
+mod collisions;
+mod draws;
+mod flood;
+mod held;
+mod labels;
+mod launch;
+mod maps;
+mod nearest;
+mod own;
+mod prefill;
+mod record;
+mod select;
+mod timeline;
+mod tree;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cudarc::cublas::CudaBlas;
+use cudarc::driver::result::memcpy_dtoh_async;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice,
+};
+use cudarc::nvrtc::Ptx;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use spattn_kernels::Rows as StoredRows;
+
+pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use block_shape::BlockShape;
+pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
+pub use channels::{ChosenChannels, KeysByChannel};
+pub use codes::CodedKeys;
+pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
+pub use draws::{DRAW_KEY, DrawRoom};
+pub use flood::Flood;
+pub use held::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom, HoldingRow};
+pub use labels::{ChannelLists, LabelCodes};
+pub use launch::{Cache, Into, Norms, Place, Positions};
+pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
+pub use nearest::Nearest;
+pub use own::OwnRows;
+pub use prefill::Rows;
+pub use record::Recording;
+pub use select::{
+    IndexRows, MadeQueries, Mirrored, PageBounds, Pages, Queries, Reduction, ScoreRoom, Scores, TokenList, TokenLists,
+};
+pub use timeline::Timeline;
+pub use tree::{Tree, TreeRoom};
+
+/// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
+const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// The oldest compute capability that there is code for.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+/// Bytes that come down at a time, and those of them that a thread takes on.
+const LANDING: usize = 16 << 20;
+const COPIED: usize = 1 << 18;
+/// Major compute capability of the GPUs that kernels with `wgmma` are for.
+const HOPPER: i32 = 9;
+/// The version of CUDA that the bindings and the kernels were made for, as the driver counts versions.
+const LEAST_DRIVER: i32 = 13_000;
+
+/// Why a GPU cannot be used, or did not do what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// No driver's library is there.
+    #[error("there is no NVIDIA driver on this machine (libcuda cannot be loaded)")]
+    NoDriver,
+    /// A library that belongs to the CUDA toolkit is missing.
+    #[error("{0} cannot be loaded: it is part of the CUDA 13 runtime libraries")]
+    NoLibrary(&'static str),
+    /// The driver knows no such device.
+    #[error("there is no GPU {ordinal}: the driver lists {count}")]
+    NoDevice {
+        /// Which was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The driver is older than what the program was built for.
+    #[error("the driver supports CUDA {}.{}, and this build needs {}.{}", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
+    OldDriver {
+        /// What it supports, as `1000 * major + 10 * minor`.
+        has: i32,
+        /// What is needed.
+        needs: i32,
+    },
+    /// The device is too old for the kernels.
+    #[error("{name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
+    OldDevice {
+        /// What the device is called.
+        name: String,
+        /// Its compute capability.
+        has: (i32, i32),
+    },
+    /// The memory asked for is not there.
+    #[error(
+        "the GPU has {:.1} GB of memory left, and {:.1} GB more were needed: choose a shorter --length, fewer methods at a time \
+         or --dtype bf16",
+        *.free as f64 / 1e9, *.asked as f64 / 1e9
+    )]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        asked: usize,
+        /// Bytes that were free then.
+        free: usize,
+    },
+    /// Whatever else the driver or a library says.
+    #[error("the GPU failed at {what}: {why}")]
+    Failed {
+        /// What was being done.
+        what: &'static str,
+        /// In the driver's words.
+        why: String,
+    },
+}
+
+/// What went wrong, with what was being done.
+fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
+    move |error| GpuError::Failed { what, why: error.to_string() }
+}
+
+/// Types of numbers that kernels store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Storage {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Whether the kernels on tensor cores take heads so wide.
+    fn fits_tiles(self, d: usize) -> bool {
+        self != Self::F32 && matches!(d, 64 | 128)
+    }
+
+    /// The end of the names of kernels for it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Numbers that host and device store alike.
+///
+/// # Safety
+/// Every pattern of bits is a value, and there is no padding.
+pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
+
+// SAFETY: integers and floats have neither padding nor patterns that are no value.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for f16 {}
+// SAFETY: as above.
+unsafe impl Plain for bf16 {}
+
+/// Memory of a GPU.
+pub struct Buffer {
+    slice: CudaSlice<u8>,
+    held: Held,
+}
+
+/// Bytes that all buffers of a GPU take now, and the most that they have taken.
+#[derive(Debug, Default)]
+struct Memory {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// A buffer's part of [`Memory`], for as long as it is there.
+struct Held {
+    bytes: usize,
+    memory: Arc<Memory>,
+}
+
+impl Held {
+    fn new(bytes: usize, memory: &Arc<Memory>) -> Self {
+        let before = memory.now.fetch_add(bytes, Ordering::Relaxed);
+        memory.most.fetch_max(before + bytes, Ordering::Relaxed);
+        Self { bytes, memory: memory.clone() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.memory.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes())
+    }
+}
+
+impl Buffer {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.held.bytes
+    }
+
+    /// A number that no other buffer has as long as this one is there.
+    pub fn id(&self) -> u64 {
+        self.address(0, 0)
+    }
+
+    /// The address of a byte; `len` bytes from there on lie inside.
+    ///
+    /// # Panics
+    /// If they do not.
+    fn address(&self, offset: usize, len: usize) -> u64 {
+        assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
+        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
+        address + offset as u64
+    }
+}
+
+/// What a device is, for people.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuInfo {
+    /// What it is called.
+    pub name: String,
+    /// Major and minor.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory: usize,
+    /// Bytes that are free now.
+    pub free: usize,
+    /// The newest CUDA that the driver supports, as `major.minor`.
+    pub driver: String,
+}
+
+/// One GPU, its stream, and the kernels loaded on it.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    blas: CudaBlas,
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    functions: Mutex<HashMap<String, Function>>,
+    processors: usize,
+    is_hopper: bool,
+    /// Bytes of shared memory that a block can have.
+    most_shared: usize,
+    /// For kernels that take work from a queue: zero between launches.
+    counter: Buffer,
+    staging: Mutex<Staging>,
+    /// Pages that the device copies to.
+    landing: Mutex<PinnedHostSlice<u8>>,
+    memory: Arc<Memory>,
+}
+
+/// A kernel that was looked up.
+struct Function {
+    function: CudaFunction,
+    /// Bytes of dynamic shared memory that it may take.
+    shared: u32,
+}
+
+/// Pages that the device copies from while the host goes on. Copies from other pages wait for the stream.
+struct Staging {
+    slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
+    next: usize,
+}
+
+impl Staging {
+    /// How many copies may be under way.
+    const SLOTS: usize = 32;
+    /// Bytes of each.
+    const SLOT: usize = 1 << 18;
+    /// What is longer is copied from where it is.
+    const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
+
+    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let slot = || {
+            // SAFETY: bytes need no initial value; every byte that is copied is written before.
+            let pages = unsafe { context.alloc_pinned(Self::SLOT) }?;
+            Ok((pages, context.new_event(None)?))
+        };
+        Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
+    }
+
+    /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
+    fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        let mut pieces = bytes.chunks(Self::SLOT).enumerate();
+        pieces.try_for_each(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream))
+    }
+
+    /// Copies at most [`SLOT`](Self::SLOT) bytes.
+    fn copy_piece(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        let (pages, copied) = &mut self.slots[self.next];
+        self.next = (self.next + 1) % Self::SLOTS;
+        copied.synchronize()?;
+        let pages = &mut pages.as_mut_slice()?[..bytes.len()];
+        pages.copy_from_slice(bytes);
+        // SAFETY: the caller has checked the range behind the address; the pages are not written again before `copied`.
+        unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
+        copied.record(stream)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.context.ordinal())
+    }
+}
+
+/// How many GPUs the driver lists.
+///
+/// # Errors
+/// [`GpuError::NoDriver`], or what the driver says.
+pub fn count() -> Result<usize, GpuError> {
+    // SAFETY: looks for the library and loads it.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(GpuError::NoDriver);
+    }
+    match CudaContext::device_count() {
+        Ok(count) => Ok(count.max(0) as usize),
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        Err(error) => Err(failed("counting devices")(error)),
+    }
+}
+
+/// Bytes of a device's memory that are free now.
+///
+/// # Errors
+/// As [`count`].
+pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
+    let count = count()?;
+    if ordinal >= count {
+        return Err(GpuError::NoDevice { ordinal, count });
+    }
+    let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
+    let (free, _) = context.mem_get_info().map_err(failed("asking for its memory"))?;
+    Ok(free as u64)
+}
+
+/// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
+fn driver_version() -> Result<i32, GpuError> {
+    let mut version = 0;
+    // SAFETY: writes one number to where it is told to.
+    unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(failed("asking for its version"))?;
+    Ok(version)
+}
+
+impl Gpu {
+    /// Opens a device and loads all kernels.
+    ///
+    /// # Errors
+    /// [`GpuError`] for each thing that may be missing.
+    pub fn open(ordinal: usize) -> Result<Self, GpuError> {
+        let count = count()?;
+        if ordinal >= count {
+            return Err(GpuError::NoDevice { ordinal, count });
+        }
+        let has = driver_version()?;
+        if has < LEAST_DRIVER {
+            return Err(GpuError::OldDriver { has, needs: LEAST_DRIVER });
+        }
+        // SAFETY: looks for the library and loads it.
+        if !unsafe { cudarc::cublas::sys::is_culib_present() } {
+            return Err(GpuError::NoLibrary("libcublas"));
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
+        let capability = context.compute_capability().map_err(failed("asking for its capability"))?;
+        if capability < LEAST_CAPABILITY {
+            let name = context.name().map_err(failed("asking for its name"))?;
+            return Err(GpuError::OldDevice { name, has: capability });
+        }
+        // SAFETY: events would order work of several streams; there is one, and all work is enqueued on it.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("making a stream"))?;
+        let blas = CudaBlas::new(stream.clone())
+            .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
+        let usable = |(_, hopper_only, _): &&(&str, bool, &[u8])| !hopper_only || capability.0 == HOPPER;
+        let load = |(name, _, code): &(&'static str, bool, &[u8])| {
+            let module = context.load_module(Ptx::from_binary(code.to_vec())).map_err(failed("loading kernels"))?;
+            Ok((*name, module))
+        };
+        let modules = MODULES.iter().filter(usable).map(load).collect::<Result<_, GpuError>>()?;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
+        let is_hopper = capability.0 == HOPPER;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let most_shared = context.attribute(attribute).map_err(failed("asking for its shared memory"))? as usize;
+        let memory = Arc::new(Memory::default());
+        let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
+        let counter = Buffer { slice, held: Held::new(4, &memory) };
+        let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
+        // SAFETY: bytes need no initial value; those that are read were copied to before.
+        let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
+        let functions = Mutex::default();
+        Ok(Self {
+            context,
+            stream,
+            blas,
+            modules,
+            functions,
+            processors,
+            is_hopper,
+            most_shared,
+            counter,
+            staging,
+            landing,
+            memory,
+        })
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn info(&self) -> Result<GpuInfo, GpuError> {
+        let (free, memory) = self.context.mem_get_info().map_err(failed("asking for its memory"))?;
+        let driver = driver_version()?;
+        Ok(GpuInfo {
+            name: self.context.name().map_err(failed("asking for its name"))?,
+            capability: self.context.compute_capability().map_err(failed("asking for its capability"))?,
+            memory,
+            free,
+            driver: format!("{}.{}", driver / 1000, driver % 1000 / 10),
+        })
+    }
+
+    /// Bytes a second that a copy within the device moves, read and written both counted: the median of a few.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn copy_bandwidth(&self) -> Result<f64, GpuError> {
+        const BYTES: usize = 1 << 30;
+        let (from, mut to) = (self.alloc(BYTES)?, self.alloc(BYTES)?);
+        let mut times = Vec::new();
+        for _ in 0..9 {
+            self.synchronize()?;
+            let start = Instant::now();
+            self.copy(&from, 0, &mut to, 0, BYTES)?;
+            self.synchronize()?;
+            times.push(start.elapsed());
+        }
+        times.sort();
+        Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
+    }
+
+    /// The most bytes that its buffers have taken together.
+    pub fn most_bytes(&self) -> usize {
+        self.memory.most.load(Ordering::Relaxed)
+    }
+
+    /// Multiprocessors.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
+    /// Memory of so many bytes, all zero.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, GpuError> {
+        let bytes = bytes.max(1);
+        let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
+        match allocated {
+            Ok(slice) => Ok(Buffer { slice, held: Held::new(bytes, &self.memory) }),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
+                Err(GpuError::OutOfMemory { asked: bytes, free })
+            }
+            Err(error) => Err(failed("making room")(error)),
+        }
+    }
+
+    /// Makes `buffer` at least so large; what it held is lost where it has to grow.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserve(&self, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), GpuError> {
+        if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+            *buffer = None;
+            *buffer = Some(self.alloc(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Copies numbers to the device, into memory of their own.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn upload<T: Plain>(&self, numbers: &[T]) -> Result<Buffer, GpuError> {
+        let mut buffer = self.alloc(size_of_val(numbers))?;
+        self.upload_to(&mut buffer, 0, numbers)?;
+        Ok(buffer)
+    }
+
+    /// Copies numbers to the device, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
+        let bytes = bytes_of(numbers);
+        let address = buffer.address(offset, bytes.len());
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if bytes.len() <= Staging::MOST {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
+        }
+        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
+        self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
+    }
+
+    /// Copies rows to the device as they are stored, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_rows(&self, buffer: &mut Buffer, offset: usize, rows: StoredRows<'_>) -> Result<(), GpuError> {
+        match rows {
+            StoredRows::F32(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::F16(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::Bf16(rows) => self.upload_to(buffer, offset, rows),
+        }
+    }
+
+    /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.
+    ///
+    /// # Errors
+    /// [`GpuError`]; whatever went wrong on the device since the last time shows here.
+    ///
+    /// # Panics
+    /// If the buffer does not hold so many.
+    pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
+        let len = size_of_val(numbers);
+        let from = buffer.address(offset, len);
+        // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
+        for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
+            let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
+            // SAFETY: the range lies inside the buffer as checked above, and the pages are not touched before it is over.
+            unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
+            self.synchronize()?;
+            // Pages that are new to the process are slow to be written to first.
+            match may_deal() {
+                true => {
+                    let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
+                    pieces.for_each(|(to, from)| to.copy_from_slice(from));
+                }
+                false => piece.copy_from_slice(landed),
+            }
+        }
+        if len == 0 { self.synchronize() } else { Ok(()) }
+    }
+
+    /// As [`download`](Self::download), into new memory.
+    fn downloaded<T: Plain + Default>(&self, buffer: &Buffer, offset: usize, count: usize) -> Result<Vec<T>, GpuError> {
+        let mut numbers = vec![T::default(); count];
+        self.download(buffer, offset, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Copies `len` bytes within the device.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If either range is not inside its buffer.
+    pub fn copy(
+        &self,
+        from: &Buffer,
+        offset: usize,
+        to: &mut Buffer,
+        place: usize,
+        len: usize,
+    ) -> Result<(), GpuError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let from = from.slice.slice(offset..offset + len);
+        let mut to = to.slice.slice_mut(place..place + len);
+        self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
+    }
+
+    /// Waits until everything asked for has been done.
+    ///
+    /// # Errors
+    /// Whatever went wrong since the last time.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.stream.synchronize().map_err(failed("running kernels"))
+    }
+
+    /// A kernel of a module.
+    fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
+        self.with_shared(module, name, 0)
+    }
+
+    /// A kernel of a module that may take so much dynamic shared memory.
+    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if !functions.contains_key(name) {
+            let function = self.modules[module].load_function(name).map_err(failed("looking for a kernel"))?;
+            functions.insert(name.to_owned(), Function { function, shared: 0 });
+        }
+        let known = functions.get_mut(name).expect("it was inserted");
+        if known.shared < bytes {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            known.function.set_attribute(attribute, bytes as i32).map_err(failed("asking for shared memory"))?;
+            known.shared = bytes;
+        }
+        Ok(known.function.clone())
+    }
+}
+
+/// Whether a thread that holds a lock may deal work out to the pool. One of the pool may not: while it waited it would take up other work,
+/// which may ask for the same lock, and wait for itself.
+pub fn may_deal() -> bool {
+    rayon::current_thread_index().is_none()
+}
+
+/// The bytes of numbers.
+fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
+    // SAFETY: `Plain` numbers have no padding.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }
+}

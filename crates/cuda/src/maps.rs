@@ -1,0 +1,402 @@
+//! What keys and queries are mapped to: products with a few directions, signatures by small nets; and Hamming distances of these.
+
+use std::ops::Range;
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::select::{Queries, Reduction, ScoreRoom};
+use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
+use spattn_kernels::GPU_WIDEST;
+
+/// Threads of a block that maps, and keys that it takes.
+const THREADS: u32 = 256;
+const ROWS: usize = 64;
+/// Threads of a block that signs a query.
+const SIGNERS: u32 = 512;
+/// The widest hyperplanes, and how many a block tells the sides of.
+const WIDEST_SIDES: usize = 256;
+const SIDES_AT_ONCE: usize = 64;
+/// Candidates of a block that compares signatures, and most KV heads.
+const COMPARED: usize = 1024;
+const COMPARED_HEADS: usize = 8;
+/// Signatures of a net come in planes of a multiple of so many words.
+const WIDE: usize = 4;
+/// Layers of a net.
+const LAYERS: usize = 3;
+
+/// Whether the kernels map heads so wide to so many numbers.
+pub fn maps_fit(d: usize, outputs: usize) -> bool {
+    d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=GPU_WIDEST).contains(&outputs)
+}
+
+/// Directions of each KV head of a model, `[kv_head][count][d]` f32; a cache of more heads begins again with the first.
+#[derive(Debug, Clone, Copy)]
+pub struct Directions<'a> {
+    /// The numbers.
+    pub buffer: &'a Buffer,
+    /// KV heads.
+    pub heads: usize,
+    /// Directions of each.
+    pub count: usize,
+    /// Width of a head.
+    pub d: usize,
+}
+
+impl Directions<'_> {
+    fn address(&self) -> u64 {
+        self.buffer.address(0, 4 * self.heads * self.count * self.d)
+    }
+}
+
+/// As the kernels' struct `Affine`, three times.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct DeviceNet {
+    layers: [[u64; 2]; LAYERS],
+}
+
+// SAFETY: words of eight bytes; any bits are numbers. Only `Nets::new` makes useful ones.
+unsafe impl Plain for DeviceNet {}
+
+/// Nets of three layers with SiLU between them, from `d` to `d`, `d` and `bits` numbers, of which the signs are kept.
+#[derive(Debug)]
+pub struct Nets {
+    /// Weights and biases, which `table` points to.
+    layers: Vec<[Buffer; 2]>,
+    table: Buffer,
+    nets: usize,
+    d: usize,
+    bits: usize,
+}
+
+impl Nets {
+    /// Takes nets to the device: for each layer the weights of all nets `[net][output][d]` and their biases `[net][output]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a layer has other numbers than `nets`, `d` and `bits` say.
+    pub fn new(
+        gpu: &Gpu,
+        nets: usize,
+        (d, bits): (usize, usize),
+        layers: [(Vec<half::f16>, Vec<f32>); LAYERS],
+    ) -> Result<Self, GpuError> {
+        let mut table = vec![DeviceNet::default(); nets];
+        let mut buffers = Vec::new();
+        for (i, (weights, biases)) in layers.into_iter().enumerate() {
+            let outputs = if i + 1 < LAYERS { d } else { bits };
+            assert!(weights.len() == nets * outputs * d && biases.len() == nets * outputs, "layer {i} of {nets} nets");
+            let own = [gpu.upload(&weights)?, gpu.upload(&biases)?];
+            for (net, of_net) in table.iter_mut().enumerate() {
+                let weights = own[0].address(2 * net * outputs * d, 2 * outputs * d);
+                of_net.layers[i] = [weights, own[1].address(4 * net * outputs, 4 * outputs)];
+            }
+            // The copies read what is freed here.
+            gpu.synchronize()?;
+            buffers.push(own);
+        }
+        let table = gpu.upload(&table)?;
+        Ok(Self { layers: buffers, table, nets, d, bits })
+    }
+
+    /// Words of 32 bits of a signature.
+    pub fn words(&self) -> usize {
+        self.bits.div_ceil(32)
+    }
+
+    /// Bytes of all weights and biases.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(Buffer::bytes).sum()
+    }
+
+    fn address(&self) -> u64 {
+        self.table.address(0, self.nets * size_of::<DeviceNet>())
+    }
+}
+
+/// Signatures of the keys of all KV heads of a layer, `[kv_head][net][word][token]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Signatures<'a> {
+    /// The words.
+    pub buffer: &'a Buffer,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Nets of each: one for all heads of its group, or one for each.
+    pub nets: usize,
+    /// Words of a signature.
+    pub words: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+impl Signatures<'_> {
+    /// Words from one plane to the next.
+    pub(super) fn stride(tokens: usize) -> usize {
+        tokens.next_multiple_of(WIDE)
+    }
+
+    /// Bytes that signatures of so many nets in all take.
+    pub fn bytes_of(nets: usize, words: usize, tokens: usize) -> usize {
+        4 * nets * words * Self::stride(tokens)
+    }
+}
+
+/// The order of tokens at one distance, drawn by a seed: with `levels` steps of `unit` each, or none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TieOrder {
+    /// Lower and higher half of the seed.
+    pub seed: [u32; 2],
+    /// Bits of a place's rank that count.
+    pub levels: u32,
+    /// What a step raises a score by.
+    pub unit: f32,
+}
+
+// SAFETY: as the kernel's struct `Ties`.
+unsafe impl DeviceRepr for TieOrder {}
+
+/// KV heads that a block compares one after the other, whose candidates are ordered alike: as many as leave a block for each of
+/// `processors`, where `blocks` would compare those of one KV head.
+fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
+    let mut taken = COMPARED_HEADS;
+    while taken > 1 && blocks * kv_heads.div_ceil(taken) < processors {
+        taken /= 2;
+    }
+    taken
+}
+
+impl Gpu {
+    /// Keys of some tokens on the directions of their KV head, `[kv_head][token][padded]` in their type.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or heads are wider than kernels take.
+    pub fn project_keys(
+        &self,
+        keys: &Cache<'_>,
+        tokens: Range<usize>,
+        directions: &Directions<'_>,
+        padded: usize,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let (d, storage) = (keys.d, keys.storage);
+        assert!(maps_fit(d, padded) && directions.d == d && directions.count <= padded, "{padded} directions");
+        assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
+        let out = out.address(0, keys.kv_heads * tokens.len() * padded * storage.bytes());
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let shared = 4 * (ROWS * d + directions.count * (d + 1)) as u32;
+        let function = self.with_shared("maps", &format!("project_keys_{}", storage.name()), shared)?;
+        let (from, stride, own) = (keys.key(0, tokens.start), keys.head_stride(), directions.address());
+        let grid = (tokens.len().div_ceil(ROWS) as u32, keys.kv_heads as u32, 1);
+        let (count, heads) = (tokens.len() as u32, directions.heads as u32);
+        let [d, directions, padded] = [d, directions.count, padded].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&count).arg(&d).arg(&own).arg(&heads).arg(&directions).arg(&padded);
+        launch.arg(&out);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: keys, directions and the output are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting keys"))
+    }
+
+    /// Queries on the directions of their KV head, `[row][head][padded]`, as sums of two numbers of the type of keys; or, if
+    /// `summed`, what the queries of each group come to together, `[row][kv_head][padded]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn project_queries(
+        &self,
+        (queries, rows): (&Queries<'_>, Range<usize>),
+        (kv_heads, storage): (usize, Storage),
+        directions: &Directions<'_>,
+        (padded, summed): (usize, bool),
+        [most, rest]: [&mut Buffer; 2],
+    ) -> Result<(), GpuError> {
+        assert!(directions.d <= GPU_WIDEST, "heads of {} channels", directions.d);
+        let made = if summed { kv_heads } else { queries.heads };
+        let bytes = rows.len() * made * padded * storage.bytes();
+        let (most, rest) = (most.address(0, bytes), rest.address(0, bytes));
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let function = self.function("maps", &format!("project_queries_{}", storage.name()))?;
+        let (from, list) = (queries.address(rows.clone(), directions.d, storage), queries.list(rows.clone()));
+        let (stride, own, heads) = (queries.stride as u64, directions.address(), directions.heads as u32);
+        let grid = (made as u32, rows.len() as u32, 1);
+        let (group, summed) = (queries.heads / kv_heads, i32::from(summed));
+        let [d, group, count, padded] = [directions.d, group, directions.count, padded].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&group).arg(&own).arg(&heads).arg(&count).arg(&padded);
+        launch.arg(&summed).arg(&most).arg(&rest);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, directions and both outputs are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting queries"))
+    }
+
+    /// Signatures of the keys of some tokens by `each` nets of their KV head, into room for
+    /// [`bytes_of`](Signatures::bytes_of) `kv_heads * each` nets.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or heads are wider than kernels take.
+    pub fn sign_keys(
+        &self,
+        keys: &Cache<'_>,
+        tokens: Range<usize>,
+        nets: &Nets,
+        each: usize,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let (d, all) = (keys.d, keys.kv_heads * each);
+        assert!(maps_fit(d, nets.bits) && nets.d == d && nets.nets.is_multiple_of(each), "nets of {} channels", nets.d);
+        assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
+        let out = out.address(0, Signatures::bytes_of(all, nets.words(), tokens.len()));
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let shared = (4 * ROWS * d + 2 * GPU_WIDEST * (d + 2)) as u32;
+        let function = self.with_shared("maps", &format!("sign_keys_{}", keys.storage.name()), shared)?;
+        let (from, stride, table) = (keys.key(0, tokens.start), keys.head_stride(), nets.address());
+        let grid = (tokens.len().div_ceil(ROWS) as u32, all as u32, 1);
+        let (count, known, planes) = (tokens.len() as u32, nets.nets as u32, Signatures::stride(tokens.len()) as u64);
+        let [d, each, bits] = [d, each, nets.bits].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&count).arg(&d).arg(&table).arg(&known).arg(&each).arg(&bits).arg(&out);
+        launch.arg(&planes);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: keys, nets and signatures are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing keys"))
+    }
+
+    /// Signatures of queries by the net of their head, `[row][head][word]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn sign_queries(
+        &self,
+        (queries, rows): (&Queries<'_>, Range<usize>),
+        storage: Storage,
+        nets: &Nets,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert!(maps_fit(nets.d, nets.bits), "nets of {} channels", nets.d);
+        let out = out.address(0, 4 * rows.len() * queries.heads * nets.words());
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let function = self.function("maps", &format!("sign_queries_{}", storage.name()))?;
+        let (from, list) = (queries.address(rows.clone(), nets.d, storage), queries.list(rows.clone()));
+        let (stride, table, known) = (queries.stride as u64, nets.address(), nets.nets as u32);
+        let grid = (queries.heads as u32, rows.len() as u32, 1);
+        let [d, bits] = [nets.d, nets.bits].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, nets and signatures are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
+    }
+
+    /// Signatures of queries by the sides of `bits` hyperplanes on which they lie, `[row][head][word]`: `sides` has a normal `[d]` of each,
+    /// then what is added to each product.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or there are more hyperplanes, or wider ones, than kernels take.
+    pub fn sign_sides(
+        &self,
+        (queries, rows): (&Queries<'_>, Range<usize>),
+        storage: Storage,
+        sides: &Buffer,
+        (d, bits): (usize, usize),
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert!(d <= WIDEST_SIDES, "{bits} hyperplanes of {d} channels");
+        let out = out.address(0, 4 * rows.len() * queries.heads * bits.div_ceil(32));
+        let sides = sides.address(0, size_of::<f32>() * bits * (d + 1));
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let function = self.function("maps", &format!("sign_sides_{}", storage.name()))?;
+        let (from, list) = (queries.address(rows.clone(), d, storage), queries.list(rows.clone()));
+        let runs = bits.div_ceil(SIDES_AT_ONCE) as u32;
+        let (stride, grid) = (queries.stride as u64, (queries.heads as u32, rows.len() as u32, runs));
+        let [d, bits] = [d, bits].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&sides).arg(&bits).arg(&out);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, hyperplanes and signatures are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
+    }
+
+    /// Minus the Hamming distances of `rows` rows of queries `[row][head][word]` to signatures of keys, raised as `ties` says,
+    /// into lists by query head, or by KV head if they are reduced. Equal on every device, to the bit.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn score_signatures(
+        &self,
+        (queries, rows, heads): (&Buffer, usize, usize),
+        keys: &Signatures<'_>,
+        ties: TieOrder,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
+    ) -> Result<(), GpuError> {
+        let Signatures { buffer, kv_heads, nets, words, tokens } = *keys;
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        let group = heads / kv_heads;
+        assert!(nets == 1 || nets == group, "{nets} nets for a group of {group}");
+        let out = room.resized(self, rows, (heads, kv_heads), tokens, reduction)?;
+        let from = queries.address(0, 4 * rows * heads * words);
+        let of_keys = buffer.address(0, Signatures::bytes_of(kv_heads * nets, words, tokens));
+        if rows == 0 || tokens == 0 {
+            return Ok(());
+        }
+        let name = if words == 1 { "hamming_scores" } else { "hamming_scores_long" };
+        let function = self.function("hamming_scores", name)?;
+        let taken = heads_a_block(tokens.div_ceil(COMPARED) * rows, kv_heads, self.processors());
+        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(taken) as u32, rows as u32);
+        let (planes, columns, reduction) =
+            (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
+        let (to, stride) = (out.address(), out.stride() as u64);
+        let [words, heads, group, nets, taken] = [words, heads, group, nets, taken].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&words).arg(&heads).arg(&group).arg(&of_keys).arg(&nets).arg(&planes).arg(&columns);
+        launch.arg(&taken).arg(&ties).arg(&reduction).arg(&to).arg(&stride);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: signatures of both and scores, whose lists end at a multiple of four, are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("comparing signatures"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::heads_a_block;
+
+    #[test]
+    fn few_candidates_are_compared_by_as_many_blocks_as_there_can_be() {
+        // 32 heads of 8K to 256K candidates, and 8 of 8K and 128K.
+        let of_many = [8, 16, 32, 64, 256].map(|blocks| heads_a_block(blocks, 32, 132));
+        assert_eq!(of_many, [1, 2, 4, 8, 8]);
+        assert_eq!([8, 128].map(|blocks| heads_a_block(blocks, 8, 132)), [1, 4]);
+    }
+}

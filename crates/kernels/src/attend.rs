@@ -1,0 +1,743 @@
+//! Attention of a group of queries over stored rows: contiguous ranges, gathered lists, given weights.
+//!
+//! All parts are folded into one [`Accumulator`] by the online softmax, so that a selection made of
+//! several pieces (sink, window, picks, tail) comes out as one softmax over their union.
+
+use std::ops::Range;
+
+use super::linear::dot_tile;
+use super::pieces::{PIECE, deal_columns};
+use super::rows::{Elem, Rows, with_rows};
+use super::simd::{Simd, dispatch};
+use spattn_base::clock;
+
+/// Tokens handled between two rescalings of the running sums.
+const BLOCK: usize = 256;
+
+/// Running softmax attention of `g` queries: maximum and sum of exponentials, and the weighted values.
+#[derive(Debug, Clone)]
+pub struct Accumulator {
+    d: usize,
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    values: Vec<f32>,
+    scratch: Vec<f32>,
+}
+
+impl Accumulator {
+    /// An empty accumulator for `g` queries of width `d`.
+    pub fn new(g: usize, d: usize) -> Self {
+        Self {
+            d,
+            max: vec![f32::NEG_INFINITY; g],
+            sum: vec![0.0; g],
+            values: vec![0.0; g * d],
+            scratch: vec![0.0; g * BLOCK],
+        }
+    }
+
+    /// Number of queries.
+    pub fn queries(&self) -> usize {
+        self.max.len()
+    }
+
+    /// Log of the sum of exponentials seen by query `h`; `-inf` if nothing was attended.
+    pub fn log_sum_exp(&self, h: usize) -> f32 {
+        self.max[h] + self.sum[h].ln()
+    }
+
+    /// Folds in, for query `h`, a partial attention known by its log-sum-exp and its output.
+    pub fn merge(&mut self, h: usize, log_sum_exp: f32, output: &[f32]) {
+        if log_sum_exp == f32::NEG_INFINITY {
+            return;
+        }
+        let max = self.max[h].max(log_sum_exp);
+        let (old, new) = ((self.max[h] - max).exp(), (log_sum_exp - max).exp());
+        self.max[h] = max;
+        self.sum[h] = self.sum[h] * old + new;
+        for (v, o) in self.values[h * self.d..][..self.d].iter_mut().zip(output) {
+            *v = *v * old + o * new;
+        }
+    }
+
+    /// Folds in what the same queries attended elsewhere.
+    pub fn absorb(&mut self, other: &Accumulator) {
+        assert_eq!((self.d, self.queries()), (other.d, other.queries()), "partial sums of the same queries");
+        for h in 0..self.queries() {
+            if other.max[h] == f32::NEG_INFINITY {
+                continue;
+            }
+            let max = self.max[h].max(other.max[h]);
+            let (own, more) = ((self.max[h] - max).exp(), (other.max[h] - max).exp());
+            self.max[h] = max;
+            self.sum[h] = self.sum[h] * own + other.sum[h] * more;
+            let row = h * self.d..(h + 1) * self.d;
+            for (v, o) in self.values[row.clone()].iter_mut().zip(&other.values[row]) {
+                *v = *v * own + o * more;
+            }
+        }
+    }
+
+    /// Folds all of `other` (one query) into query `h`.
+    pub fn merge_query(&mut self, h: usize, other: &Accumulator) {
+        let mut output = vec![0.0; self.d];
+        other.finish(&mut output);
+        self.merge(h, other.log_sum_exp(0), &output);
+    }
+
+    /// Writes the attention outputs `[g][d]`; zeros for a query that attended nothing.
+    pub fn finish(&self, out: &mut [f32]) {
+        for (h, out) in out.chunks_exact_mut(self.d).enumerate() {
+            let scale = if self.sum[h] > 0.0 { 1.0 / self.sum[h] } else { 0.0 };
+            for (o, v) in out.iter_mut().zip(&self.values[h * self.d..]) {
+                *o = v * scale;
+            }
+        }
+    }
+}
+
+/// Attends `queries: [g][d]` (already scaled) to all rows of `keys` and `values: [tokens][d]`.
+pub fn attend_range(queries: &[f32], keys: Rows, values: Rows, acc: &mut Accumulator) {
+    let (tokens, d) = (keys.elements() / acc.d, acc.d);
+    in_pieces(tokens, acc, |piece, acc| {
+        let (keys, values) = (keys.slice(piece.clone(), d), values.slice(piece.clone(), d));
+        attend_any(queries, keys, values, All(piece.len()), &[], acc);
+    });
+}
+
+/// Attends `queries: [g][d]` (already scaled) to the rows in `tokens`.
+///
+/// `log_bias`, if not empty, is subtracted from each token's logit (`ln u` of MagicPIG's estimator).
+pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], log_bias: &[f32], acc: &mut Accumulator) {
+    assert!(log_bias.is_empty() || log_bias.len() == tokens.len(), "one bias a token");
+    let available = keys.elements() / acc.d;
+    assert!(tokens.iter().all(|&t| (t as usize) < available), "token out of range");
+    in_pieces(tokens.len(), acc, |piece, acc| {
+        let bias = log_bias.get(piece.clone()).unwrap_or(&[]);
+        attend_any(queries, keys, values, List(&tokens[piece]), bias, acc);
+    });
+}
+
+/// Attends `tokens` tokens into `acc`: at once, or [piece](PIECE) by piece, each on a thread, and all folded in in their order.
+fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>, &mut Accumulator) + Sync) {
+    if tokens <= PIECE {
+        return attend(0..tokens, acc);
+    }
+    let (g, d) = (acc.queries(), acc.d);
+    let parts = clock::deal(0..tokens.div_ceil(PIECE), |piece| {
+        let mut part = Accumulator::new(g, d);
+        attend(piece * PIECE..((piece + 1) * PIECE).min(tokens), &mut part);
+        part
+    });
+    parts.iter().for_each(|part| acc.absorb(part));
+}
+
+/// `out += Σ_i weights[i] · values[tokens[i]]`, in the order of `tokens`.
+///
+/// # Panics
+/// If a token is out of range, or the lists are not of one length.
+pub fn weighted_list(values: Rows, tokens: &[u32], weights: &[f32], out: &mut [f32]) {
+    weighted_lists(values, tokens, weights, 1, out);
+}
+
+/// As [`weighted_list`], for several sets of weights `[set][token]` and outputs `[set][d]`: rows are read once for all.
+///
+/// # Panics
+/// If a token is out of range, or there are not as many weights and outputs.
+pub fn weighted_lists(values: Rows, tokens: &[u32], weights: &[f32], sets: usize, out: &mut [f32]) {
+    assert_eq!(tokens.len() * sets, weights.len(), "one weight a token");
+    assert!(out.len().is_multiple_of(sets), "{} outputs of {sets} sets", out.len());
+    let d = out.len() / sets;
+    with_rows!(values, data => deal_columns(out, d, |first, out| weighted_rows(data, (d, first), tokens, weights, out)))
+}
+
+dispatch! {
+    /// Adds columns of the weighted rows to `out: [set][column]`, as many as it has; `place` is the width of rows and the first of
+    /// these columns.
+    fn weighted_rows[T: Elem](
+        data: &[T], place: (usize, usize), tokens: &[u32], weights: &[f32], out: &mut [&mut [f32]],
+    ) = weighted_rows_kernel
+}
+
+/// Columns whose sums stay in registers while the rows go by.
+const SUMS: usize = 64;
+/// Columns of wider rows, whose sums stay in the nearest cache, so that of each row memory is read in long stretches: of all sets
+/// together.
+const WIDE: usize = 2048;
+
+/// Adds `width` columns of the weighted rows, from the `first` of the data on, to those of `out: [set][column]` from the `to`-th
+/// on, four rows at a time, each in its order.
+#[inline(always)]
+fn add_wide_rows<T: Elem>(
+    data: &[T],
+    (d, first): (usize, usize),
+    (to, width): (usize, usize),
+    tokens: &[u32],
+    weights: &[f32],
+    out: &mut [&mut [f32]],
+) {
+    let columns = |token: u32| &data[token as usize * d + first..][..width];
+    let (fours, rest) = tokens.as_chunks::<4>();
+    for (i, &[a, b, c, e]) in fours.iter().enumerate() {
+        let (a, b, c, e) = (columns(a), columns(b), columns(c), columns(e));
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(&mut *out) {
+            let &[wa, wb, wc, we] = weights[4 * i..].first_chunk().expect("a weight for each row");
+            for (i, sum) in out[to..][..width].iter_mut().enumerate() {
+                *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
+            }
+        }
+    }
+    for (i, &token) in rest.iter().enumerate() {
+        let row = columns(token);
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(&mut *out) {
+            let w = weights[4 * fours.len() + i];
+            for (sum, v) in out[to..][..width].iter_mut().zip(row) {
+                *sum += w * v.to_f32();
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(
+    data: &[T],
+    (d, first): (usize, usize),
+    tokens: &[u32],
+    weights: &[f32],
+    out: &mut [&mut [f32]],
+) {
+    let width = out.first().map_or(0, |out| out.len());
+    if tokens.is_empty() || width == 0 {
+        return;
+    }
+    if d > WIDE {
+        let step = (WIDE / out.len()).max(SUMS);
+        for to in (0..width).step_by(step) {
+            add_wide_rows(data, (d, first + to), (to, step.min(width - to)), tokens, weights, out);
+        }
+        return;
+    }
+    for (weights, out) in weights.chunks_exact(tokens.len()).zip(out) {
+        let (blocks, rest) = out.as_chunks_mut::<SUMS>();
+        for (first, sums) in (first..).step_by(SUMS).zip(blocks) {
+            for (&t, &w) in tokens.iter().zip(weights) {
+                let row: &[T; SUMS] =
+                    data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+            }
+        }
+        let first = first + width - rest.len();
+        for (&t, &w) in tokens.iter().zip(weights) {
+            let row = &data[t as usize * d + first..][..rest.len()];
+            rest.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+        }
+    }
+}
+
+/// Which rows a kernel walks over.
+trait Walk: Copy + Send + Sync {
+    fn len(self) -> usize;
+    /// Row of the `i`-th token; within the range checked by the public functions for `i < len`.
+    fn row(self, i: usize) -> usize;
+}
+
+#[derive(Clone, Copy)]
+struct All(usize);
+impl Walk for All {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.0
+    }
+    #[inline(always)]
+    fn row(self, i: usize) -> usize {
+        i
+    }
+}
+
+#[derive(Clone, Copy)]
+struct List<'a>(&'a [u32]);
+impl Walk for List<'_> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.0.len()
+    }
+    #[inline(always)]
+    fn row(self, i: usize) -> usize {
+        self.0[i] as usize
+    }
+}
+
+fn attend_any<W: Walk>(q: &[f32], keys: Rows, values: Rows, walk: W, bias: &[f32], acc: &mut Accumulator) {
+    assert_eq!(q.len(), acc.values.len(), "queries do not fit the accumulator");
+    assert_eq!(keys.elements(), values.elements(), "as many keys as values");
+    match (keys, values) {
+        (Rows::F32(k), Rows::F32(v)) => attend(q, k, v, walk, bias, acc),
+        (Rows::F16(k), Rows::F16(v)) => attend(q, k, v, walk, bias, acc),
+        (Rows::Bf16(k), Rows::Bf16(v)) => attend(q, k, v, walk, bias, acc),
+        _ => unreachable!("keys and values of one cache have one type"),
+    }
+}
+
+dispatch! {
+    fn attend[T: Elem, W: Walk](
+        q: &[f32], k: &[T], v: &[T], walk: W, bias: &[f32], acc: &mut Accumulator,
+    ) = attend_kernel
+}
+
+#[inline(always)]
+unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
+    q: &[f32],
+    k: &[T],
+    v: &[T],
+    walk: W,
+    bias: &[f32],
+    acc: &mut Accumulator,
+) {
+    let (g, d) = (acc.max.len(), acc.d);
+    let mut begin = 0;
+    while begin < walk.len() {
+        let n = (walk.len() - begin).min(BLOCK);
+        // SAFETY: the CPU supports `S` (caller). Rows `walk.row(begin..begin + n)` were checked against
+        // the length of `k` by the public functions, and `v` is as long; scratch holds `g * BLOCK`.
+        unsafe {
+            let mut h = 0;
+            while h < g {
+                h += match g - h {
+                    4.. => logits::<S, T, W, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    2 | 3 => logits::<S, T, W, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    _ => logits::<S, T, W, 1>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                };
+            }
+            for h in 0..g {
+                let row = &mut acc.scratch[h * BLOCK..][..BLOCK];
+                for (x, b) in row.iter_mut().zip(bias.get(begin..begin + n).unwrap_or(&[])) {
+                    *x -= b;
+                }
+                let padded = n.next_multiple_of(S::LANES);
+                row[n..padded].fill(f32::NEG_INFINITY);
+                let rescale = softmax_block::<S>(&mut row[..padded], &mut acc.max[h], &mut acc.sum[h]);
+                for o in &mut acc.values[h * d..][..d] {
+                    *o *= rescale;
+                }
+            }
+            let mut h = 0;
+            while h < g {
+                h += match g - h {
+                    4.. => weigh::<S, T, W, 4>((k, v), d, walk, begin, n, h, acc),
+                    2 | 3 => weigh::<S, T, W, 2>((k, v), d, walk, begin, n, h, acc),
+                    _ => weigh::<S, T, W, 1>((k, v), d, walk, begin, n, h, acc),
+                };
+            }
+        }
+        begin += n;
+    }
+}
+
+/// Keys of the first block that are asked for before they are needed. After that the values of a block are asked for while its keys
+/// are read, and the keys of the next while its values are: memory takes longer than a few rows do, neither a list nor the end of a
+/// page of memory can be foreseen by the processor, and what is asked for a block ahead comes while there is something to compute.
+const AHEAD: usize = 16;
+
+/// Asks for the row of a token, if there is one of this number.
+///
+/// # Safety
+/// The CPU supports `S`.
+#[inline(always)]
+unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
+    const LINE: usize = 64;
+    if token < walk.len() {
+        let row = rows.as_ptr().wrapping_add(walk.row(token) * d).cast::<u8>();
+        let mut byte = 0;
+        while byte < d * T::BYTES {
+            // SAFETY: an address that need not exist (`S` is supported: caller).
+            unsafe { S::prefetch(row.wrapping_add(byte)) };
+            byte += LINE;
+        }
+    }
+}
+
+/// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
+///
+/// # Safety
+/// All walked rows lie in `k` and `v`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
+    q: &[f32],
+    (k, v): (&[T], &[T]),
+    d: usize,
+    walk: W,
+    begin: usize,
+    n: usize,
+    h: usize,
+    scratch: &mut [f32],
+) -> usize {
+    let last = begin + n - 1;
+    let mut i = 0;
+    while i < n {
+        let token = begin + i;
+        if h == 0 {
+            for j in 0..4.min(n - i) {
+                // SAFETY: the CPU supports `S` (caller).
+                unsafe {
+                    ask::<S, T, W>(v, d, walk, token + j);
+                    if begin == 0 {
+                        ask::<S, T, W>(k, d, walk, token + j + AHEAD);
+                    }
+                }
+            }
+        }
+        let mut starts = [0; 4];
+        for (j, start) in starts.iter_mut().enumerate() {
+            *start = walk.row((token + j).min(last)) * d;
+        }
+        // SAFETY: forwarded from the caller.
+        let sums = unsafe { dot_tile::<S, T, H>(q.as_ptr().add(h * d), d, k.as_ptr(), starts, d) };
+        for (j, row) in sums.iter().enumerate() {
+            let width = (n - i).min(4);
+            scratch[(h + j) * BLOCK + i..][..width].copy_from_slice(&row[..width]);
+        }
+        i += 4;
+    }
+    H
+}
+
+/// Turns logits into `exp(logit - max)`, updates maximum and sum; returns the factor for earlier sums.
+///
+/// # Safety
+/// `logits.len()` is a multiple of `S::LANES`; the CPU supports `S`.
+#[inline(always)]
+pub(super) unsafe fn softmax_block<S: Simd>(logits: &mut [f32], max: &mut f32, sum: &mut f32) -> f32 {
+    // SAFETY: offsets stay below the length, a multiple of the lanes (caller).
+    unsafe {
+        let ptr = logits.as_mut_ptr();
+        let mut top = S::splat(*max);
+        let mut i = 0;
+        while i < logits.len() {
+            top = S::max(top, S::load(ptr.add(i)));
+            i += S::LANES;
+        }
+        let new_max = S::maximum(top);
+        let rescale = if *max == new_max { 1.0 } else { (*max - new_max).exp() };
+        let minus_max = S::splat(-new_max);
+        let mut total = S::splat(0.0);
+        let mut i = 0;
+        while i < logits.len() {
+            let e = S::exp(S::add(S::load(ptr.add(i)), minus_max));
+            S::store(ptr.add(i), e);
+            total = S::add(total, e);
+            i += S::LANES;
+        }
+        *max = new_max;
+        *sum = *sum * rescale + S::sum(total);
+        rescale
+    }
+}
+
+/// Adds the weighted values of `n` tokens to queries `h..h+H`; returns `H`.
+///
+/// # Safety
+/// All walked rows lie in `k` and `v`; the CPU supports `S`.
+#[inline(always)]
+unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
+    (k, v): (&[T], &[T]),
+    d: usize,
+    walk: W,
+    begin: usize,
+    n: usize,
+    h: usize,
+    acc: &mut Accumulator,
+) -> usize {
+    let weights = &acc.scratch[h * BLOCK..];
+    let out = &mut acc.values[h * d..][..H * d];
+    let mut c = 0;
+    while c < d {
+        // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
+        c += unsafe {
+            match (d - c) / S::LANES {
+                4.. => weigh_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c),
+                2 | 3 => weigh_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
+                1 => weigh_columns::<S, T, W, H, 1>((k, v), d, walk, begin, n, h, weights, out, c),
+                _ => weigh_one_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
+            }
+        };
+    }
+    H
+}
+
+/// `C` vectors of columns from `c`; returns how many columns that were.
+///
+/// # Safety
+/// `c + C * LANES <= d`, walked rows lie in `k` and `v`, the CPU supports `S`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usize>(
+    (k, v): (&[T], &[T]),
+    d: usize,
+    walk: W,
+    begin: usize,
+    n: usize,
+    h: usize,
+    weights: &[f32],
+    out: &mut [f32],
+    c: usize,
+) -> usize {
+    // SAFETY: forwarded from the caller; `weights` has `BLOCK >= n` entries for each of `H` queries
+    // (the last may be cut at `n`), `out` has `H * d`.
+    unsafe {
+        let mut sums = [[S::splat(0.0); C]; H];
+        for (h, sums) in sums.iter_mut().enumerate() {
+            for (j, s) in sums.iter_mut().enumerate() {
+                *s = S::load(out.as_ptr().add(h * d + c + j * S::LANES));
+            }
+        }
+        // Keys of the next block are asked for once, by the first queries: a share of them while these columns are added.
+        let passes = d.div_ceil(C * S::LANES);
+        let asked = begin + n + c / (C * S::LANES) * n / passes;
+        let mut until_next = if h == 0 { 0 } else { n };
+        for i in 0..n {
+            if until_next == 0 {
+                ask::<S, T, W>(k, d, walk, asked + i / passes);
+                until_next = passes;
+            }
+            until_next -= 1;
+            let row = v.as_ptr().add(walk.row(begin + i) * d + c);
+            let mut vv = [S::splat(0.0); C];
+            for (j, vv) in vv.iter_mut().enumerate() {
+                *vv = T::load::<S>(row.add(j * S::LANES));
+            }
+            for (h, sums) in sums.iter_mut().enumerate() {
+                let w = S::splat(*weights.as_ptr().add(h * BLOCK + i));
+                for j in 0..C {
+                    sums[j] = S::fma(w, vv[j], sums[j]);
+                }
+            }
+        }
+        for (h, sums) in sums.iter().enumerate() {
+            for (j, s) in sums.iter().enumerate() {
+                S::store(out.as_mut_ptr().add(h * d + c + j * S::LANES), *s);
+            }
+        }
+    }
+    C * S::LANES
+}
+
+/// A single column, for widths that are no multiple of the lanes; returns 1.
+///
+/// # Safety
+/// Walked rows lie in `v` (checked again by indexing).
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn weigh_one_column<T: Elem, W: Walk, const H: usize>(
+    v: &[T],
+    d: usize,
+    walk: W,
+    begin: usize,
+    n: usize,
+    weights: &[f32],
+    out: &mut [f32],
+    c: usize,
+) -> usize {
+    for h in 0..H {
+        for i in 0..n {
+            out[h * d + c] += weights[h * BLOCK + i] * v[walk.row(begin + i) * d + c].to_f32();
+        }
+    }
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (0..n).map(|_| rng.random_range(-2.0..2.0)).collect()
+    }
+
+    /// Softmax attention in f64 over `tokens` with logits lowered by `bias`.
+    fn reference(q: &[f32], k: &[f32], v: &[f32], d: usize, tokens: &[u32], bias: &[f32]) -> Vec<f32> {
+        q.chunks(d)
+            .flat_map(|q| {
+                let logits: Vec<f64> = tokens
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &t)| {
+                        let dot: f64 = q.iter().zip(&k[t as usize * d..]).map(|(a, b)| *a as f64 * *b as f64).sum();
+                        dot - bias.get(i).copied().unwrap_or(0.0) as f64
+                    })
+                    .collect();
+                let max = logits.iter().cloned().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = logits.iter().map(|l| (l - max).exp()).sum();
+                let mut out = vec![0.0f64; d];
+                for (l, &t) in logits.iter().zip(tokens) {
+                    for (o, x) in out.iter_mut().zip(&v[t as usize * d..]) {
+                        *o += (l - max).exp() / total * *x as f64;
+                    }
+                }
+                out.into_iter().map(|x| x as f32).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    fn assert_close(a: &[f32], b: &[f32], what: &str) {
+        for (a, b) in a.iter().zip(b) {
+            assert!((a - b).abs() < 2e-5, "{what}: {a} against {b}");
+        }
+    }
+
+    #[test]
+    fn weighted_rows_are_added_in_their_order_however_wide_they_are() {
+        for (d, n, count) in [
+            (20, 30, 9),
+            (64, 9, 4),
+            (200, 9, 7),
+            (WIDE, 3, 2),
+            (WIDE + 1, 9, 8),
+            (3 * WIDE + 77, 7, 6),
+            (PIECE + 300, 3, 5),
+        ] {
+            let (rows, weights) = (noise(n * d, 4), noise(count, 5));
+            let rows: Vec<bf16> = rows.into_iter().map(bf16::from_f32).collect();
+            let tokens: Vec<u32> = (0..count as u32).map(|i| i * 5 % n as u32).collect();
+            let mut out = noise(d, 6);
+            let mut expected = out.clone();
+            for (t, w) in tokens.iter().zip(&weights) {
+                let row = &rows[*t as usize * d..][..d];
+                expected.iter_mut().zip(row).for_each(|(sum, x)| *sum += w * x.to_f32());
+            }
+            weighted_list(Rows::Bf16(&rows), &tokens, &weights, &mut out);
+            assert_eq!(out, expected, "{count} of {n} rows of {d}");
+            // Three sets at once are what each is by itself.
+            let (weights, mut together) = (noise(3 * count, 7), noise(3 * d, 8));
+            let mut apart = together.clone();
+            for (weights, out) in weights.chunks_exact(count).zip(apart.chunks_exact_mut(d)) {
+                weighted_list(Rows::Bf16(&rows), &tokens, weights, out);
+            }
+            weighted_lists(Rows::Bf16(&rows), &tokens, &weights, 3, &mut together);
+            assert_eq!(together, apart, "three sets, {count} of {n} rows of {d}");
+        }
+    }
+
+    fn check<T: Elem>(rows: impl Fn(&[T]) -> Rows<'_>) {
+        for (g, d, n) in [(1, 64, 1), (2, 64, 300), (3, 32, 257), (8, 128, 1000), (5, 20, 77), (4, 16, 256)] {
+            let (q, k, v) = (noise(g * d, 1), noise(n * d, 2), noise(n * d, 3));
+            let k: Vec<T> = k.into_iter().map(T::from_f32).collect();
+            let v: Vec<T> = v.into_iter().map(T::from_f32).collect();
+            let (kf, vf): (Vec<f32>, Vec<f32>) =
+                (k.iter().map(|x| x.to_f32()).collect(), v.iter().map(|x| x.to_f32()).collect());
+            let all: Vec<u32> = (0..n as u32).collect();
+            let mut acc = Accumulator::new(g, d);
+            attend_range(&q, rows(&k), rows(&v), &mut acc);
+            let mut out = vec![0.0; g * d];
+            acc.finish(&mut out);
+            assert_close(&out, &reference(&q, &kf, &vf, d, &all, &[]), "range");
+
+            let picks: Vec<u32> = all.iter().copied().filter(|t| t % 3 != 1).collect();
+            let bias: Vec<f32> = picks.iter().map(|t| (*t as f32 * 0.37).sin()).collect();
+            let mut acc = Accumulator::new(g, d);
+            attend_list(&q, rows(&k), rows(&v), &picks, &bias, &mut acc);
+            acc.finish(&mut out);
+            assert_close(&out, &reference(&q, &kf, &vf, d, &picks, &bias), "list with bias");
+        }
+    }
+
+    #[test]
+    fn equals_plain_softmax_attention_in_every_type() {
+        check::<f32>(|x| Rows::F32(x));
+        check::<f16>(|x| Rows::F16(x));
+        check::<bf16>(|x| Rows::Bf16(x));
+    }
+
+    #[test]
+    fn pieces_add_up_to_one_softmax_over_their_union() {
+        let (g, d, n) = (2, 64, 700);
+        let (q, k, v) = (noise(g * d, 4), noise(n * d, 5), noise(n * d, 6));
+        let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
+        let picks: Vec<u32> = (4..600).step_by(7).collect();
+        let mut acc = Accumulator::new(g, d);
+        attend_range(&q, keys.slice(0..4, d), values.slice(0..4, d), &mut acc);
+        attend_list(&q, keys, values, &picks, &[], &mut acc);
+        attend_range(&q, keys.slice(600..n, d), values.slice(600..n, d), &mut acc);
+        let mut out = vec![0.0; g * d];
+        acc.finish(&mut out);
+        let union: Vec<u32> = (0..4).chain(picks).chain(600..n as u32).collect();
+        assert_close(&out, &reference(&q, &k, &v, d, &union, &[]), "union");
+    }
+
+    #[test]
+    fn merging_a_partial_result_equals_attending_it() {
+        let (d, n) = (32, 90);
+        let (q, k, v) = (noise(d, 7), noise(n * d, 8), noise(n * d, 9));
+        let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
+        let mut part = Accumulator::new(1, d);
+        attend_range(&q, keys.slice(50..n, d), values.slice(50..n, d), &mut part);
+        let mut acc = Accumulator::new(1, d);
+        attend_range(&q, keys.slice(0..50, d), values.slice(0..50, d), &mut acc);
+        acc.merge_query(0, &part);
+        let mut out = vec![0.0; d];
+        acc.finish(&mut out);
+        let all: Vec<u32> = (0..n as u32).collect();
+        assert_close(&out, &reference(&q, &k, &v, d, &all, &[]), "merge");
+    }
+
+    /// Long stretches and lists are dealt out in pieces: whatever was attended before stays in the sum, the last piece may be
+    /// short, and bits are those of any other number of threads.
+    #[test]
+    fn long_contexts_are_attended_in_pieces_to_the_same_bits_on_any_threads() {
+        let (g, d, n) = (3, 16, 2 * PIECE + 1001);
+        let (q, k, v) = (noise(g * d, 11), noise(n * d, 12), noise(n * d, 13));
+        let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
+        let first: Vec<u32> = (0..5).collect();
+        let stretch: Vec<u32> = (5..n as u32).collect();
+        let list: Vec<u32> = stretch.iter().rev().copied().filter(|t| t % 4 != 2).collect();
+        let bias: Vec<f32> = list.iter().map(|t| (*t as f32 * 0.37).sin()).collect();
+        assert!(list.len() > PIECE, "more than a piece");
+        let on = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let mut outputs = [vec![0.0; g * d], vec![0.0; g * d]];
+                for (i, out) in outputs.iter_mut().enumerate() {
+                    let mut acc = Accumulator::new(g, d);
+                    attend_list(&q, keys, values, &first, &[], &mut acc);
+                    match i {
+                        0 => attend_range(&q, keys.slice(5..n, d), values.slice(5..n, d), &mut acc),
+                        _ => attend_list(&q, keys, values, &list, &bias, &mut acc),
+                    }
+                    acc.finish(out);
+                }
+                outputs
+            })
+        };
+        let [of_stretch, of_list] = on(1);
+        assert_close(&of_stretch, &reference(&q, &k, &v, d, &[&first[..], &stretch].concat(), &[]), "stretch");
+        let biases = [&[0.0; 5][..], &bias].concat();
+        assert_close(&of_list, &reference(&q, &k, &v, d, &[&first[..], &list].concat(), &biases), "list");
+        for threads in [2, 5] {
+            assert_eq!(on(threads), [of_stretch.clone(), of_list.clone()], "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn identical_zero_and_huge_keys_give_numbers() {
+        let d = 64;
+        for fill in [0.0f32, 1.0, 1e4] {
+            let (q, k, v) = (vec![fill; d], vec![fill; 300 * d], noise(300 * d, 10));
+            let mut acc = Accumulator::new(1, d);
+            attend_range(&q, Rows::F32(&k), Rows::F32(&v), &mut acc);
+            let mut out = vec![f32::NAN; d];
+            acc.finish(&mut out);
+            assert!(out.iter().all(|x| x.is_finite()), "fill {fill}");
+        }
+    }
+
+    #[test]
+    fn nothing_attended_is_zero_not_nan() {
+        let mut out = vec![f32::NAN; 64];
+        Accumulator::new(1, 64).finish(&mut out);
+        assert!(out.iter().all(|x| *x == 0.0));
+    }
+}

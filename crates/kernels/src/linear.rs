@@ -1,0 +1,400 @@
+//! Matrix products of activations with stored weights, for one row (decoding) to thousands (prefill).
+//!
+//! Weights stay in their storage type and are widened in registers. Each output is one dot product in
+//! a fixed order of summation, so a row's result does not depend on which rows it was batched with;
+//! that is what lets runs of many methods share a step and still be reproducible one by one.
+
+use rayon::prelude::*;
+
+use super::pieces::PIECE;
+use super::rows::Elem;
+use super::simd::{Simd, dispatch};
+use spattn_base::clock;
+
+/// Multiply-adds below which a product is not worth splitting over threads.
+const PARALLEL_WORK: usize = 1 << 22;
+/// Rows and columns of activations worked on together, so that they stay in the second-level cache
+/// while the weights stream past. Part of the order of summation: partial sums are per column block.
+const ROW_BLOCK: usize = 64;
+const COLUMN_BLOCK: usize = 1024;
+/// Bytes from what is multiplied to what is asked for meanwhile.
+const AHEAD: usize = 8192;
+/// Bytes of four rows below which nothing is asked for: what takes time there are sums over lanes.
+const NARROW: usize = 512;
+
+/// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
+///
+/// # Panics
+/// If the slices do not have these shapes.
+pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32]) {
+    let (rows, outputs) = (x.len() / columns, w.len() / columns);
+    assert_eq!(x.len(), rows * columns, "activations are not whole rows");
+    assert_eq!(w.len(), outputs * columns, "weights are not whole rows");
+    assert_eq!(out.len(), rows * outputs, "output shape");
+    let threads = rayon::current_num_threads();
+    if threads == 1 || rows * outputs * columns < PARALLEL_WORK {
+        dots(x, w, columns, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs });
+        return;
+    }
+    // A few chunks a thread even out unequal progress; the multiple of four keeps register tiles whole.
+    let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
+    let base = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs };
+    w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
+        dots(x, w, columns, base.at_column(i * chunk));
+    });
+}
+
+/// Scores of `queries: [g][d]` against every row of `keys: [tokens][d]`: `out[g][token]`, unscaled.
+pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
+    let tokens = keys.len() / d;
+    assert_eq!(out.len(), queries.len() / d * tokens, "output shape");
+    let all = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens };
+    if tokens <= PIECE {
+        return dots(queries, keys, d, all);
+    }
+    clock::deal(keys.par_chunks(PIECE * d).enumerate(), |(piece, keys)| {
+        dots(queries, keys, d, all.at_column(piece * PIECE));
+    });
+}
+
+/// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; each
+/// the same bits as from [`scores`].
+///
+/// # Panics
+/// If a token is out of range or the slices do not have these shapes.
+pub fn scores_of<T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+    let d = query.len();
+    assert_eq!(out.len(), tokens.len(), "output shape");
+    assert!(tokens.iter().all(|&t| (t as usize + 1) * d <= keys.len()), "token out of range");
+    gathered_dots(query, keys, tokens, out);
+}
+
+dispatch! {
+    fn gathered_dots[T: Elem](query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) = gathered_dots_kernel
+}
+
+#[inline(always)]
+unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+    /// Rows from what is multiplied to what is asked for.
+    const ROWS_AHEAD: usize = 16;
+    const LINE: usize = 64;
+    let d = query.len();
+    for ((first, four), out) in (0..).step_by(4).zip(tokens.chunks(4)).zip(out.chunks_mut(4)) {
+        for later in tokens.iter().skip(first + ROWS_AHEAD).take(4) {
+            let row = keys.as_ptr().wrapping_add(*later as usize * d).cast::<u8>();
+            for byte in (0..d * T::BYTES).step_by(LINE) {
+                // SAFETY: an address that need not exist; the CPU supports `S` (caller).
+                unsafe { S::prefetch(row.wrapping_add(byte)) };
+            }
+        }
+        let row = |i: usize| four[i.min(four.len() - 1)] as usize;
+        for (first, span) in (0..d).step_by(COLUMN_BLOCK).map(|first| (first, COLUMN_BLOCK.min(d - first))) {
+            let starts = std::array::from_fn(|i| row(i) * d + first);
+            // SAFETY: the CPU supports `S` (caller); the public function checked that these rows exist.
+            let sums = unsafe { dot_tile::<S, T, 1>(query.as_ptr().add(first), d, keys.as_ptr(), starts, span) };
+            for (out, sum) in out.iter_mut().zip(sums[0]) {
+                *out = if first == 0 { sum } else { *out + sum };
+            }
+        }
+    }
+}
+
+/// Columns of a row-major output that one call may write.
+#[derive(Clone, Copy)]
+struct OutputColumns {
+    ptr: *mut f32,
+    len: usize,
+    stride: usize,
+}
+
+// SAFETY: `linear_rows` and `scores` hand each thread a disjoint set of columns of one exclusively borrowed slice.
+unsafe impl Send for OutputColumns {}
+// SAFETY: as above; the value itself is only read.
+unsafe impl Sync for OutputColumns {}
+
+impl OutputColumns {
+    fn at_column(self, column: usize) -> Self {
+        assert!(column <= self.len);
+        // SAFETY: `column` is within the slice that `ptr` and `len` describe.
+        Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
+    }
+
+    fn at_row(self, row: usize) -> Self {
+        self.at_column(row * self.stride)
+    }
+}
+
+dispatch! {
+    fn dots[T: Elem](x: &[f32], w: &[T], columns: usize, out: OutputColumns) = dots_kernel
+}
+
+#[inline(always)]
+unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
+    let (rows, outputs) = (x.len() / columns, w.len() / columns);
+    assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
+    if rows == 1 {
+        // The row stays near whatever the order: weights are read one after the other, as memory likes it. Every sum goes
+        // over the same spans in the same order.
+        let spans = |first: usize| first..(first + COLUMN_BLOCK).min(columns);
+        for o in (0..outputs).step_by(4) {
+            for first_column in (0..columns).step_by(COLUMN_BLOCK) {
+                let block = Block { x, w, columns, span: spans(first_column), outputs, out };
+                // SAFETY: the CPU supports `S` (caller); the row and the outputs exist.
+                unsafe {
+                    block.ahead::<S>(o);
+                    block.tile::<S, 1>(0, o);
+                }
+            }
+        }
+        return;
+    }
+    for first_row in (0..rows).step_by(ROW_BLOCK) {
+        for first_column in (0..columns).step_by(COLUMN_BLOCK) {
+            let block = Block {
+                x: &x[first_row * columns..],
+                w,
+                columns,
+                span: first_column..(first_column + COLUMN_BLOCK).min(columns),
+                outputs,
+                out: out.at_row(first_row),
+            };
+            // SAFETY: the CPU supports `S` (caller); the block's rows exist in `x` and in the output.
+            unsafe { block.multiply::<S>((rows - first_row).min(ROW_BLOCK)) };
+        }
+    }
+}
+
+/// Some rows of `x` and a span of columns, against all rows of `w`.
+struct Block<'a, T> {
+    x: &'a [f32],
+    w: &'a [T],
+    columns: usize,
+    span: std::ops::Range<usize>,
+    outputs: usize,
+    out: OutputColumns,
+}
+
+impl<T: Elem> Block<'_, T> {
+    /// # Safety
+    /// `rows` rows exist in `x` and in the output; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd>(&self, rows: usize) {
+        for o in (0..self.outputs).step_by(4) {
+            // SAFETY: the caller's.
+            unsafe { self.ahead::<S>(o) };
+            let mut r = 0;
+            while r < rows {
+                // SAFETY: `r..r + R` are among `rows`, `o` is an output; the rest is the caller's.
+                unsafe {
+                    r += match (rows - r).min(S::DOT_ROWS) {
+                        4.. => self.tile::<S, 4>(r, o),
+                        2 | 3 => self.tile::<S, 2>(r, o),
+                        _ => self.tile::<S, 1>(r, o),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Asks for this span of four outputs that come after those from `o` on, as far as there are so many: the next ones, or
+    /// some further on if rows are narrow.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(&self, o: usize) {
+        const LINE: usize = 64;
+        let of_four = 4 * self.span.len() * T::BYTES;
+        if of_four < NARROW {
+            return;
+        }
+        let o = o + 4 * (AHEAD / of_four).max(1);
+        for output in o..(o + 4).min(self.outputs) {
+            let row = self.w.as_ptr().wrapping_add(output * self.columns + self.span.start).cast::<u8>();
+            for byte in (0..self.span.len() * T::BYTES).step_by(LINE) {
+                // SAFETY: an address that need not exist (`S` is supported: caller).
+                unsafe { S::prefetch(row.wrapping_add(byte)) };
+            }
+        }
+    }
+
+    /// Adds this span's part to outputs `o..o+4` (as far as they exist) of rows `r..r+R`; returns `R`.
+    ///
+    /// # Safety
+    /// Rows `r..r + R` exist in `x` and in the output, `o < outputs`; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) -> usize {
+        // The last outputs repeat a row rather than take another path: same order of summation everywhere.
+        let last = self.outputs - 1;
+        let starts =
+            [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * self.columns + self.span.start);
+        // SAFETY: `starts` are within whole rows of `w`, as the span is within the columns.
+        let sums = unsafe {
+            let x = self.x.as_ptr().add(r * self.columns + self.span.start);
+            dot_tile::<S, T, R>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
+        };
+        for (i, row) in sums.iter().enumerate() {
+            for (j, &sum) in row.iter().enumerate().take(self.outputs - o) {
+                // SAFETY: row `r + i` and output `o + j` exist (caller, and `take`).
+                let out = unsafe { &mut *self.out.ptr.add((r + i) * self.out.stride + o + j) };
+                *out = if self.span.start == 0 { sum } else { *out + sum };
+            }
+        }
+        R
+    }
+}
+
+/// Dot products over `columns` of `R` rows of `x` (`x_stride` apart) with four rows of `w` from `starts`.
+///
+/// # Safety
+/// All rows must hold `columns` elements; the CPU must support `S`.
+#[inline(always)]
+pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
+    x: *const f32,
+    x_stride: usize,
+    w: *const T,
+    starts: [usize; 4],
+    columns: usize,
+) -> [[f32; 4]; R] {
+    // SAFETY: every access is at an offset below `columns` from the beginning of a row (caller).
+    unsafe {
+        let mut acc = [[S::splat(0.0); 4]; R];
+        let whole = columns / S::LANES * S::LANES;
+        let mut c = 0;
+        while c < whole {
+            let wv = [
+                T::load::<S>(w.add(starts[0] + c)),
+                T::load::<S>(w.add(starts[1] + c)),
+                T::load::<S>(w.add(starts[2] + c)),
+                T::load::<S>(w.add(starts[3] + c)),
+            ];
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let xv = S::load(x.add(r * x_stride + c));
+                for j in 0..4 {
+                    acc[j] = S::fma(xv, wv[j], acc[j]);
+                }
+            }
+            c += S::LANES;
+        }
+        let mut sums = [[0.0f32; 4]; R];
+        match R {
+            4 => sums.copy_from_slice(&S::sum_all([acc[0], acc[1 % R], acc[2 % R], acc[3 % R]])),
+            _ => {
+                for r in 0..R {
+                    sums[r] = S::sum_each([acc[r][0], acc[r][1], acc[r][2], acc[r][3]]);
+                }
+            }
+        }
+        for c in whole..columns {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (sum, start) in sums.iter_mut().zip(starts) {
+                    *sum += *x.add(r * x_stride + c) * (*w.add(start + c)).to_f32();
+                }
+            }
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+        (0..n)
+            .map(|_| {
+                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (s >> 8) as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    fn reference(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() as f32;
+        x.chunks(columns).flat_map(|x| w.chunks(columns).map(move |w| dot(x, w))).collect()
+    }
+
+    fn check<T: Elem>(rows: usize, outputs: usize, columns: usize) {
+        let x = noise(rows * columns, 1);
+        let w: Vec<T> = noise(outputs * columns, 2).into_iter().map(T::from_f32).collect();
+        let exact: Vec<f32> = w.iter().map(|w| w.to_f32()).collect();
+        let mut out = vec![f32::NAN; rows * outputs];
+        linear_rows(&x, &w, columns, &mut out);
+        for (a, b) in out.iter().zip(reference(&x, &exact, columns)) {
+            assert!((a - b).abs() < 2e-4, "{rows}x{outputs}x{columns}: {a} against {b}");
+        }
+    }
+
+    #[test]
+    fn equals_the_plain_product_in_every_shape_and_type() {
+        for (rows, outputs, columns) in
+            [(1, 1, 1), (1, 5, 16), (2, 4, 33), (3, 7, 64), (7, 130, 256), (67, 300, 259), (130, 9, 2500)]
+        {
+            check::<f32>(rows, outputs, columns);
+            check::<f16>(rows, outputs, columns);
+            check::<bf16>(rows, outputs, columns);
+        }
+    }
+
+    #[test]
+    fn scores_of_some_rows_are_those_of_all() {
+        for (tokens, d) in [(1, 5), (9, 64), (30, 100), (7, 2500)] {
+            let (q, keys) = (noise(d, 5), noise(tokens * d, 6));
+            let keys: Vec<f16> = keys.into_iter().map(f16::from_f32).collect();
+            let mut all = vec![0.0; tokens];
+            scores(&q, &keys, d, &mut all);
+            for step in 1..4 {
+                let some: Vec<u32> = (0..tokens as u32).rev().step_by(step).collect();
+                let mut out = vec![f32::NAN; some.len()];
+                scores_of(&q, &keys, &some, &mut out);
+                assert_eq!(out, some.iter().map(|&t| all[t as usize]).collect::<Vec<f32>>());
+            }
+        }
+    }
+
+    #[test]
+    fn long_contexts_have_the_scores_of_their_rows_on_any_number_of_threads() {
+        let (tokens, d, queries) = (2 * PIECE + 77, 20, 3);
+        let q = noise(queries * d, 7);
+        let keys: Vec<bf16> = noise(tokens * d, 8).into_iter().map(bf16::from_f32).collect();
+        let expected: Vec<f32> = q
+            .chunks(d)
+            .flat_map(|q| {
+                keys.chunks(d).map(|key| {
+                    let mut score = [f32::NAN];
+                    scores(q, key, d, &mut score);
+                    score[0]
+                })
+            })
+            .collect();
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![f32::NAN; queries * tokens];
+            pool.install(|| scores(&q, &keys, d, &mut out));
+            assert_eq!(out, expected, "{threads} threads");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "token out of range")]
+    fn scores_of_a_missing_row_are_refused() {
+        scores_of(&[1.0; 4], &[1.0f32; 12], &[3], &mut [0.0]);
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
+        let (rows, outputs, columns) = (97, 517, 1320);
+        let x = noise(rows * columns, 3);
+        let w: Vec<bf16> = noise(outputs * columns, 4).into_iter().map(bf16::from_f32).collect();
+        let mut together = vec![0.0; rows * outputs];
+        linear_rows(&x, &w, columns, &mut together);
+        let single = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        for r in 0..rows {
+            let mut alone = vec![0.0; outputs];
+            single.install(|| linear_rows(&x[r * columns..][..columns], &w, columns, &mut alone));
+            assert_eq!(alone, together[r * outputs..][..outputs]);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Long contexts in pieces, dealt out to threads: with more cores than KV heads, all of them work on one step.
+//!
+//! Pieces are the same whatever the number of threads, and so are the bits of what comes out.
+
+use spattn_base::clock;
+
+/// Tokens of a piece. No more than so many are not worth a second thread.
+pub const PIECE: usize = 8192;
+
+/// Fills the columns of `out: [row][columns]`, [`PIECE`] of them at a time: `work` gets the first of its columns, and all rows'
+/// parts that begin there.
+///
+/// # Panics
+/// If `out` is not whole rows.
+pub fn deal_columns(out: &mut [f32], columns: usize, work: impl Fn(usize, &mut [&mut [f32]]) + Sync) {
+    if columns == 0 {
+        return;
+    }
+    assert!(out.len().is_multiple_of(columns), "whole rows");
+    if columns <= PIECE {
+        return work(0, &mut out.chunks_exact_mut(columns).collect::<Vec<_>>());
+    }
+    let mut pieces: Vec<Vec<&mut [f32]>> = (0..columns.div_ceil(PIECE)).map(|_| Vec::new()).collect();
+    for row in out.chunks_exact_mut(columns) {
+        pieces.iter_mut().zip(row.chunks_mut(PIECE)).for_each(|(piece, part)| piece.push(part));
+    }
+    let firsts = (0..).step_by(PIECE);
+    clock::deal(firsts.zip(pieces).collect::<Vec<_>>(), |(first, mut rows)| work(first, &mut rows));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_is_filled_once_and_in_its_place() {
+        for (rows, columns) in [(1, 1), (3, 10), (2, PIECE), (1, PIECE + 1), (3, 2 * PIECE + 77), (0, 5), (2, 0)] {
+            let mut out = vec![0.0; rows * columns];
+            deal_columns(&mut out, columns, |first, parts| {
+                for (row, part) in parts.iter_mut().enumerate() {
+                    assert!(part.len() <= PIECE, "no more than a piece");
+                    (first..).zip(part.iter_mut()).for_each(|(column, x)| *x += (1 + row * 100_000 + column) as f32);
+                }
+            });
+            let place = |i: usize| (1 + i / columns * 100_000 + i % columns) as f32;
+            assert!(out.iter().enumerate().all(|(i, x)| *x == place(i)), "{rows} of {columns}");
+        }
+    }
+}

@@ -1,0 +1,822 @@
+//! Attention of many query rows at once, blocked: no `n × n` matrix in memory. Causal over all tokens, or over those
+//! that a block of rows is to see.
+//!
+//! Keys are packed once into transposed panels and values into panels, so that both products run as
+//! register-tiled `C += A·B`; the softmax between them is the online one. Work is split over
+//! (KV head, block of queries); each output row is computed by one thread in a fixed order.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::attend::softmax_block;
+use super::precision::{MatmulPrecision, matmul_precision};
+use super::rows::{Elem, Rows, with_rows};
+use super::simd::{Simd, dispatch};
+use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
+
+/// Keys between two rescalings of the running sums, of products in f32.
+const KEY_BLOCK: usize = 128;
+/// The same of products in bf16, for which putting down and taking up sums costs more: weights of this many keys, keys and values fit
+/// the second level of the cache.
+const TILED_KEYS: usize = 512;
+/// Widest panel of columns.
+const PANEL: usize = 64;
+
+/// Keys and values of one KV head, packed for [`causal_attention`] and [`block_attention`].
+pub struct PackedHead {
+    packed: Packed,
+    tokens: usize,
+    d: usize,
+}
+
+/// Keys and values for products in one precision.
+enum Packed {
+    F32(Panels),
+    Bf16 {
+        /// An output for each token.
+        keys: RightTiles,
+        /// A column for each token, up to whole blocks.
+        values: RightTiles,
+    },
+}
+
+impl PackedHead {
+    /// Packs `[tokens][d]` rows for products in the [chosen](matmul_precision) precision.
+    pub fn new(keys: Rows, values: Rows, d: usize) -> Self {
+        Self::for_precision(matmul_precision(), keys, values, d)
+    }
+
+    fn for_precision(precision: MatmulPrecision, keys: Rows, values: Rows, d: usize) -> Self {
+        assert_eq!(keys.elements(), values.elements(), "as many keys as values");
+        let packed = match precision {
+            MatmulPrecision::F32 => Packed::F32(Panels::new(keys, values, d)),
+            MatmulPrecision::Bf16 => Packed::Bf16 {
+                keys: with_rows!(keys, data => RightTiles::of_rows(data, d)),
+                values: with_rows!(values, data => RightTiles::of_columns(data, d, PAIR_OUTPUTS)),
+            },
+        };
+        Self { packed, tokens: keys.elements() / d, d }
+    }
+
+    /// Query rows of one work item; a multiple of every register tile's height.
+    fn query_rows(&self) -> usize {
+        match self.packed {
+            Packed::F32(_) => 48,
+            Packed::Bf16 { .. } => 64,
+        }
+    }
+
+    /// Packs the rows that `tokens` names of `[token][d]`, in that order.
+    pub fn gathered(keys: Rows, values: Rows, d: usize, tokens: &[u32]) -> Self {
+        let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
+        Self::new(Rows::F32(&keys), Rows::F32(&values), d)
+    }
+}
+
+/// Keys and values in f32.
+struct Panels {
+    /// `[block][d][KEY_BLOCK]`, zero beyond the last token.
+    keys: Vec<f32>,
+    /// `[panel][token][panel width]`, tokens rounded up to whole blocks.
+    values: Vec<f32>,
+    d: usize,
+}
+
+impl Panels {
+    fn new(keys: Rows, values: Rows, d: usize) -> Self {
+        let padded = (keys.elements() / d).next_multiple_of(KEY_BLOCK);
+        let mut panels = Self { keys: vec![0.0; padded * d], values: vec![0.0; padded * d], d };
+        with_rows!(keys, data => panels.pack_keys(data.chunks_exact(d)));
+        with_rows!(values, data => panels.pack_values(|| data.chunks_exact(d)));
+        panels
+    }
+
+    fn pack_keys<'a, T: Elem>(&mut self, rows: impl Iterator<Item = &'a [T]>) {
+        for (i, row) in rows.enumerate() {
+            let block = &mut self.keys[i / KEY_BLOCK * KEY_BLOCK * self.d..][..KEY_BLOCK * self.d];
+            for (column, x) in block.chunks_exact_mut(KEY_BLOCK).zip(row) {
+                column[i % KEY_BLOCK] = x.to_f32();
+            }
+        }
+    }
+
+    fn pack_values<'a, T: Elem, I: Iterator<Item = &'a [T]>>(&mut self, rows: impl Fn() -> I) {
+        let (d, padded) = (self.d, self.values.len() / self.d);
+        for first in (0..d).step_by(PANEL) {
+            let width = (d - first).min(PANEL);
+            let panel = &mut self.values[padded * first..][..padded * width];
+            for (out, row) in panel.chunks_exact_mut(width).zip(rows()) {
+                for (o, x) in out.iter_mut().zip(&row[first..]) {
+                    *o = x.to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// What a query row sees of packed tokens: the first `common` of them, a stretch behind those, and single ones between.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sight {
+    /// Tokens at the front that it sees.
+    pub common: usize,
+    /// Further tokens that it sees; none of the front.
+    pub stretch: Range<usize>,
+    /// Further tokens that it sees, ascending by place, all behind the front and before the stretch.
+    pub singles: Vec<Single>,
+}
+
+/// A packed token that a row sees by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Single {
+    /// Its place among the packed tokens.
+    pub place: usize,
+    /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone.
+    pub log_weight: f32,
+}
+
+impl Single {
+    /// One that stands for itself alone.
+    pub fn plain(place: usize) -> Self {
+        Self { place, log_weight: 0.0 }
+    }
+}
+
+impl Sight {
+    /// Of the first `common` packed tokens and a stretch.
+    pub fn new(common: usize, stretch: Range<usize>) -> Self {
+        Self { common, stretch, singles: Vec::new() }
+    }
+
+    /// Of tokens in ascending places: as many as possible at the front, then as many as possible in the stretch.
+    pub fn of(seen: &[Single]) -> Self {
+        let is_plain = |(single, place): &(&Single, usize)| **single == Single::plain(*place);
+        let common = seen.iter().zip(0..).take_while(is_plain).count();
+        let end = seen.last().map_or(0, |single| single.place + 1);
+        let length = seen[common..].iter().rev().zip((0..end).rev()).take_while(is_plain).count();
+        Self { common, stretch: end - length..end, singles: seen[common..seen.len() - length].to_vec() }
+    }
+
+    /// The tokens that the row sees, in ascending places.
+    pub fn each(&self) -> impl Iterator<Item = Single> {
+        let (front, stretch) = (0..self.common, self.stretch.clone());
+        front.map(Single::plain).chain(self.singles.iter().copied()).chain(stretch.map(Single::plain))
+    }
+
+    /// How many tokens the row sees.
+    pub fn tokens(&self) -> usize {
+        self.common + self.stretch.len() + self.singles.len()
+    }
+
+    /// End of the packed tokens that the row may see.
+    fn end(&self) -> usize {
+        let single = self.singles.last().map_or(0, |single| single.place + 1);
+        self.common.max(self.stretch.end).max(single)
+    }
+
+    /// Gives what a row does not see of a block of logits, the first of which is of token `start`, no weight, and single
+    /// tokens theirs; whether the row sees any. Logits will be multiplied by `scale`.
+    fn mask(&self, start: usize, scale: f32, logits: &mut [f32]) -> bool {
+        let within = |token: usize| token.clamp(start, start + logits.len()) - start;
+        let (common, stretch) = (within(self.common), within(self.stretch.start)..within(self.stretch.end));
+        let singles = self.singles_of(start..start + logits.len());
+        if common == 0 && stretch.is_empty() && singles.is_empty() {
+            return false;
+        }
+        let hidden = if stretch.is_empty() { common..logits.len() } else { common..stretch.start.max(common) };
+        let mut from = hidden.start;
+        for single in singles {
+            let at = single.place - start;
+            logits[from..at].fill(f32::NEG_INFINITY);
+            logits[at] += single.log_weight / scale;
+            from = at + 1;
+        }
+        logits[from..hidden.end].fill(f32::NEG_INFINITY);
+        if !stretch.is_empty() {
+            logits[stretch.end..].fill(f32::NEG_INFINITY);
+        }
+        true
+    }
+
+    /// The single tokens at these places.
+    fn singles_of(&self, places: Range<usize>) -> &[Single] {
+        if self.singles.is_empty() {
+            return &[];
+        }
+        let before = |place: usize| self.singles.partition_point(|single| single.place < place);
+        &self.singles[before(places.start)..before(places.end)]
+    }
+
+    /// Whether single tokens are in order, and between front and stretch.
+    fn is_sound(&self) -> bool {
+        let places = self.singles.iter().map(|single| single.place);
+        let end = if self.stretch.is_empty() { usize::MAX } else { self.stretch.start };
+        places.clone().all(|place| (self.common..end).contains(&place)) && places.is_sorted_by(|a, b| a < b)
+    }
+}
+
+/// Causal attention for the last `rows` tokens of the packed sequence.
+///
+/// `queries` and `out` are `[rows][heads][d]`; query heads of a group are adjacent, so head `h` reads
+/// KV head `h / (heads / kv_heads)`. Row `i` attends tokens `0..=tokens - rows + i`. `scale` multiplies
+/// the logits.
+pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale: f32, out: &mut [f32]) {
+    let d = kv[0].d;
+    let group = heads / kv.len();
+    let rows = queries.len() / (heads * d);
+    assert_eq!(queries.len(), rows * heads * d, "queries are not whole rows");
+    assert_eq!(out.len(), queries.len(), "output shape");
+    assert!(kv.iter().all(|h| h.tokens >= rows && h.d == d), "fewer keys than queries");
+    // Late blocks see more keys: handing them out first keeps threads evenly busy.
+    let (width, query_rows) = (heads * d, kv[0].query_rows());
+    let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(query_rows * width).enumerate().collect();
+    work.reverse();
+    work.into_par_iter().with_max_len(1).for_each(|(block, out)| {
+        let first = block * query_rows;
+        let queries = &queries[first * width..][..out.len()];
+        for head in 0..heads {
+            let kv = &kv[head / group];
+            let seen = |row: usize| Sight::new(0, 0..kv.tokens - rows + first + row + 1);
+            let sights: Vec<Sight> = (0..out.len() / width).map(seen).collect();
+            attend_tile(Tile { queries, heads, head, scale, sights: &sights }, kv, out);
+        }
+    });
+}
+
+/// Attention of some rows of one query head, each over what it sees of the packed tokens, which is at least one.
+///
+/// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written. `scale`
+/// multiplies the logits.
+pub fn block_attention(
+    queries: &[f32],
+    (head, heads): (usize, usize),
+    kv: &PackedHead,
+    sights: &[Sight],
+    scale: f32,
+    out: &mut [f32],
+) {
+    let width = heads * kv.d;
+    assert_eq!(queries.len(), sights.len() * width, "queries are not whole rows");
+    assert_eq!(out.len(), queries.len(), "output shape");
+    assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
+    debug_assert!(sights.iter().all(Sight::is_sound), "single tokens between front and stretch");
+    let query_rows = kv.query_rows();
+    let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
+    for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
+        attend_tile(Tile { queries, heads, head, scale, sights }, kv, out);
+    }
+}
+
+/// At most as many query rows of one head as are worked on together.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    /// `[rows][heads][d]`.
+    queries: &'a [f32],
+    heads: usize,
+    head: usize,
+    scale: f32,
+    /// One for each row.
+    sights: &'a [Sight],
+}
+
+fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
+    match &kv.packed {
+        Packed::F32(panels) => attend_by(tile, kv, ByVectors::new(tile, panels), out),
+        Packed::Bf16 { keys, values } => attend_by(tile, kv, ByTiles::new(tile, keys, values), out),
+    }
+}
+
+impl Tile<'_> {
+    /// The query of a row.
+    fn query(&self, row: usize, d: usize) -> &[f32] {
+        &self.queries[(row * self.heads + self.head) * d..][..d]
+    }
+}
+
+dispatch! {
+    /// Attends by these products.
+    fn attend_by[P: Products](tile: Tile, kv: &PackedHead, products: P, out: &mut [f32]) = attend_tile_kernel
+}
+
+/// The two products of attention for a tile of rows, and the softmax between them.
+trait Products {
+    /// Keys between two rescalings of the sums.
+    const KEYS: usize;
+
+    /// Logits of all rows with the `keys` from `start` on; any where there are no tokens.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize);
+
+    /// Those of a row, and what they are still to be multiplied by.
+    fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32);
+
+    /// Makes a row's logits weights, as [`softmax_block`] does.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32;
+
+    /// Makes them weights of nothing.
+    fn hide(&mut self, row: usize, keys: usize);
+
+    /// Adds the values of the block by these weights to `acc: [rows][d]`.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, keys: usize, rows: usize, acc: &mut [f32]);
+}
+
+/// Products in f32.
+struct ByVectors<'a> {
+    panels: &'a Panels,
+    /// Scaled, `[rows][d]`.
+    q: Vec<f32>,
+    /// Then weights, `[rows][KEY_BLOCK]`.
+    logits: Vec<f32>,
+}
+
+impl<'a> ByVectors<'a> {
+    fn new(tile: Tile, panels: &'a Panels) -> Self {
+        let (d, rows) = (panels.d, tile.sights.len());
+        let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.scale);
+        Self { panels, q: (0..rows).flat_map(scaled).collect(), logits: vec![0.0; rows * KEY_BLOCK] }
+    }
+}
+
+impl Products for ByVectors<'_> {
+    const KEYS: usize = KEY_BLOCK;
+
+    #[inline(always)]
+    unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
+        let d = self.panels.d;
+        let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
+        // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, &mut self.logits, KEY_BLOCK, false, rows) };
+    }
+
+    #[inline(always)]
+    fn row(&mut self, row: usize, _: usize) -> (&mut [f32], f32) {
+        (&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], 1.0)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, _: usize, max: &mut f32, sum: &mut f32) -> f32 {
+        // SAFETY: KEY_BLOCK is a multiple of every lane count; the CPU supports `S` (caller).
+        unsafe { softmax_block::<S>(&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], max, sum) }
+    }
+
+    #[inline(always)]
+    fn hide(&mut self, row: usize, _: usize) {
+        self.logits[row * KEY_BLOCK..][..KEY_BLOCK].fill(0.0);
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, _: usize, rows: usize, acc: &mut [f32]) {
+        let d = self.panels.d;
+        let padded = self.panels.values.len() / d;
+        for first in (0..d).step_by(PANEL) {
+            let width = (d - first).min(PANEL);
+            let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
+            // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+            unsafe {
+                product::<S>(&self.logits, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
+            };
+        }
+    }
+}
+
+/// Products in bf16. Queries are rounded as they are, logits scaled after that; weights are rounded as they are multiplied with
+/// values, and summed as they were.
+struct ByTiles<'a> {
+    keys: &'a RightTiles,
+    values: &'a RightTiles,
+    q: LeftTiles,
+    /// `[rows][TILED_KEYS]`
+    logits: Vec<f32>,
+    weights: LeftTiles,
+    scale: f32,
+    d: usize,
+    multiplier: Multiplier,
+}
+
+impl<'a> ByTiles<'a> {
+    fn new(tile: Tile, keys: &'a RightTiles, values: &'a RightTiles) -> Self {
+        let (d, rows) = (keys.columns(), tile.sights.len());
+        let (mut q, width) = (LeftTiles::zeros(rows, d), tile.heads * d);
+        q.put(&tile.queries[tile.head * d..], width, rows);
+        Self {
+            keys,
+            values,
+            q,
+            logits: vec![0.0; rows * TILED_KEYS],
+            weights: LeftTiles::zeros(rows, TILED_KEYS),
+            scale: tile.scale,
+            d,
+            multiplier: Multiplier::new(),
+        }
+    }
+}
+
+impl Products for ByTiles<'_> {
+    const KEYS: usize = TILED_KEYS;
+
+    #[inline(always)]
+    unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize) {
+        let part =
+            Part { x: &self.q, rows, w: self.keys, outputs: start..start + keys, first: 0, depth: self.d, adds: false };
+        self.multiplier.multiply(&part, &mut self.logits, TILED_KEYS);
+    }
+
+    #[inline(always)]
+    fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32) {
+        (&mut self.logits[row * TILED_KEYS..][..keys], self.scale)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32 {
+        let logits = &mut self.logits[row * TILED_KEYS..][..keys];
+        // SAFETY: keys are whole tiles, which are whole vectors; the CPU supports `S` (caller).
+        let rescale = unsafe { scaled_softmax_block::<S>(logits, self.scale, max, sum) };
+        self.weights.put_row(row, logits);
+        rescale
+    }
+
+    #[inline(always)]
+    fn hide(&mut self, row: usize, keys: usize) {
+        self.logits[row * TILED_KEYS..][..keys].fill(0.0);
+        self.weights.put_row(row, &self.logits[row * TILED_KEYS..][..keys]);
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, keys: usize, rows: usize, acc: &mut [f32]) {
+        let outputs = 0..self.d;
+        let part = Part { x: &self.weights, rows, w: self.values, outputs, first: start, depth: keys, adds: true };
+        self.multiplier.multiply(&part, acc, self.d);
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, mut products: P, out: &mut [f32]) {
+    let (d, rows) = (kv.d, tile.sights.len());
+    let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
+    let mut acc = vec![0.0f32; rows * d];
+    let seen = tile.sights.iter().map(Sight::end).max().unwrap_or(0);
+    for start in (0..seen).step_by(P::KEYS) {
+        let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
+        // SAFETY: the CPU supports `S` (caller).
+        unsafe { products.logits::<S>(start, keys, rows) };
+        for (i, sight) in tile.sights.iter().enumerate() {
+            let (logits, scale) = products.row(i, keys);
+            if !sight.mask(start, scale, logits) {
+                // Nothing of this block is visible to this row: no weight, and no change of its sums.
+                products.hide(i, keys);
+                continue;
+            }
+            // SAFETY: as above.
+            let rescale = unsafe { products.weigh::<S>(i, keys, &mut max[i], &mut sum[i]) };
+            if rescale != 1.0 {
+                for o in &mut acc[i * d..][..d] {
+                    *o *= rescale;
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { products.add_values::<S>(start, keys, rows, &mut acc) };
+    }
+    for i in 0..rows {
+        let out = &mut out[(i * tile.heads + tile.head) * d..][..d];
+        for (o, a) in out.iter_mut().zip(&acc[i * d..]) {
+            *o = a / sum[i];
+        }
+    }
+}
+
+/// [`softmax_block`] of logits that are still to be multiplied by `scale`, for weights that will be rounded; `max` is in units of ln 2.
+///
+/// # Safety
+/// `logits.len()` is a multiple of `S::LANES`; the CPU supports `S`.
+#[inline(always)]
+unsafe fn scaled_softmax_block<S: Simd>(logits: &mut [f32], scale: f32, max: &mut f32, sum: &mut f32) -> f32 {
+    let scale = scale * std::f32::consts::LOG2_E;
+    // SAFETY: offsets stay below the length, a multiple of the lanes (caller).
+    unsafe {
+        let ptr = logits.as_mut_ptr();
+        let mut top = S::splat(f32::NEG_INFINITY);
+        for i in (0..logits.len()).step_by(S::LANES) {
+            top = S::max(top, S::load(ptr.add(i)));
+        }
+        let new_max = max.max(S::maximum(top) * scale);
+        let rescale = if *max == new_max { 1.0 } else { (*max - new_max).exp2() };
+        let (times, minus_max) = (S::splat(scale), S::splat(-new_max));
+        let mut total = S::splat(0.0);
+        for i in (0..logits.len()).step_by(S::LANES) {
+            let e = S::exp2_rough(S::fma(S::load(ptr.add(i)), times, minus_max));
+            S::store(ptr.add(i), e);
+            total = S::add(total, e);
+        }
+        *max = new_max;
+        *sum = *sum * rescale + S::sum(total);
+        rescale
+    }
+}
+
+/// `C (+)= A · B` for the first `rows` rows: `a: [rows][depth]` with stride `lda`, `b: [depth][width]`
+/// with stride `ldb`, `c` with stride `ldc`.
+///
+/// # Safety
+/// The CPU supports `S`; shapes are checked.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn product<S: Simd>(
+    a: &[f32],
+    lda: usize,
+    depth: usize,
+    b: &[f32],
+    ldb: usize,
+    width: usize,
+    c: &mut [f32],
+    ldc: usize,
+    accumulate: bool,
+    rows: usize,
+) {
+    assert!(rows > 0 && depth > 0);
+    assert!(a.len() >= (rows - 1) * lda + depth && b.len() >= (depth - 1) * ldb + width);
+    assert!(c.len() >= (rows - 1) * ldc + width);
+    let p = Product { a: a.as_ptr(), lda, depth, b: b.as_ptr(), ldb, c: c.as_mut_ptr(), ldc, accumulate };
+    let mut j = 0;
+    while j < width {
+        let vectors = (width - j) / S::LANES;
+        // SAFETY: tiles stay within `rows` and `width`, whose extents were asserted above.
+        j += unsafe {
+            if vectors >= S::TILE_VECTORS && S::TILE_VECTORS == 4 {
+                columns::<S, 4>(p, rows, j)
+            } else if vectors >= 2 && S::TILE_VECTORS >= 2 {
+                columns::<S, 2>(p, rows, j)
+            } else if vectors >= 1 {
+                columns::<S, 1>(p, rows, j)
+            } else {
+                one_column(p, rows, j)
+            }
+        };
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Product {
+    a: *const f32,
+    lda: usize,
+    depth: usize,
+    b: *const f32,
+    ldb: usize,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+}
+
+/// # Safety
+/// `rows` rows and columns `j..j + C * LANES` exist in the product; the CPU supports `S`.
+#[inline(always)]
+unsafe fn columns<S: Simd, const C: usize>(p: Product, rows: usize, j: usize) -> usize {
+    let mut i = 0;
+    // SAFETY: `i` advances by the tile's height only while that many rows are left.
+    unsafe {
+        if S::TILE_ROWS == 6 {
+            while i + 6 <= rows {
+                tile::<S, 6, C>(p, i, j);
+                i += 6;
+            }
+        }
+        while i + 4 <= rows {
+            tile::<S, 4, C>(p, i, j);
+            i += 4;
+        }
+        while i < rows {
+            tile::<S, 1, C>(p, i, j);
+            i += 1;
+        }
+    }
+    C * S::LANES
+}
+
+/// # Safety
+/// Rows `i..i + R` and columns `j..j + C * LANES` exist in the product; the CPU supports `S`.
+#[inline(always)]
+unsafe fn tile<S: Simd, const R: usize, const C: usize>(p: Product, i: usize, j: usize) {
+    // SAFETY: all accesses are inside the tile and the depth (caller).
+    unsafe {
+        let mut acc = [[S::splat(0.0); C]; R];
+        for k in 0..p.depth {
+            let row = p.b.add(k * p.ldb + j);
+            let mut b = [S::splat(0.0); C];
+            for (v, b) in b.iter_mut().enumerate() {
+                *b = S::load(row.add(v * S::LANES));
+            }
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let a = S::splat(*p.a.add((i + r) * p.lda + k));
+                for v in 0..C {
+                    acc[v] = S::fma(a, b[v], acc[v]);
+                }
+            }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            for (v, sum) in acc.iter().enumerate() {
+                let out = p.c.add((i + r) * p.ldc + j + v * S::LANES);
+                let sum = if p.accumulate { S::add(S::load(out), *sum) } else { *sum };
+                S::store(out, sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `rows` rows and column `j` exist in the product.
+#[inline(always)]
+unsafe fn one_column(p: Product, rows: usize, j: usize) -> usize {
+    for i in 0..rows {
+        // SAFETY: inside the product (caller).
+        unsafe {
+            let mut sum = 0.0;
+            for k in 0..p.depth {
+                sum += *p.a.add(i * p.lda + k) * *p.b.add(k * p.ldb + j);
+            }
+            let out = p.c.add(i * p.ldc + j);
+            *out = if p.accumulate { *out + sum } else { sum };
+        }
+    }
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Accumulator, attend_list, attend_range};
+    use half::{bf16, f16};
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// Numbers that bf16 has, so that only weights are rounded where products are in bf16.
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (0..n).map(|_| bf16::from_f32(rng.random_range(-2.0..2.0)).to_f32()).collect()
+    }
+
+    /// How far an output may be off: a weight is off by 2^-9 of itself at most where it is rounded to bf16, and values are below 2.
+    fn bound(precision: MatmulPrecision) -> f32 {
+        match precision {
+            MatmulPrecision::F32 => 2e-5,
+            MatmulPrecision::Bf16 => 2.0 / 512.0 + 2e-5,
+        }
+    }
+
+    /// Row by row with the decode kernel, which has a reference of its own.
+    fn row_by_row(q: &[f32], kv: &[(Vec<f16>, Vec<f16>)], heads: usize, d: usize, rows: usize, scale: f32) -> Vec<f32> {
+        let tokens = kv[0].0.len() / d;
+        let group = heads / kv.len();
+        let mut out = vec![0.0; q.len()];
+        for i in 0..rows {
+            for h in 0..heads {
+                let at = (i * heads + h) * d;
+                let query: Vec<f32> = q[at..at + d].iter().map(|x| x * scale).collect();
+                let (k, v) = &kv[h / group];
+                let seen = 0..tokens - rows + i + 1;
+                let mut acc = Accumulator::new(1, d);
+                attend_range(&query, Rows::F16(k).slice(seen.clone(), d), Rows::F16(v).slice(seen, d), &mut acc);
+                acc.finish(&mut out[at..at + d]);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn a_sight_is_of_the_tokens_that_it_sees() {
+        let single = |place: usize, log_weight: f32| Single { place, log_weight };
+        let sights = [
+            Sight::new(0, 0..0),
+            Sight::new(7, 7..7),
+            Sight::new(3, 9..14),
+            Sight::new(0, 1..3),
+            Sight { common: 2, stretch: 20..22, singles: vec![single(4, 0.0), single(19, 0.5)] },
+            Sight { common: 0, stretch: 5..5, singles: vec![single(0, 1.0), single(4, -1.0)] },
+        ];
+        for sight in sights {
+            let seen: Vec<Single> = sight.each().collect();
+            assert_eq!((Sight::of(&seen), seen.len()), (sight.clone(), sight.tokens()));
+        }
+    }
+
+    #[test]
+    fn equals_row_by_row_attention() {
+        for (tokens, rows, heads, kv_heads, d) in
+            [(1, 1, 2, 1, 64), (130, 130, 4, 2, 64), (500, 97, 2, 2, 32), (300, 50, 8, 1, 128), (150, 150, 1, 1, 20)]
+        {
+            let q = noise(rows * heads * d, 1);
+            let half = |seed| noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>();
+            let kv: Vec<_> = (0..kv_heads as u64).map(|h| (half(2 + h), half(20 + h))).collect();
+            let scale = 1.0 / (d as f32).sqrt();
+            let expected = row_by_row(&q, &kv, heads, d, rows, scale);
+            for precision in MatmulPrecision::ALL {
+                let pack =
+                    |(k, v): &(Vec<f16>, Vec<f16>)| PackedHead::for_precision(precision, Rows::F16(k), Rows::F16(v), d);
+                let packed: Vec<_> = kv.iter().map(pack).collect();
+                let mut out = vec![f32::NAN; q.len()];
+                causal_attention(&q, &packed, heads, scale, &mut out);
+                for (a, b) in out.iter().zip(&expected) {
+                    assert!((a - b).abs() < bound(precision), "{precision}, tokens {tokens} d {d}: {a} against {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_see_the_front_and_a_stretch_of_their_own() {
+        let (tokens, d, heads, rows) = (700, 64, 2, 70);
+        let (q, half) = (noise(rows * heads * d, 1), |seed| {
+            noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>()
+        });
+        let (k, v) = (half(2), half(3));
+        // Every third token, packed; a front, and stretches that begin within it, far behind it, or hold nothing.
+        let packed_tokens: Vec<u32> = (0..tokens as u32).step_by(3).collect();
+        let gather = |rows: &[f16]| Rows::F16(rows).gather(&packed_tokens, d);
+        let (packed_k, packed_v) = (gather(&k), gather(&v));
+        let shapes = [(40, 40, 9), (5, 130, 40), (0, 150, 1), (130, 130, 0), (128, 128, 0), (1, 90, 38)];
+        for (precision, (common, begin, length)) in
+            MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.map(|shape| (precision, shape)))
+        {
+            let kv = PackedHead::for_precision(precision, Rows::F32(&packed_k), Rows::F32(&packed_v), d);
+            let sights: Vec<Sight> =
+                (0..rows).map(|i| Sight::new(common, begin + i / 2..begin + i / 2 + length)).collect();
+            let mut out = vec![f32::NAN; q.len()];
+            (0..heads).for_each(|head| block_attention(&q, (head, heads), &kv, &sights, 0.125, &mut out));
+            for (i, sight) in sights.iter().enumerate() {
+                let seen: Vec<u32> = (0..common).chain(sight.stretch.clone()).map(|at| packed_tokens[at]).collect();
+                assert_eq!(seen.len(), sight.tokens());
+                for h in 0..heads {
+                    let at = (i * heads + h) * d;
+                    let query: Vec<f32> = q[at..at + d].iter().map(|x| x * 0.125).collect();
+                    let (mut acc, mut row) = (Accumulator::new(1, d), vec![0.0; d]);
+                    attend_list(&query, Rows::F16(&k), Rows::F16(&v), &seen, &[], &mut acc);
+                    acc.finish(&mut row);
+                    for (a, b) in out[at..at + d].iter().zip(&row) {
+                        assert!((a - b).abs() < bound(precision), "row {i} of {common}, {begin}: {a} against {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_see_single_tokens_with_their_weights() {
+        let (tokens, d, rows) = (500, 32, 60);
+        let (q, k, v) = (noise(rows * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
+        // Every row has single tokens of its own, over several blocks; some rows have nothing else.
+        let shapes = [(3, 450..460), (0, 470..470), (130, 400..500), (40, 499..500)];
+        for (precision, (common, stretch)) in
+            MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.clone().map(|shape| (precision, shape)))
+        {
+            let kv = PackedHead::for_precision(precision, Rows::F32(&k), Rows::F32(&v), d);
+            let sight = |i: usize| {
+                let places = (common..stretch.start).skip(i % 7).step_by(3 + i * 4);
+                let singles = places.map(|place| Single { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
+                Sight { singles: singles.collect(), ..Sight::new(common, stretch.clone()) }
+            };
+            let sights: Vec<Sight> = (0..rows).map(sight).collect();
+            let mut out = vec![f32::NAN; q.len()];
+            block_attention(&q, (0, 1), &kv, &sights, 0.2, &mut out);
+            for (i, sight) in sights.iter().enumerate() {
+                let mut seen: Vec<(usize, f64)> = (0..common).chain(stretch.clone()).map(|at| (at, 0.0)).collect();
+                seen.extend(sight.singles.iter().map(|single| (single.place, f64::from(single.log_weight))));
+                assert_eq!(seen.len(), sight.tokens());
+                let weight = |(at, bias): &(usize, f64)| {
+                    let pairs = q[i * d..][..d].iter().zip(&k[at * d..]);
+                    (pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * 0.2 + bias).exp()
+                };
+                let sum: f64 = seen.iter().map(weight).sum();
+                for c in 0..d {
+                    let expected: f64 = seen.iter().map(|s| weight(s) * f64::from(v[s.0 * d + c])).sum::<f64>() / sum;
+                    let got = out[i * d + c];
+                    assert!(
+                        (got - expected as f32).abs() < bound(precision),
+                        "row {i}, {common}: {got} against {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit() {
+        let (tokens, heads, d) = (333, 4, 64);
+        let q = noise(tokens * heads * d, 3);
+        let (k, v) = (noise(tokens * d, 4), noise(tokens * d, 5));
+        let packed = [PackedHead::new(Rows::F32(&k), Rows::F32(&v), d)];
+        let run = |threads| {
+            let mut out = vec![0.0; q.len()];
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| causal_attention(&q, &packed, heads, 0.125, &mut out));
+            out
+        };
+        assert_eq!(run(1), run(3));
+    }
+}

@@ -1,0 +1,807 @@
+//! The vector types kernels are written over, and the choice among them at run time.
+//!
+//! A kernel is one generic `#[inline(always)]` function over [`Simd`]; [`dispatch!`] instantiates it
+//! for AVX-512, AVX2 + FMA + F16C and portable code, and picks by what the CPU has.
+
+use std::sync::OnceLock;
+
+use spattn_base::error::UsageError;
+
+/// Vectors of f32 and the operations kernels need on them.
+///
+/// # Safety
+/// All functions may be called only on a CPU that supports the implementing type's instructions;
+/// those that take pointers need `LANES` readable (or writable) elements there.
+pub trait Simd: Copy + 'static {
+    /// A vector of `LANES` f32.
+    type V: Copy;
+    const LANES: usize;
+    /// Rows of A in the register tile of the blocked product.
+    const TILE_ROWS: usize;
+    /// Rows that are multiplied with four others at once: as many as there are registers for the sums and for what is multiplied.
+    const DOT_ROWS: usize;
+    /// Vectors across B in the register tile.
+    const TILE_VECTORS: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(ptr: *const f32) -> Self::V;
+    unsafe fn load_f16(ptr: *const u16) -> Self::V;
+    unsafe fn load_bf16(ptr: *const u16) -> Self::V;
+    /// Codes of `8 / PER_BYTE` bits, whose lowest bits come first, of `LANES` bytes: the first of each byte, the second of
+    /// each, and so on.
+    unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE];
+    /// Lanes of both in turn: those of the lower halves, then those of the upper ones.
+    unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
+    unsafe fn store(ptr: *mut f32, v: Self::V);
+    /// `a * b + c`
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sum(v: Self::V) -> f32;
+    /// The sums of four vectors, each the bits that [`sum`](Self::sum) gives.
+    #[inline(always)]
+    unsafe fn sum_each(v: [Self::V; 4]) -> [f32; 4] {
+        // No closures: what is not inlined is compiled without these instructions.
+        // SAFETY: value operations only (caller's contract).
+        unsafe { [Self::sum(v[0]), Self::sum(v[1]), Self::sum(v[2]), Self::sum(v[3])] }
+    }
+    /// The sums of sixteen vectors, as of four.
+    #[inline(always)]
+    unsafe fn sum_all(v: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
+        // SAFETY: value operations only (caller's contract).
+        unsafe { [Self::sum_each(v[0]), Self::sum_each(v[1]), Self::sum_each(v[2]), Self::sum_each(v[3])] }
+    }
+    /// Writes the lanes of `v` whose bit in `mask` is set, and `first` plus their places, one behind the other.
+    ///
+    /// # Safety
+    /// `LANES` elements are writable at both pointers, whatever the mask.
+    #[inline(always)]
+    unsafe fn keep(mask: u32, v: Self::V, first: u32, kept: *mut f32, places: *mut u32) {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: no more than sixteen lanes; as many elements are written as bits are set (caller).
+        unsafe {
+            Self::store(lanes.as_mut_ptr(), v);
+            let (mut left, mut at) = (mask, 0);
+            while left != 0 {
+                let lane = left.trailing_zeros();
+                *kept.add(at) = lanes[lane as usize & 15];
+                *places.add(at) = first + lane;
+                (left, at) = (left & (left - 1), at + 1);
+            }
+        }
+    }
+    /// Asks for the cache line at `ptr`, which need not exist, to come as near as the second level: it will be read soon. What
+    /// is asked for there leaves the few places in which the first level waits to the reads themselves.
+    #[inline(always)]
+    unsafe fn prefetch<T>(_ptr: *const T) {}
+    unsafe fn maximum(v: Self::V) -> f32;
+    /// `2^n` for integral `n` in -126..=127, times `p`.
+    unsafe fn scale_by_power_of_two(p: Self::V, n: Self::V) -> Self::V;
+    /// To the nearest integer.
+    unsafe fn round(v: Self::V) -> Self::V;
+
+    /// `e^x` for `x <= 88`, to about 2 units in the last place; 0 below -87.3 (so for `-inf`).
+    #[inline(always)]
+    unsafe fn exp(x: Self::V) -> Self::V {
+        // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
+        unsafe {
+            const LOWEST: f32 = -87.3;
+            let clamped = Self::max(x, Self::splat(LOWEST));
+            let n = Self::round(Self::mul(clamped, Self::splat(std::f32::consts::LOG2_E)));
+            // ln 2 in two parts, so that the reduced argument is exact.
+            let r = Self::fma(n, Self::splat(-0.693_359_4), clamped);
+            let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_1e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+                p = Self::fma(p, r, Self::splat(c));
+            }
+            let r2 = Self::mul(r, r);
+            let e = Self::add(Self::fma(p, r2, r), Self::splat(1.0));
+            let e = Self::scale_by_power_of_two(e, n);
+            Self::zero_below(x, Self::splat(LOWEST), e)
+        }
+    }
+    /// `2^x` for `x <= 127`, to 3 parts in a million; 0 below -126 (so for `-inf`).
+    #[inline(always)]
+    unsafe fn exp2_rough(x: Self::V) -> Self::V {
+        // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
+        unsafe {
+            let lowest = Self::splat(-126.0);
+            let clamped = Self::max(x, lowest);
+            let n = Self::round(clamped);
+            let r = Self::fma(n, Self::splat(-1.0), clamped);
+            // The polynomial of fourth degree whose largest relative error over half a unit on each side is least.
+            let mut p = Self::splat(9.570_099e-3);
+            for c in [5.591_786e-2, 0.240_247_44, 0.693_121_8, 0.999_999_3] {
+                p = Self::fma(p, r, Self::splat(c));
+            }
+            Self::zero_below(x, lowest, Self::scale_by_power_of_two(p, n))
+        }
+    }
+    /// `v` where `x >= bound`, else 0.
+    unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
+    /// One bit a lane, the first lowest: 1 where `v > 0`.
+    unsafe fn positive(v: Self::V) -> u32;
+}
+
+/// Portable fallback: eight lanes that the compiler vectorises as it can.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+impl Simd for Portable {
+    type V = [f32; 8];
+    const LANES: usize = 8;
+    const TILE_ROWS: usize = 4;
+    const DOT_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load(ptr: *const f32) -> Self::V {
+        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
+        unsafe { ptr.cast::<[f32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(ptr: *const u16) -> Self::V {
+        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
+        let raw = unsafe { ptr.cast::<[u16; 8]>().read_unaligned() };
+        raw.map(|x| half::f16::from_bits(x).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(ptr: *const u16) -> Self::V {
+        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
+        let raw = unsafe { ptr.cast::<[u16; 8]>().read_unaligned() };
+        raw.map(|x| f32::from_bits((x as u32) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE] {
+        // SAFETY: caller's contract: 8 readable bytes; the read is unaligned.
+        let bytes = unsafe { ptr.cast::<[u8; 8]>().read_unaligned() };
+        let bits = 8 / PER_BYTE;
+        std::array::from_fn(|i| bytes.map(|byte| f32::from(byte >> (i * bits) & ((1 << bits) - 1))))
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [[a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]], [a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]]]
+    }
+    #[inline(always)]
+    unsafe fn store(ptr: *mut f32, v: Self::V) {
+        // SAFETY: caller's contract: 8 writable elements; the write is unaligned.
+        unsafe { ptr.cast::<[f32; 8]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+    }
+    #[inline(always)]
+    unsafe fn maximum(v: Self::V) -> f32 {
+        v.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x))
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power_of_two(p: Self::V, n: Self::V) -> Self::V {
+        std::array::from_fn(|i| p[i] * f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn round(v: Self::V) -> Self::V {
+        v.map(f32::round)
+    }
+    #[inline(always)]
+    unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V {
+        std::array::from_fn(|i| if x[i] >= bound[i] { v[i] } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn positive(v: Self::V) -> u32 {
+        v.iter().enumerate().fold(0, |bits, (i, x)| bits | u32::from(*x > 0.0) << i)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Simd;
+    use std::arch::x86_64::*;
+
+    /// 16 lanes; needs AVX-512F.
+    #[derive(Clone, Copy)]
+    pub struct Avx512;
+
+    // SAFETY of every block below: register-only intrinsics of AVX-512F, or unaligned loads and
+    // stores of one vector through a pointer the caller vouches for (trait contract).
+    impl Simd for Avx512 {
+        type V = __m512;
+        const LANES: usize = 16;
+        const TILE_ROWS: usize = 6;
+        const DOT_ROWS: usize = 4;
+        const TILE_VECTORS: usize = 4;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> __m512 {
+            unsafe { _mm512_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(ptr: *const f32) -> __m512 {
+            unsafe { _mm512_loadu_ps(ptr) }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(ptr: *const u16) -> __m512 {
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(ptr: *const u16) -> __m512 {
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [__m512; PER_BYTE] {
+            unsafe {
+                let bits = 8 / PER_BYTE as i32;
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast()));
+                let mut codes = [_mm512_setzero_ps(); PER_BYTE];
+                for (i, codes) in codes.iter_mut().enumerate() {
+                    let own = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(i as i32 * bits));
+                    *codes = _mm512_cvtepi32_ps(_mm512_and_si512(own, _mm512_set1_epi32((1 << bits) - 1)));
+                }
+                codes
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m512, b: __m512) -> [__m512; 2] {
+            unsafe {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+                [_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b)]
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(ptr: *mut f32, v: __m512) {
+            unsafe { _mm512_storeu_ps(ptr, v) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+            unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn max(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_max_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn div(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_div_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: __m512) -> f32 {
+            unsafe { _mm512_reduce_add_ps(v) }
+        }
+        #[inline(always)]
+        unsafe fn sum_each(v: [__m512; 4]) -> [f32; 4] {
+            unsafe {
+                let quads = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
+                // Within each lane of 128 bits: what is two places further on, then what is one.
+                let pairs = _mm512_add_ps(quads, _mm512_permute_ps::<0b01_00_11_10>(quads));
+                let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
+                let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
+                let mut out = [0.0; 4];
+                _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each));
+                out
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum_all(v: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
+            unsafe {
+                // No closures: what is not inlined is compiled without these instructions.
+                let first = quarters(halves(v[0][0], v[0][1]), halves(v[0][2], v[0][3]));
+                let second = quarters(halves(v[1][0], v[1][1]), halves(v[1][2], v[1][3]));
+                let third = quarters(halves(v[2][0], v[2][1]), halves(v[2][2], v[2][3]));
+                let fourth = quarters(halves(v[3][0], v[3][1]), halves(v[3][2], v[3][3]));
+                // Lane `j` of 128 bits holds four numbers of `v[i][j]`: pairs of two rows, and then one of each.
+                let (even, odd) = (eighths(first, second), eighths(third, fourth));
+                let low = _mm512_shuffle_ps::<0b10_00_10_00>(even, odd);
+                let high = _mm512_shuffle_ps::<0b11_01_11_01>(even, odd);
+                // `[j][i]`
+                let sums = _mm512_add_ps(low, high);
+                let by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                let mut out = [[0.0; 4]; 4];
+                _mm512_storeu_ps(out.as_mut_ptr().cast(), _mm512_permutexvar_ps(by_row, sums));
+                out
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep(mask: u32, v: __m512, first: u32, kept: *mut f32, places: *mut u32) {
+            unsafe {
+                let mask = mask as u16;
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let own = _mm512_add_epi32(lanes, _mm512_set1_epi32(first.cast_signed()));
+                _mm512_storeu_ps(kept, _mm512_maskz_compress_ps(mask, v));
+                _mm512_storeu_si512(places.cast(), _mm512_maskz_compress_epi32(mask, own));
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch<T>(ptr: *const T) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn maximum(v: __m512) -> f32 {
+            unsafe { _mm512_reduce_max_ps(v) }
+        }
+        #[inline(always)]
+        unsafe fn scale_by_power_of_two(p: __m512, n: __m512) -> __m512 {
+            unsafe { _mm512_scalef_ps(p, n) }
+        }
+        #[inline(always)]
+        unsafe fn round(v: __m512) -> __m512 {
+            unsafe { _mm512_roundscale_ps::<0>(v) }
+        }
+        #[inline(always)]
+        unsafe fn zero_below(x: __m512, bound: __m512, v: __m512) -> __m512 {
+            unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, bound), v) }
+        }
+        #[inline(always)]
+        unsafe fn positive(v: __m512) -> u32 {
+            unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(v, _mm512_setzero_ps())) }
+        }
+    }
+
+    /// The upper half of each added to its lower half: eight numbers of `a`, then eight of `b`.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn halves(a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+            let high = _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b);
+            _mm512_add_ps(low, high)
+        }
+    }
+
+    /// The same of what [`halves`] gives: four numbers of each of four vectors.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn quarters(ab: __m512, cd: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+            let high = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
+            _mm512_add_ps(low, high)
+        }
+    }
+
+    /// The same of what [`quarters`] gives: two numbers of each of eight vectors.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn eighths(first: __m512, second: __m512) -> __m512 {
+        unsafe {
+            let (first, second) = (_mm512_castps_pd(first), _mm512_castps_pd(second));
+            let (low, high) = (_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second));
+            _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+        }
+    }
+
+    /// 8 lanes; needs AVX2, FMA and F16C.
+    #[derive(Clone, Copy)]
+    pub struct Avx2;
+
+    // SAFETY of every block below: register-only intrinsics of AVX2, FMA or F16C, or unaligned loads
+    // and stores of one vector through a pointer the caller vouches for (trait contract).
+    impl Simd for Avx2 {
+        type V = __m256;
+        const LANES: usize = 8;
+        const TILE_ROWS: usize = 4;
+        const DOT_ROWS: usize = 2;
+        const TILE_VECTORS: usize = 2;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> __m256 {
+            unsafe { _mm256_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(ptr: *const f32) -> __m256 {
+            unsafe { _mm256_loadu_ps(ptr) }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(ptr: *const u16) -> __m256 {
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(ptr.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(ptr: *const u16) -> __m256 {
+            unsafe {
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [__m256; PER_BYTE] {
+            unsafe {
+                let bits = 8 / PER_BYTE as i32;
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast()));
+                let mut codes = [_mm256_setzero_ps(); PER_BYTE];
+                for (i, codes) in codes.iter_mut().enumerate() {
+                    let own = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(i as i32 * bits));
+                    *codes = _mm256_cvtepi32_ps(_mm256_and_si256(own, _mm256_set1_epi32((1 << bits) - 1)));
+                }
+                codes
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m256, b: __m256) -> [__m256; 2] {
+            unsafe {
+                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(ptr: *mut f32, v: __m256) {
+            unsafe { _mm256_storeu_ps(ptr, v) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn max(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_max_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn div(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_div_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: __m256) -> f32 {
+            unsafe {
+                let quad = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let pair = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
+                _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch<T>(ptr: *const T) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn maximum(v: __m256) -> f32 {
+            unsafe {
+                let quad = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let pair = _mm_max_ps(quad, _mm_movehl_ps(quad, quad));
+                _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn scale_by_power_of_two(p: __m256, n: __m256) -> __m256 {
+            unsafe {
+                let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn round(v: __m256) -> __m256 {
+            unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v) }
+        }
+        #[inline(always)]
+        unsafe fn zero_below(x: __m256, bound: __m256, v: __m256) -> __m256 {
+            unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(x, bound), v) }
+        }
+        #[inline(always)]
+        unsafe fn positive(v: __m256) -> u32 {
+            unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(v, _mm256_setzero_ps())) as u32 }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+/// Lowers the choice of the instruction set.
+const ISA_VARIABLE: &str = "SPATTN_ISA";
+
+/// The instruction sets kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+/// The best instruction set of this CPU, looked up once.
+///
+/// `SPATTN_ISA=avx2|portable` lowers the choice, to test or compare the other paths.
+pub(super) fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| detect(std::env::var(ISA_VARIABLE).ok().as_deref()))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect(limit: Option<&str>) -> Isa {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = avx2 && is_x86_feature_detected!("avx512f");
+    match limit {
+        Some("portable") => Isa::Portable,
+        Some("avx2") if avx2 => Isa::Avx2,
+        _ if avx512 => Isa::Avx512,
+        _ if avx2 => Isa::Avx2,
+        _ => Isa::Portable,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect(_limit: Option<&str>) -> Isa {
+    Isa::Portable
+}
+
+/// Whether kernels run on AVX-512.
+pub(super) fn is_avx512() -> bool {
+    isa_name() == "avx512"
+}
+
+/// Whether an instruction set was asked for.
+pub(super) fn is_lowered() -> bool {
+    std::env::var_os(ISA_VARIABLE).is_some_and(|asked| !asked.is_empty())
+}
+
+/// The instruction set in use, for manifests: `avx512`, `avx2` or `portable`.
+pub fn isa_name() -> &'static str {
+    name_of(isa())
+}
+
+fn name_of(isa: Isa) -> &'static str {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => "avx512",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => "avx2",
+        Isa::Portable => "portable",
+    }
+}
+
+/// Makes sure that `SPATTN_ISA` is left out, empty, or an instruction set of this CPU.
+///
+/// # Errors
+/// A [`UsageError`] with what it may be; it is never a reason to fall back to another set in silence.
+pub fn check_isa() -> Result<(), UsageError> {
+    let asked = std::env::var_os(ISA_VARIABLE).filter(|asked| !asked.is_empty());
+    let available = available();
+    match asked.filter(|asked| !available.iter().any(|name| asked == name)) {
+        None => Ok(()),
+        Some(asked) => Err(UsageError::new(format!(
+            "{ISA_VARIABLE}={}: this machine has no such instruction set",
+            asked.to_string_lossy()
+        ))
+        .hint(format!("it has {}; without the variable the first is used", available.join(", ")))),
+    }
+}
+
+/// The instruction sets of this CPU, the best first.
+fn available() -> Vec<&'static str> {
+    let all = ["avx512", "avx2", "portable"];
+    let is_here = |name: &&str| name_of(detect(Some(name))) == *name;
+    all.into_iter().filter(is_here).collect()
+}
+
+/// Defines a safe function `$name` that runs the generic kernel `$kernel::<S, ..>` with the best `S`.
+///
+/// The kernel must be `#[inline(always)] unsafe fn` whose only safety requirement is that the CPU
+/// supports `S`; it checks its slices itself.
+macro_rules! dispatch {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident [$($g:ident : $bound:path),*] ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $kernel:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn on_avx512<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the enabled features are those `Avx512` needs.
+                unsafe { $kernel::<$crate::simd::Avx512, $($g),*>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn on_avx2<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the enabled features are those `Avx2` needs.
+                unsafe { $kernel::<$crate::simd::Avx2, $($g),*>($($arg),*) }
+            }
+            match $crate::simd::isa() {
+                // SAFETY: `isa` returned this only after detecting the features on this CPU.
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx512 => unsafe { on_avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx2 => unsafe { on_avx2($($arg),*) },
+                // SAFETY: portable code runs on every CPU.
+                $crate::simd::Isa::Portable => unsafe {
+                    $kernel::<$crate::simd::Portable, $($g),*>($($arg),*)
+                },
+            }
+        }
+    };
+}
+pub(super) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    dispatch! {
+        /// Sums of sixteen vectors: one by one, four at a time, all at once.
+        fn sums[](numbers: &[f32; 256]) -> [[f32; 16]; 3] = sums_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn sums_kernel<S: Simd>(numbers: &[f32; 256]) -> [[f32; 16]; 3] {
+        // SAFETY: sixteen vectors of at most sixteen lanes; the CPU supports `S` (caller).
+        unsafe {
+            let mut vectors = [[S::splat(0.0); 4]; 4];
+            let (mut single, mut four, mut all) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+            for i in 0..16 {
+                vectors[i / 4][i % 4] = S::load(numbers.as_ptr().add(i * S::LANES));
+                single[i] = S::sum(vectors[i / 4][i % 4]);
+            }
+            for (i, vectors) in vectors.into_iter().enumerate() {
+                four[4 * i..4 * i + 4].copy_from_slice(&S::sum_each(vectors));
+            }
+            for (i, sums) in S::sum_all(vectors).into_iter().enumerate() {
+                all[4 * i..4 * i + 4].copy_from_slice(&sums);
+            }
+            [single, four, all]
+        }
+    }
+
+    dispatch! {
+        /// Powers of two of as many numbers.
+        fn powers[](numbers: &mut [f32; 160]) = powers_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn powers_kernel<S: Simd>(numbers: &mut [f32; 160]) {
+        for i in (0..numbers.len()).step_by(S::LANES) {
+            // SAFETY: 160 is a multiple of every lane count; the CPU supports `S` (caller).
+            unsafe { S::store(numbers.as_mut_ptr().add(i), S::exp2_rough(S::load(numbers.as_ptr().add(i)))) };
+        }
+    }
+
+    #[test]
+    fn rough_powers_of_two_are_right_to_three_parts_in_a_million_and_nothing_below() {
+        let exponents: Vec<f32> =
+            (0..16_000).map(|i| i as f32 * -0.01).chain([0.5, 1.0, 126.9]).chain([f32::NEG_INFINITY; 157]).collect();
+        for exponents in exponents.chunks_exact(160) {
+            let mut numbers: [f32; 160] = exponents.try_into().unwrap();
+            powers(&mut numbers);
+            for (x, got) in exponents.iter().zip(numbers) {
+                let exact = if *x < -126.0 { 0.0 } else { f64::from(*x).exp2() };
+                assert!((f64::from(got) - exact).abs() <= 3e-6 * exact, "2^{x}: {got:e} for {exact:e}");
+            }
+        }
+    }
+
+    dispatch! {
+        /// What is kept of vectors by masks, in two lists with room for a vector more.
+        fn kept[](numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) = kept_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn kept_kernel<S: Simd>(numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) {
+        let room = masks.len() * S::LANES + S::LANES;
+        let (mut values, mut places, mut count) = (vec![f32::NAN; room], vec![u32::MAX; room], 0);
+        for (i, mask) in masks.iter().enumerate() {
+            let mask = mask & ((1u64 << S::LANES) - 1) as u32;
+            // SAFETY: a vector is there, and there is room for one; the CPU supports `S` (caller).
+            unsafe {
+                let v = S::load(numbers.as_ptr().add(i * S::LANES));
+                S::keep(mask, v, (i * S::LANES) as u32, values.as_mut_ptr().add(count), places.as_mut_ptr().add(count));
+            }
+            count += mask.count_ones() as usize;
+        }
+        (values[..count].to_vec(), places[..count].to_vec())
+    }
+
+    dispatch! {
+        /// Codes of each byte's bits from the lowest on, two and four a byte, in turn.
+        fn unpacked[](bytes: &[u8; 16]) -> [Vec<f32>; 2] = unpacked_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn unpacked_kernel<S: Simd>(bytes: &[u8; 16]) -> [Vec<f32>; 2] {
+        let (mut two, mut four) = (vec![f32::NAN; 2 * S::LANES], vec![f32::NAN; 4 * S::LANES]);
+        // SAFETY: no more than sixteen lanes, and as many vectors as are stored; the CPU supports `S` (caller).
+        unsafe {
+            let [a, b] = S::load_codes::<2>(bytes.as_ptr());
+            for (i, v) in S::interleave(a, b).into_iter().enumerate() {
+                S::store(two.as_mut_ptr().add(i * S::LANES), v);
+            }
+            for (i, v) in S::load_codes::<4>(bytes.as_ptr()).into_iter().enumerate() {
+                S::store(four.as_mut_ptr().add(i * S::LANES), v);
+            }
+        }
+        [two, four]
+    }
+
+    #[test]
+    fn codes_of_bytes_are_their_bits() {
+        let bytes = std::array::from_fn(|i| (i * 151 + 7) as u8);
+        let [two, four] = unpacked(&bytes);
+        let code = |byte: u8, first: usize, bits: usize| f32::from(byte >> first & ((1 << bits) - 1));
+        let expected: Vec<f32> =
+            bytes[..lanes()].iter().flat_map(|byte| [code(*byte, 0, 4), code(*byte, 4, 4)]).collect();
+        assert_eq!(two, expected);
+        let each = |i: usize| bytes[..lanes()].iter().map(move |byte| code(*byte, 2 * i, 2));
+        assert_eq!(four, (0..4).flat_map(each).collect::<Vec<_>>());
+    }
+
+    dispatch! {
+        fn lanes[]() -> usize = lanes_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn lanes_kernel<S: Simd>() -> usize {
+        S::LANES
+    }
+
+    #[test]
+    fn sums_of_many_vectors_are_the_bits_of_each() {
+        // Sizes so different that every order of addition has other bits.
+        let numbers = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 10f32.powi(i as i32 % 9));
+        let [single, four, all] = sums(&numbers).map(|sums| sums.map(f32::to_bits));
+        assert_eq!((four, all), (single, single));
+    }
+
+    #[test]
+    fn lanes_of_a_mask_are_kept_with_their_places() {
+        let masks = [0, 0xffff, 0b1, 0x8000_8080, 0b1010_0110, 0];
+        let numbers: Vec<f32> = (0..16 * masks.len()).map(|i| i as f32 + 0.5).collect();
+        let (values, places) = kept(&numbers, &masks);
+        // Numbers tell their own places, and lanes of a mask are those of the vector that it is for.
+        let lanes = lanes();
+        let expected: Vec<u32> = (0..masks.len() * lanes)
+            .filter(|place| masks[place / lanes] >> (place % lanes) & 1 == 1)
+            .map(|place| place as u32)
+            .collect();
+        assert_eq!(places, expected);
+        assert_eq!(values, expected.iter().map(|place| *place as f32 + 0.5).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,182 @@
+//! Special and added tokens that stand beside `tokenizer.json`, as transformers reads them.
+//!
+//! `tokenizer_config.json` may list them under `added_tokens_decoder`. Where it does not, transformers reads
+//! `special_tokens_map.json`, which wins over `tokenizer_config.json`, and `added_tokens.json`. What of them `tokenizer.json`
+//! does not have as an added token becomes one, so that it is never split.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+use tokenizers::AddedToken;
+
+use super::source::{ModelTexts, TextFile};
+use super::tokenizer::{object, token_text};
+use spattn_base::error::UsageError;
+use spattn_base::foreign::contain;
+
+/// The key of `tokenizer_config.json` that makes the older files needless.
+const DECODER: &str = "added_tokens_decoder";
+/// The keys of special tokens, as transformers knows them.
+const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The keys of lists of further special tokens.
+const LISTS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
+/// Tokens that a note names, the rest is counted.
+const SHOWN: usize = 4;
+/// Characters of a token that a note shows.
+const LONGEST: usize = 60;
+
+/// `tokenizer_config.json`, with what `special_tokens_map.json` says where that is read.
+///
+/// # Errors
+/// A file that is no JSON object, with its name.
+pub(super) fn settings(files: &ModelTexts) -> Result<Map<String, Value>, UsageError> {
+    let mut settings = object(files.tokenizer_config.as_ref())?;
+    if !settings.contains_key(DECODER) {
+        settings.extend(object(files.special_tokens.as_ref())?);
+    }
+    Ok(settings)
+}
+
+/// Whether the older files are read beside a `tokenizer_config.json` of this text.
+pub(super) fn needs_older_files(tokenizer_config: Option<&str>) -> bool {
+    // A malformed one is told of when it is read.
+    let settings = tokenizer_config.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+    settings.is_none_or(|settings| !settings.contains_key(DECODER))
+}
+
+/// Adds the tokens that `tokenizer.json` lacks or does not mark; returns what the user should know, a line each.
+///
+/// # Errors
+/// A file that is malformed, with its name.
+pub(super) fn add(
+    inner: &mut tokenizers::Tokenizer,
+    files: &ModelTexts,
+    settings: &Map<String, Value>,
+    vocab_size: usize,
+) -> Result<Vec<String>, UsageError> {
+    let known = inner.get_added_tokens_decoder();
+    let (file, mut listed) = listed(files, settings)?;
+    if !settings.contains_key(DECODER) {
+        // Of the older file, ids that tokenizer.json lists itself do not count.
+        listed.retain(|id, _| !known.contains_key(id));
+    }
+    let is_lacking = |token: &&AddedToken| inner.token_to_id(&token.content).is_none();
+    let lacking: Vec<String> = listed.values().filter(is_lacking).map(|token| token.content.clone()).collect();
+    let known: BTreeMap<&str, &AddedToken> = known.values().map(|token| (token.content.as_str(), token)).collect();
+    let is_new = |token: &&AddedToken| known.get(token.content.as_str()) != Some(token);
+    extend(inner, files, listed.values().filter(is_new).cloned().collect())?;
+    let mut notes = Vec::new();
+    if !lacking.is_empty() {
+        let own = &files.tokenizer.name;
+        notes.push(format!("{own}: it lacks {}, of {file}: they are added, as in transformers", several(&lacking)));
+    }
+    let other = |(id, token): &(&u32, &AddedToken)| inner.token_to_id(&token.content) != Some(**id);
+    notes.extend(listed.iter().find(other).map(|(id, token)| {
+        let own = inner.token_to_id(&token.content).unwrap_or_default();
+        format!(
+            "{file}: `{}` is token {id} there, and {own} in tokenizer.json, which counts",
+            shortened(&token.content)
+        )
+    }));
+    mark_special(inner, files, settings, vocab_size)?;
+    notes.extend(unknown(inner, files, settings));
+    Ok(notes)
+}
+
+/// Normalisers of the file are run on tokens, and may be such as their own code did not expect.
+fn extend(inner: &mut tokenizers::Tokenizer, files: &ModelTexts, tokens: Vec<AddedToken>) -> Result<(), UsageError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let failed = |e: &dyn std::fmt::Display| {
+        UsageError::new(format!("{}: {}", files.tokenizer.name, e.to_string().replace('\n', " ")))
+    };
+    contain(|| inner.add_tokens(tokens)).map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
+    Ok(())
+}
+
+/// The tokens with ids of `tokenizer_config.json`, or else of `added_tokens.json`, in the order of ids; and which file they are of.
+fn listed(
+    files: &ModelTexts,
+    settings: &Map<String, Value>,
+) -> Result<(String, BTreeMap<u32, AddedToken>), UsageError> {
+    let name = |file: &Option<TextFile>| file.as_ref().map_or_else(String::new, |file| file.name.clone());
+    let mut tokens = BTreeMap::new();
+    if let Some(decoder) = settings.get(DECODER) {
+        let file = name(&files.tokenizer_config);
+        for (id, token) in decoder.as_object().into_iter().flatten() {
+            let content = token_text(token).ok_or_else(|| wrong(&file, DECODER, id))?;
+            let id = id.parse::<u32>().map_err(|_| wrong(&file, DECODER, id))?;
+            let flag = |key: &str, default: bool| token.get(key).and_then(Value::as_bool).unwrap_or(default);
+            let is_special = flag("special", false);
+            let token = AddedToken::from(content, is_special)
+                .single_word(flag("single_word", false))
+                .lstrip(flag("lstrip", false))
+                .rstrip(flag("rstrip", false))
+                .normalized(flag("normalized", !is_special));
+            tokens.insert(id, token);
+        }
+        return Ok((file, tokens));
+    }
+    let file = name(&files.added_tokens);
+    let special: BTreeSet<&str> = special_texts(settings).collect();
+    for (content, id) in object(files.added_tokens.as_ref())? {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id =
+            id.ok_or_else(|| UsageError::new(format!("{file}: `{}`: expected a token id", shortened(&content))))?;
+        let is_special = special.contains(content.as_str());
+        tokens.insert(id, AddedToken::from(content, is_special));
+    }
+    Ok((file, tokens))
+}
+
+fn wrong(file: &str, key: &str, id: &str) -> UsageError {
+    UsageError::new(format!("{file}: `{key}.{}`: expected a token with an id", shortened(id)))
+}
+
+fn special_texts(settings: &Map<String, Value>) -> impl Iterator<Item = &str> {
+    let named = NAMED.iter().filter_map(|key| settings.get(*key));
+    let lists = LISTS.iter().filter_map(|key| settings.get(*key)?.as_array()).flatten();
+    named.chain(lists).filter_map(token_text)
+}
+
+/// Marks special tokens that `tokenizer.json` has as plain ones. One that it does not have at all would be a row of the
+/// embeddings that nobody trained, or none.
+fn mark_special(
+    inner: &mut tokenizers::Tokenizer,
+    files: &ModelTexts,
+    settings: &Map<String, Value>,
+    vocab_size: usize,
+) -> Result<(), UsageError> {
+    let known = inner.get_added_tokens_decoder();
+    let marked: BTreeSet<&str> = known.values().map(|token| token.content.as_str()).collect();
+    let is_within = |text: &str| inner.token_to_id(text).is_some_and(|id| (id as usize) < vocab_size);
+    let unmarked = special_texts(settings).filter(|text| !marked.contains(text) && is_within(text));
+    let unmarked = unmarked.map(|text| AddedToken::from(text, true)).collect();
+    extend(inner, files, unmarked)
+}
+
+/// Notes on special tokens that the tokenizer does not have.
+fn unknown(inner: &tokenizers::Tokenizer, files: &ModelTexts, settings: &Map<String, Value>) -> Vec<String> {
+    let note = |(key, effect): (&str, &str)| {
+        let text = settings.get(key).and_then(token_text).filter(|text| inner.token_to_id(text).is_none())?;
+        Some(format!("{}: `{key}` `{}` is not in it: {effect}", files.tokenizer.name, shortened(text)))
+    };
+    [("bos_token", "it is no token in prompts"), ("eos_token", "no answer ends by it")]
+        .into_iter()
+        .filter_map(note)
+        .collect()
+}
+
+fn several(tokens: &[String]) -> String {
+    let (first, rest) = tokens.split_at(tokens.len().min(SHOWN));
+    let shown = first.iter().map(|token| format!("`{}`", shortened(token))).collect::<Vec<_>>().join(", ");
+    if rest.is_empty() { shown } else { format!("{shown} and {} more", rest.len()) }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}

@@ -1,0 +1,176 @@
+//! What a checkpoint stores, compared with what the decoder reads of it.
+//!
+//! Transformers warns of tensors that it does not use; so does this, since half a model or a classifier runs as well as a
+//! whole one, only with other numbers.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+use super::config::ModelConfig;
+use super::formats;
+use super::layers::{self, EMBEDDING, HEAD};
+use super::weights::Weights;
+use spattn_base::error::UsageError;
+
+/// Tensors that are named in a note, the rest is counted.
+const NAMED: usize = 4;
+/// What to do where config and weights differ.
+const ONE_MODEL: &str =
+    "config.json and the weights are of two models, or one of them was edited: take both from one place";
+/// Characters of a tensor's name that a note shows.
+const LONGEST_NAME: usize = 100;
+
+/// Compares a checkpoint with its config, which is changed where transformers goes by the tensors; returns what the user
+/// should know, a line each.
+///
+/// # Errors
+/// A [`UsageError`] if the checkpoint is of a format that is not read, has no output matrix, or has other layers or shapes than
+/// its config; weights that cannot be read.
+pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
+    if weights.is_drawn() {
+        return Ok(Vec::new());
+    }
+    // First, since all else goes through every layer that the config asks for.
+    refuse_missing_layers(config, weights)?;
+    // Of two matrices that are one, either may be stored.
+    if config.tie_word_embeddings && !weights.contains(EMBEDDING) {
+        weights.alias(HEAD, EMBEDDING);
+    }
+    let expected = layers::tensors(config);
+    if expected.keys().any(|name| !weights.is_readable(name)) {
+        refuse_other_formats(weights)?;
+    }
+    if !config.tie_word_embeddings && !weights.contains(HEAD) && weights.contains(EMBEDDING) {
+        let what =
+            format!("{}: no tensor `{HEAD}`, and `tie_word_embeddings` is not true in config.json", weights.label());
+        return Err(UsageError::new(what).hint(
+            "transformers would draw it at random; set `tie_word_embeddings` to true if the model's output matrix is its embeddings",
+        ).into());
+    }
+    refuse_other_shapes(config, weights, &expected)?;
+    let notes = [untied(config, weights)?, unread(config, weights, &expected)];
+    Ok(notes.into_iter().flatten().collect())
+}
+
+fn refuse_other_formats(weights: &Weights) -> Result<()> {
+    match formats::of_tensors(weights.names()) {
+        None => Ok(()),
+        Some((format, name)) => {
+            let what = format!("{}: the checkpoint is {} (`{}`)", weights.label(), format.what, shortened(name));
+            Err(UsageError::new(what).hint(format.hint).into())
+        }
+    }
+}
+
+fn refuse_missing_layers(config: &ModelConfig, weights: &Weights) -> Result<()> {
+    let Some(stored) = stored_layers(weights.names()).filter(|stored| *stored < config.layers) else {
+        return match config.layers > weights.names().count() {
+            true => refuse_other_formats(weights).and_then(|()| Err(no_layers(config, weights).into())),
+            false => Ok(()),
+        };
+    };
+    refuse_other_formats(weights)?;
+    let layers = if stored == 1 { "1 layer is".to_owned() } else { format!("{stored} layers are") };
+    let what =
+        format!("{}: {layers} stored, and config.json says `num_hidden_layers` {}", weights.label(), config.layers);
+    Err(UsageError::new(what).hint(ONE_MODEL).into())
+}
+
+fn no_layers(config: &ModelConfig, weights: &Weights) -> UsageError {
+    let what = format!(
+        "{}: no layers are stored (no tensor is named `model.layers.…`), and config.json says `num_hidden_layers` {}",
+        weights.label(),
+        config.layers
+    );
+    UsageError::new(what).hint(ONE_MODEL)
+}
+
+fn refuse_other_shapes(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Result<()> {
+    let other = |(name, shape): &(&String, &Vec<usize>)| weights.shape(name).is_some_and(|stored| stored != *shape);
+    let Some((name, shape)) = expected.iter().find(other) else { return Ok(()) };
+    let stored = weights.shape(name).unwrap_or_default();
+    let what = format!(
+        "{}: the tensor `{name}` has shape {stored:?}, and by config.json it is {shape:?}: {}",
+        weights.label(),
+        extents(name, config).join(" by ")
+    );
+    Err(UsageError::new(what).hint(ONE_MODEL).into())
+}
+
+/// What the extents of a tensor are by the keys of `config.json`, rows first.
+fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
+    let hidden = format!("`hidden_size` {}", c.hidden_size);
+    let inner = format!("`intermediate_size` {}", c.intermediate_size);
+    let vocabulary = format!("`vocab_size` {}", c.vocab_size);
+    let heads = format!("`num_attention_heads` {} × `head_dim` {}", c.heads, c.head_dim);
+    let kv_heads = format!("`num_key_value_heads` {} × `head_dim` {}", c.kv_heads, c.head_dim);
+    let part = name.trim_end_matches(".weight").trim_end_matches(".bias").rsplit('.').next().unwrap_or(name);
+    let matrix = match part {
+        "embed_tokens" | "lm_head" => [vocabulary, hidden],
+        "q_proj" => [heads, hidden],
+        "k_proj" | "v_proj" => [kv_heads, hidden],
+        "o_proj" => [hidden, heads],
+        "gate_proj" | "up_proj" => [inner, hidden],
+        "down_proj" => [hidden, inner],
+        "q_norm" | "k_norm" => return vec![format!("`head_dim` {}", c.head_dim)],
+        _ => return vec![hidden],
+    };
+    let axes = if name.ends_with(".bias") { 1 } else { 2 };
+    matrix.into_iter().take(axes).collect()
+}
+
+/// An output matrix that is stored beside `tie_word_embeddings` and has other values is used, as transformers 5 does.
+fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>> {
+    if !config.tie_word_embeddings || !weights.contains(HEAD) || !weights.contains(EMBEDDING) {
+        return Ok(None);
+    }
+    if weights.are_equal(HEAD, EMBEDDING)? {
+        return Ok(None);
+    }
+    config.tie_word_embeddings = false;
+    Ok(Some(format!(
+        "{}: `{HEAD}` is stored and differs from the embeddings, although config.json says `tie_word_embeddings`: it is used, as \
+         transformers 5 does (transformers 4 and others use the embeddings)",
+        weights.label()
+    )))
+}
+
+/// Says which tensors are read by nothing.
+fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
+    let is_unread = |name: &&str| !expected.contains_key(*name) && !is_buffer(name) && *name != HEAD;
+    let names: Vec<&str> = weights.names().filter(is_unread).collect();
+    let (first, rest) = names.split_at(names.len().min(NAMED));
+    let shown = first.iter().map(|name| format!("`{}`", shortened(name))).collect::<Vec<_>>().join(", ");
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    let count = match names.len() {
+        0 => return None,
+        1 => "1 tensor is".to_owned(),
+        many => format!("{many} tensors are"),
+    };
+    let layers = match stored_layers(names.iter().copied()) {
+        Some(stored) if stored > config.layers => {
+            format!("; {stored} layers are stored, and config.json says `num_hidden_layers` {}", config.layers)
+        }
+        _ => String::new(),
+    };
+    Some(format!("{}: {count} not read: {shown}{more}{layers}", weights.label()))
+}
+
+/// What older versions of transformers stored, and works out by itself.
+fn is_buffer(name: &str) -> bool {
+    name.contains("rotary_emb.inv_freq") || name.ends_with(".position_ids") || name.ends_with(".masked_bias")
+}
+
+/// One more than the highest layer that any of the names is of.
+fn stored_layers<'a>(names: impl Iterator<Item = &'a str>) -> Option<usize> {
+    let layer = |name: &str| name.strip_prefix("model.layers.")?.split_once('.')?.0.parse::<usize>().ok();
+    names.filter_map(layer).max()?.checked_add(1)
+}
+
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(LONGEST_NAME) {
+        None => name.to_owned(),
+        Some((end, _)) => format!("{}…", &name[..end]),
+    }
+}

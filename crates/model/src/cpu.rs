@@ -1,0 +1,288 @@
+//! The engine on the processor's own cores.
+//!
+//! Streams of one example pass each weight matrix together, so weights are read once for all methods and budgets. A row's
+//! arithmetic does not depend on the rows it shares a step with.
+
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::dimensions::{Dimensions, PREFILL_CHUNK};
+use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::layers::{Checkpoint, Layer, Parts, Source};
+use super::linear::{Linear, Matrix};
+use super::rope::{RopeTable, apply};
+use super::weights::{Weights, WeightsError};
+use spattn_attention::attend_densely;
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{LayerKv, Prefix};
+use spattn_attention::{AttentionTime, Fork};
+use spattn_kernels::elementwise::{rms_norm, silu_gate};
+
+/// Weight bytes up to which threads work on streams of their own rather than share each product:
+/// weights that stay in the caches cost nothing to read twice.
+const SMALL_MODEL_BYTES: usize = 64 << 20;
+
+/// Weights in main memory.
+pub(super) struct Cpu {
+    dimensions: Dimensions,
+    parts: Parts<Matrix, Linear, Vec<f32>>,
+}
+
+impl Deref for Cpu {
+    type Target = Dimensions;
+
+    fn deref(&self) -> &Dimensions {
+        &self.dimensions
+    }
+}
+
+impl Engine for Cpu {
+    fn read(
+        &self,
+        known: Option<(Prefix, usize)>,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        mut reading: Reading<'_, '_>,
+    ) -> Result<Prefill, EngineError> {
+        let c = &self.config;
+        let mut kv = match known {
+            Some((prefix, kept)) => {
+                let mut kv = prefix.into_layers();
+                kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
+                kv
+            }
+            None => self.nothing_read(tokens.len()),
+        };
+        let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
+        let kept = kv.first().map_or(0, LayerKv::tokens);
+        let mut table = RopeTable::new(&self.rope, prompt_tokens);
+        table.grow(tokens.len());
+        let mut last = Vec::new();
+        for (i, chunk) in tokens[kept..].chunks(rows).enumerate() {
+            let mut x = self.embed(chunk);
+            let first = kept + i * rows;
+            for (index, kv) in kv.iter_mut().enumerate() {
+                self.prefill_layer(index, kv, &table, first, &mut x, &mut reading)?;
+            }
+            if let Some(finished) = &mut reading.finished {
+                finished(first, &x);
+            }
+            last = x.split_off(x.len() - c.hidden_size);
+        }
+        let logits = if last.is_empty() { Vec::new() } else { self.logits(&last)? };
+        Ok(Prefill { prefix: Prefix::new(kv), logits })
+    }
+
+    fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
+        let c = &self.config;
+        let positions = positions(streams);
+        let angles = self.angles(&positions, prompt_tokens);
+        let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
+        let mut x = self.embed(&tokens);
+        for (l, layer) in self.parts.layers.iter().enumerate() {
+            let qkv = layer.qkv.apply(&self.normed(&x, &layer.attention_norm));
+            let (start, before) = (Instant::now(), worked(streams));
+            let attended = self.attend_streams(l, layer, streams, qkv, &angles);
+            share_elapsed(start.elapsed(), streams, &before);
+            add(&mut x, &layer.output.apply(&attended));
+            let gate_up = layer.gate_up.apply(&self.normed(&x, &layer.mlp_norm));
+            let mut gated = vec![0.0; gate_up.len() / 2];
+            silu_gate(&gate_up, c.intermediate_size, &mut gated);
+            add(&mut x, &layer.down.apply(&gated));
+            if let Some(row) = first_not_finite(&x, c.hidden_size) {
+                return Err(NotFinite::Activations { layer: l, position: positions[row] }.into());
+            }
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
+        Ok(self.parts.head().times(&self.normed(x, &self.parts.norm)))
+    }
+
+    fn gpu(&self) -> Option<&str> {
+        None
+    }
+
+    fn groups(&self, streams: usize) -> usize {
+        let is_small = self.weight_bytes() <= SMALL_MODEL_BYTES;
+        if is_small { rayon::current_num_threads().min(streams) } else { 1 }
+    }
+}
+
+impl Cpu {
+    /// Reads the weights, converted to the storage type.
+    pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
+        let source = Checkpoint { weights, dtype: dimensions.dtype };
+        Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
+    }
+
+    /// Caches of all layers without a token, with room for so many.
+    fn nothing_read(&self, tokens: usize) -> Vec<LayerKv> {
+        let c = &self.config;
+        (0..c.layers).map(|_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens)).collect()
+    }
+
+    fn prefill_layer(
+        &self,
+        index: usize,
+        kv: &mut LayerKv,
+        table: &RopeTable,
+        first: usize,
+        x: &mut [f32],
+        reading: &mut Reading<'_, '_>,
+    ) -> Result<(), NotFinite> {
+        let (c, layer) = (&self.config, &self.parts.layers[index]);
+        let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
+        let mut qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
+        qkv.par_chunks_exact_mut(width).enumerate().for_each(|(i, row)| {
+            self.rotate(layer, row, table.cos(first + i), table.sin(first + i));
+        });
+        for row in qkv.chunks_exact(width) {
+            let (key, value) = row[q_width..].split_at(c.kv_heads * d);
+            kv.append(key, value);
+        }
+        let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
+        drop(qkv);
+        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv).with_input(x);
+        if let Some(observe) = &mut reading.observe {
+            observe(&chunk);
+        }
+        let mut attended = vec![0.0; queries.len()];
+        match &mut reading.sparse {
+            Some(sparse) => sparse.attend(&chunk, &mut attended),
+            None => attend_densely(&chunk, &mut attended),
+        }
+        drop(queries);
+        add(x, &layer.output.apply(&attended));
+        let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
+        let mut gated = vec![0.0; gate_up.len() / 2];
+        silu_gate(&gate_up, c.intermediate_size, &mut gated);
+        drop(gate_up);
+        add(x, &layer.down.apply(&gated));
+        let broken = first_not_finite(x, c.hidden_size);
+        broken.map_or(Ok(()), |row| Err(NotFinite::Activations { layer: index, position: first + row }))
+    }
+
+    /// Cos and sin, one after the other, for each row of a step.
+    fn angles(&self, positions: &[usize], prompt_tokens: usize) -> Vec<Vec<f32>> {
+        let half = self.config.head_dim / 2;
+        let row = |position: &usize| {
+            let position = *position;
+            let mut both = vec![0.0; 2 * half];
+            let (cos, sin) = both.split_at_mut(half);
+            self.rope.row(position, prompt_tokens.max(position + 1), cos, sin);
+            both
+        };
+        positions.iter().map(row).collect()
+    }
+
+    fn attend_streams(
+        &self,
+        index: usize,
+        layer: &Layer<Linear, Vec<f32>>,
+        streams: &mut [Stream<'_>],
+        mut qkv: Vec<f32>,
+        angles: &[Vec<f32>],
+    ) -> Vec<f32> {
+        let c = &self.config;
+        let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let width = q_width + 2 * kv_width;
+        let mut attended = vec![0.0; qkv.len() / width * q_width];
+        let mut work = Vec::with_capacity(streams.len());
+        let (mut qkv_rest, mut out_rest, mut angles_rest) = (qkv.as_mut_slice(), attended.as_mut_slice(), angles);
+        for stream in streams {
+            let rows = stream.tokens.len();
+            let (qkv, out, angle);
+            (qkv, qkv_rest) = qkv_rest.split_at_mut(rows * width);
+            (out, out_rest) = out_rest.split_at_mut(rows * q_width);
+            (angle, angles_rest) = angles_rest.split_at(rows);
+            work.push((&mut *stream.fork, qkv, out, angle));
+        }
+        let attend = |(fork, qkv, out, angles): (&mut Fork, &mut [f32], &mut [f32], &[Vec<f32>])| {
+            for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
+                let (cos, sin) = angle.split_at(c.head_dim / 2);
+                self.rotate(layer, row, cos, sin);
+                let (query, kv) = row.split_at(q_width);
+                let (key, value) = kv.split_at(kv_width);
+                fork.step(index, query, key, value, out);
+            }
+        };
+        // Where threads have streams of their own this is one thread's share, of which others take when theirs is done.
+        work.into_par_iter().for_each(attend);
+        attended
+    }
+
+    /// Norms (Qwen3) and rotates the query and key heads of one row of the stacked projection.
+    fn rotate(&self, layer: &Layer<Linear, Vec<f32>>, row: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let c = &self.config;
+        let (queries, rest) = row.split_at_mut(c.heads * c.head_dim);
+        let keys = &mut rest[..c.kv_heads * c.head_dim];
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            for (heads, weight) in [(&mut *queries, q_norm), (&mut *keys, k_norm)] {
+                let normed = self.normed(heads, weight);
+                heads.copy_from_slice(&normed);
+            }
+        }
+        for head in queries.chunks_exact_mut(c.head_dim).chain(keys.chunks_exact_mut(c.head_dim)) {
+            apply(head, cos, sin);
+        }
+    }
+
+    fn embed(&self, tokens: &[u32]) -> Vec<f32> {
+        let hidden = self.config.hidden_size;
+        let mut x = vec![0.0; tokens.len() * hidden];
+        for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
+            self.parts.embedding.read_row(*token as usize, row);
+        }
+        x
+    }
+
+    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
+        out
+    }
+}
+
+/// What attention has taken each stream so far.
+fn worked(streams: &[Stream<'_>]) -> Vec<Duration> {
+    streams.iter().map(|stream| stream.fork.attention_time().worked()).collect()
+}
+
+/// Shares the time that passed while streams attended, several at a time perhaps, by what each of them took since `before`.
+fn share_elapsed(elapsed: Duration, streams: &mut [Stream<'_>], before: &[Duration]) {
+    let own: Vec<f64> =
+        worked(streams).iter().zip(before).map(|(now, before)| (*now - *before).as_secs_f64()).collect();
+    let all: f64 = own.iter().sum();
+    for (stream, own) in streams.iter_mut().zip(&own) {
+        let elapsed = if all > 0.0 { elapsed.mul_f64(own / all) } else { Duration::ZERO };
+        stream.fork.spent(AttentionTime { elapsed, ..AttentionTime::default() });
+    }
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+impl Source for Checkpoint<'_> {
+    type Matrix = Matrix;
+    type Linear = Linear;
+    type Vector = Vec<f32>;
+    type Error = WeightsError;
+
+    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
+        Ok(Matrix::stack(&self.matrices(names, outputs, inputs)?, inputs, self.dtype))
+    }
+
+    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {
+        let bias = if bias { Some(self.biases(names, outputs)?) } else { None };
+        Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias })
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        self.vector(name, len)
+    }
+}

@@ -1,0 +1,480 @@
+//! Attention of one layer without a model around it: keys and values of some sequences, queries, one token behind each context.
+//! It is for timing.
+//!
+//! Sequences that step together lie as further KV heads of one: 8 of 8 heads each are 64 heads, and their queries those of one row.
+//! Copies of all of it can lie beside it, so that what is attended next is in no cache.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::host::Numbers;
+use super::kv::{DevicePrefix, Tail, shared};
+use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
+use super::storage;
+use spattn_attention::cost::Cost;
+use spattn_attention::kv::{KvShape, LayerKv, Prefix};
+use spattn_attention::{
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, PromptStats, RunThere,
+    Scoring, Selects,
+};
+use spattn_cuda::{
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, Mirrored, Place,
+    Prepared, Queries, Recording, Timeline,
+};
+
+/// One layer of some sequences on a device.
+pub struct LayerAlone {
+    gpu: Arc<Gpu>,
+    shape: KvShape,
+    heads: usize,
+    prefix: Arc<Prefix>,
+    /// The same again, elsewhere.
+    copies: Vec<DevicePrefix>,
+    /// What follows the context, one token.
+    tail: Tail,
+    /// What was gathered about the context, whose heads are those of all sequences.
+    stats: Option<PromptStats>,
+    queries: Mutex<Buffer>,
+    flood: Mutex<Flood>,
+}
+
+impl std::fmt::Debug for LayerAlone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LayerAlone({} tokens of {} KV heads)", self.prefix.tokens(), self.shape.kv_heads)
+    }
+}
+
+/// The first token behind a context.
+#[derive(Debug, Clone, Copy)]
+pub struct Following<'a> {
+    /// Its key, `[kv_head][d]`.
+    pub key: &'a [f32],
+    /// Its value.
+    pub value: &'a [f32],
+}
+
+impl LayerAlone {
+    /// Takes `batch` sequences to a device, the given ones in turn, each with `heads` query heads and the token that follows;
+    /// and `copies` copies of them all, of which the first is what forks go on from.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    ///
+    /// # Panics
+    /// If there is no sequence, or they are of different shapes.
+    pub fn new(
+        gpu: Arc<Gpu>,
+        heads: usize,
+        sequences: &[(&LayerKv, Following<'_>)],
+        batch: usize,
+        copies: usize,
+    ) -> Result<Self, GpuError> {
+        let of_one = sequences[0].0.shape();
+        let tokens = sequences[0].0.tokens();
+        assert!(
+            sequences.iter().all(|(kv, _)| kv.shape() == of_one && kv.tokens() == tokens),
+            "sequences of one shape"
+        );
+        let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
+        let mut first = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+        first.tokens = tokens;
+        let copies = copies.max(1);
+        let mut tail = Tail::of(&gpu, shape, copies, None, 0, 1)?;
+        let (row, side) =
+            (shape.d * shape.dtype.bytes(), shape.kv_heads * tail.capacity * shape.d * shape.dtype.bytes());
+        for head in 0..shape.kv_heads {
+            let (kv, following) = &sequences[head / of_one.kv_heads % sequences.len()];
+            let own = head % of_one.kv_heads;
+            let (keys, values) = &mut first.layers[0];
+            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(own))?;
+            gpu.upload_rows(values, head * tokens * row, kv.values.head(own))?;
+            for (number, rows) in [following.key, following.value].into_iter().enumerate() {
+                let numbers = Numbers::narrow(rows[own * shape.d..][..shape.d].to_vec(), storage(shape.dtype));
+                for copy in 0..copies {
+                    let side = (2 * copy + number) * side;
+                    numbers.upload_to(&gpu, &mut tail.buffer, side + head * tail.capacity * row)?;
+                }
+            }
+        }
+        let copy = |_: usize| -> Result<DevicePrefix, GpuError> {
+            let mut copy = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+            copy.tokens = tokens;
+            let ((keys, values), (to_keys, to_values)) = (&first.layers[0], &mut copy.layers[0]);
+            gpu.copy(keys, 0, to_keys, 0, keys.bytes())?;
+            gpu.copy(values, 0, to_values, 0, values.bytes())?;
+            Ok(copy)
+        };
+        let copies = (1..copies).map(copy).collect::<Result<_, _>>()?;
+        let all_heads = batch * heads;
+        Ok(Self {
+            queries: Mutex::new(gpu.alloc(all_heads * row)?),
+            flood: Mutex::new(Flood::new(&gpu)?),
+            prefix: Prefix::on_device(1, tokens, Box::new(first)),
+            gpu,
+            shape,
+            heads: all_heads,
+            copies,
+            tail,
+            stats: None,
+        })
+    }
+
+    /// With what was gathered about the contexts of all sequences beside each other.
+    pub fn knowing(self, stats: Option<PromptStats>) -> Self {
+        Self { stats, ..self }
+    }
+
+    /// What was gathered about the contexts.
+    pub fn stats(&self) -> Option<&PromptStats> {
+        self.stats.as_ref()
+    }
+
+    /// The first copy, from which indexes are built and forks made.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// Copies, the first one included.
+    pub fn copies(&self) -> usize {
+        1 + self.copies.len()
+    }
+
+    /// Query heads of all sequences.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Sends rotated queries `[sequence][head][d]`, which all runs ask from now on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn ask(&self, queries: Vec<f32>) -> Result<(), GpuError> {
+        assert_eq!(queries.len(), self.heads * self.shape.d, "queries of all heads");
+        let mut own = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
+    }
+
+    /// Has somebody write the queries where they are.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub(super) fn with_queries(&self, write: impl FnOnce(&mut Buffer) -> Result<(), GpuError>) -> Result<(), GpuError> {
+        write(&mut self.queries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where the next token's keys and values of each of `rows` sequences go, in a copy.
+    pub(super) fn places(&self, copy: usize, rows: usize) -> Vec<Place> {
+        let tail = self.tail.view(self.shape, self.copies());
+        let each = self.shape.kv_heads / rows;
+        (0..rows).map(|row| tail.cache(copy).place_from(row * each, 0)).collect()
+    }
+
+    /// What the device wrote last is gone from its caches when it comes to what is asked for next; nothing waits for that.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn flood(&self) -> Result<(), GpuError> {
+        self.flood.lock().unwrap_or_else(PoisonError::into_inner).pass(&self.gpu)
+    }
+
+    /// A run of the method of `fork`, which has made no step yet; `None` if the host picks for it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn run(self: &Arc<Self>, mut fork: Fork) -> Result<Option<RunAlone>, GpuError> {
+        let exact = match fork.selects(0) {
+            Selects::Nothing => fork.pass(0, self.heads),
+            Selects::OnDevice => fork.leave(0, self.heads),
+            Selects::OnHost | Selects::Blindly => return Ok(None),
+        };
+        let mut run = RunAlone {
+            layer: self.clone(),
+            picks: PickRoom::default(),
+            in_order: Mirrored::default(),
+            indexes: self.further_indexes(&fork)?,
+            held: Vec::new(),
+            scratch: DeviceScratch::default(),
+            attention: AttentionRoom::default(),
+            out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
+            prepared: None,
+            recordings: Vec::new(),
+            scoring: Scoring::Never,
+            timeline: Timeline::default(),
+            number: fork.number(fork.tokens()),
+            found: [0; 2],
+            fork,
+        };
+        run.picks.rows.set(&self.gpu, vec![0])?;
+        run.hold()?;
+        run.select(0)?;
+        run.count()?;
+        run.prepare(exact)?;
+        // Everything that it needs is there before it is recorded.
+        run.step()?;
+        run.record()?;
+        Ok(Some(run))
+    }
+
+    /// Indexes of the copies, where the device picks.
+    fn further_indexes(&self, fork: &Fork) -> Result<Vec<DeviceIndex>, GpuError> {
+        let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
+        // What an index draws from hardly matters to how long a step takes.
+        let learned = Learned { seed: 0, stats: self.stats.as_ref() };
+        self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork), &learned)).collect()
+    }
+
+    fn place<'a>(&'a self, cache: Cache<'a>, fork: &Fork) -> DeviceLayer<'a> {
+        let (dtype, candidates) = (self.shape.dtype, fork.prefix_candidates());
+        DeviceLayer { gpu: &self.gpu, layer: 0, cache, dtype, candidates }
+    }
+
+    fn caches(&self) -> impl Iterator<Item = Cache<'_>> {
+        [shared(&self.prefix)].into_iter().chain(&self.copies).map(|copy| copy.cache(0))
+    }
+}
+
+/// How long a step of a layer took, for each copy: the mean over the steps that use the same picks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AloneTimes {
+    /// All of it.
+    pub whole: Duration,
+    /// Picking alone, in a run of its own.
+    pub select: Duration,
+    /// Attending alone, likewise.
+    pub attend: Duration,
+    /// Scoring alone, likewise; nothing where a method does not score all candidates.
+    pub score: Duration,
+    /// What picking takes beyond scoring; nothing where it is not by scores that are written.
+    pub pick: Duration,
+}
+
+/// A method that steps again and again behind the same context.
+pub struct RunAlone {
+    layer: Arc<LayerAlone>,
+    fork: Fork,
+    number: u32,
+    /// Entries of the index that picking once read, and tokens that it picked.
+    found: [u64; 2],
+    /// Of the copies behind the first.
+    indexes: Vec<DeviceIndex>,
+    /// What the run holds of each copy, if its method lets tokens go. It changes from turn to turn, not in size.
+    held: Vec<Option<HeldTokens>>,
+    picks: PickRoom,
+    /// Numbers of sequences, where they are rows of something.
+    in_order: Mirrored<u32>,
+    scratch: DeviceScratch,
+    attention: AttentionRoom,
+    prepared: Option<Prepared>,
+    out: Buffer,
+    /// Of the whole step, of both halves where something is picked, and of scoring where candidates can be scored.
+    recordings: Vec<Recording>,
+    scoring: Scoring,
+    timeline: Timeline,
+}
+
+impl std::fmt::Debug for RunAlone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RunAlone({:?})", self.layer)
+    }
+}
+
+impl RunAlone {
+    /// The run, of which one step of the first copy is counted.
+    pub fn fork(&self) -> &Fork {
+        &self.fork
+    }
+
+    /// Takes a step of all copies, between events of the device, with nothing of it in a cache.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn times(&mut self) -> Result<AloneTimes, GpuError> {
+        let (layer, copies) = (self.layer.clone(), self.layer.copies() as u32);
+        let mut spans = [Duration::ZERO; 4];
+        for (recording, span) in self.recordings.iter_mut().zip(&mut spans) {
+            // The host is ahead of the device by the time that this takes, so nothing waits for a launch.
+            layer.flood()?;
+            self.timeline.clear();
+            layer.gpu.mark(&mut self.timeline)?;
+            layer.gpu.replay(recording)?;
+            layer.gpu.mark(&mut self.timeline)?;
+            layer.gpu.synchronize()?;
+            *span = self.timeline.spans()?[0] / copies;
+        }
+        let ([whole, select, attend, score], steps) = (spans, self.refresh());
+        Ok(match self.recordings.len() {
+            1 => AloneTimes { whole, attend: whole, ..AloneTimes::default() },
+            _ => {
+                let whole = (whole + attend * (steps - 1)) / steps;
+                let pick = if self.scoring == Scoring::Always { select.saturating_sub(score) } else { Duration::ZERO };
+                AloneTimes { whole, select: select / steps, attend, score: score / steps, pick: pick / steps }
+            }
+        })
+    }
+
+    /// Steps that use the same picks.
+    pub fn refresh(&self) -> u32 {
+        self.fork.device_form(0).map_or(1, |(form, _)| form.refresh() as u32)
+    }
+
+    /// What picking once cost of what the run has counted, and the share of that which a step has.
+    pub fn picking(&self) -> (Cost, f64) {
+        let kv_heads = self.layer.shape.kv_heads;
+        let Some((form, _)) = self.fork.device_form(0) else { return (Cost::default(), 1.0) };
+        let step = self.fork.step_shape(self.layer.heads / kv_heads, self.number);
+        let mut cost = form.cost_of_picks(&step, self.found[0], self.found[1]);
+        (0..kv_heads).for_each(|_| cost += form.cost(&step));
+        (cost, 1.0 / f64::from(self.refresh()))
+    }
+
+    /// The outputs of the last step, `[sequence][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn outputs(&self) -> Result<Vec<f32>, GpuError> {
+        let (layer, count) = (&self.layer, self.layer.heads * self.layer.shape.d);
+        super::host::download_wide(&layer.gpu, &self.out, 0, count, storage(layer.shape.dtype))
+    }
+
+    /// Steps without taking times.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn step(&mut self) -> Result<(), GpuError> {
+        (0..self.layer.copies()).try_for_each(|copy| {
+            self.select(copy)?;
+            self.attend(copy)
+        })
+    }
+
+    /// Makes what the run holds of each copy.
+    fn hold(&mut self) -> Result<(), GpuError> {
+        let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
+        let (gpu, total) = (&self.layer.gpu, self.fork.tokens());
+        let start = |index| form.start_all(gpu, index, total);
+        self.held = [first].into_iter().chain(&self.indexes).map(start).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn record(&mut self) -> Result<(), GpuError> {
+        let gpu = self.layer.gpu.clone();
+        let whole = gpu.record(|| self.step())?;
+        self.recordings.push(whole);
+        if self.fork.device_form(0).is_some() {
+            let copies = 0..self.layer.copies();
+            let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select(copy)))?;
+            let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
+            self.recordings.extend([select, attend]);
+            self.scoring = self.score(0)?;
+            if self.scoring != Scoring::Never {
+                let score = gpu.record(|| copies.clone().try_for_each(|copy| self.score(copy).map(drop)))?;
+                self.recordings.push(score);
+            }
+        }
+        Ok(())
+    }
+
+    /// Picks for a copy, where anything is picked.
+    pub(super) fn select(&mut self, copy: usize) -> Result<(), GpuError> {
+        self.with_form(copy, |form, step, index, picks, scratch| form.select_all(step, index, picks, scratch)).map(drop)
+    }
+
+    /// Scores the candidates of a copy, where a method can.
+    fn score(&mut self, copy: usize) -> Result<Scoring, GpuError> {
+        let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_alone(step, index, scratch))?;
+        Ok(scored.unwrap_or(Scoring::Never))
+    }
+
+    /// Has a copy's step done by the method's form, if it has one.
+    fn with_form<T>(
+        &mut self,
+        copy: usize,
+        act: impl FnOnce(
+            &dyn DeviceForm,
+            &DeviceStep<'_>,
+            &DeviceIndex,
+            &mut DeviceRoom,
+            &mut DeviceScratch,
+        ) -> Result<T, GpuError>,
+    ) -> Result<Option<T>, GpuError> {
+        let Some((form, first)) = self.fork.device_form(0) else { return Ok(None) };
+        let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
+        let cache = layer.caches().nth(copy).expect("there are so many copies");
+        let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        let stride = layer.heads * layer.shape.d;
+        let tail = layer.tail.view(layer.shape, layer.copies());
+        let queries = Queries { queries: &buffer, stride, heads: layer.heads, rows: &self.picks.rows };
+        let step = DeviceStep {
+            prefix: layer.place(cache, &self.fork),
+            queries,
+            numbers: &[self.number],
+            seeds: &[self.fork.row_seed(self.fork.tokens())],
+            runs: &[RunThere { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
+        };
+        act(form, &step, index, &mut self.picks.own, &mut self.scratch).map(Some)
+    }
+
+    /// Counts what was picked.
+    fn count(&mut self) -> Result<(), GpuError> {
+        if self.fork.device_form(0).is_none() {
+            return Ok(());
+        }
+        let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
+        let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
+        let PickRoom { own, counters: room, .. } = &mut self.picks;
+        let tokens = self.fork.prefix_candidates().start..own.lists.end();
+        gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, room)?;
+        let mut picked = vec![0; kv_heads + heads + 1];
+        gpu.download(&counters, 0, &mut picked)?;
+        self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];
+        self.fork.settle(&picked);
+        Ok(())
+    }
+
+    fn prepare(&mut self, exact: spattn_attention::Exact) -> Result<(), GpuError> {
+        let (layer, total) = (&self.layer, self.fork.tokens());
+        let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
+        let tail = layer.tail.view(layer.shape, layer.copies());
+        let lists = [&self.picks.own.lists];
+        let plan = match self.fork.device_form(0) {
+            Some(_) => RowPlan::Left(exact, RowOfLists { lists: 0, row: 0 }),
+            None => RowPlan::Exact(exact),
+        };
+        let expected = plan.tokens(total, kv_heads, &lists);
+        let sizes = (plan.units(kv_heads, &lists), expected);
+        let mut attention = Attention::new(1, layer.heads, sizes, layer.gpu.processors());
+        let group = layer.heads / kv_heads;
+        for kv_head in 0..kv_heads {
+            HeadPlan { row: 0, kv_head, group, total, tail: &tail }.add(&mut attention, &plan, prefix_tokens, &lists);
+        }
+        self.prepared = Some(layer.gpu.prepare(&mut attention, &mut self.attention, layer.shape.d)?);
+        Ok(())
+    }
+
+    fn attend(&mut self, copy: usize) -> Result<(), GpuError> {
+        let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("it was prepared"));
+        attend(layer, prepared, copy, &mut self.out)
+    }
+
+    /// Attends a copy, into `out` `[sequence][head][d]`.
+    pub(super) fn attend_into(&mut self, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
+        attend(&self.layer, self.prepared.as_ref().expect("it was prepared"), copy, out)
+    }
+
+    /// Makes the numbers of so many sequences.
+    pub(super) fn rows_in_order(&mut self, rows: usize) -> Result<(), GpuError> {
+        self.in_order.set(&self.layer.gpu, (0..rows as u32).collect())
+    }
+
+    /// The numbers of sequences.
+    pub(super) fn in_order(&self) -> &Mirrored<u32> {
+        &self.in_order
+    }
+}
+
+fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
+    let cache = layer.caches().nth(copy).expect("there are so many copies");
+    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy };
+    let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
+    layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
+}

@@ -1,0 +1,222 @@
+//! What the host sees of the device: numbers of all storage types, and chunks of a prompt.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::kv::DevicePrefix;
+use spattn_attention::calibration::DeviceChunk;
+use spattn_attention::kv::{KvDtype, LayerKv};
+use spattn_cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage, may_deal};
+
+/// Numbers of a storage type on the host.
+pub(super) enum Numbers {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    pub(super) fn narrow(numbers: Vec<f32>, storage: Storage) -> Self {
+        match storage {
+            Storage::F32 => Self::F32(numbers),
+            Storage::F16 => Self::F16(numbers.par_iter().map(|x| f16::from_f32(*x)).collect()),
+            Storage::Bf16 => Self::Bf16(numbers.par_iter().map(|x| bf16::from_f32(*x)).collect()),
+        }
+    }
+
+    pub(super) fn upload_to(&self, gpu: &Gpu, buffer: &mut Buffer, offset: usize) -> Result<(), GpuError> {
+        match self {
+            Self::F32(numbers) => gpu.upload_to(buffer, offset, numbers),
+            Self::F16(numbers) => gpu.upload_to(buffer, offset, numbers),
+            Self::Bf16(numbers) => gpu.upload_to(buffer, offset, numbers),
+        }
+    }
+}
+
+/// Downloads `count` numbers of `storage` behind the first `skip` of a buffer, as f32.
+pub(super) fn download_wide(
+    gpu: &Gpu,
+    buffer: &Buffer,
+    skip: usize,
+    count: usize,
+    storage: Storage,
+) -> Result<Vec<f32>, GpuError> {
+    /// Numbers that one thread widens at a time.
+    const PIECE: usize = 1 << 16;
+    let (mut wide, offset) = (vec![0.0; count], skip * storage.bytes());
+    match storage {
+        Storage::F32 => gpu.download(buffer, offset, &mut wide)?,
+        Storage::F16 => {
+            let mut numbers = vec![f16::ZERO; count];
+            gpu.download(buffer, offset, &mut numbers)?;
+            let pieces = wide.par_chunks_mut(PIECE).zip(numbers.par_chunks(PIECE));
+            pieces.for_each(|(wide, numbers)| numbers.convert_to_f32_slice(wide));
+        }
+        Storage::Bf16 => {
+            let mut numbers = vec![bf16::ZERO; count];
+            gpu.download(buffer, offset, &mut numbers)?;
+            let pieces = wide.par_chunks_mut(PIECE).zip(numbers.par_chunks(PIECE));
+            pieces.for_each(|(wide, numbers)| numbers.convert_to_f32_slice(wide));
+        }
+    }
+    Ok(wide)
+}
+
+/// Host memory for what somebody looks at, kept from chunk to chunk: new memory is slow to be written to first.
+#[derive(Default)]
+pub(super) struct HostRoom {
+    /// Rows as they are stored.
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
+    f32: Vec<f32>,
+    queries: Vec<f32>,
+    kv: Option<LayerKv>,
+}
+
+/// Downloads rows of `stride` numbers behind the first `skip` numbers of a buffer; the first `width` of each, widened.
+fn download_rows<T: Plain>(
+    gpu: &Gpu,
+    (buffer, skip): (&Buffer, usize),
+    (rows, stride): (usize, usize),
+    room: &mut Vec<T>,
+    (out, width): (&mut [f32], usize),
+    widen: impl Fn(&mut [f32], &[T]) + Sync,
+) -> Result<(), GpuError> {
+    room.resize(rows * stride, T::default());
+    gpu.download(buffer, skip * size_of::<T>(), room)?;
+    match may_deal() {
+        true => {
+            let pairs = out.par_chunks_exact_mut(width).zip(room.par_chunks_exact(stride));
+            pairs.for_each(|(out, row)| widen(out, &row[..width]));
+        }
+        false => {
+            let pairs = out.chunks_exact_mut(width).zip(room.chunks_exact(stride));
+            pairs.for_each(|(out, row)| widen(out, &row[..width]));
+        }
+    }
+    Ok(())
+}
+
+/// A chunk of a prompt that the host may look at.
+pub(super) struct HostView<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) qkv: &'a Buffer,
+    pub(super) rows: usize,
+    /// Numbers in a row of queries, and in one of queries, keys and values.
+    pub(super) widths: (usize, usize),
+    pub(super) prefix: &'a DevicePrefix,
+    pub(super) layer: usize,
+    pub(super) end: usize,
+    pub(super) queries: OnceLock<Vec<f32>>,
+    pub(super) kv: OnceLock<LayerKv>,
+    /// Memory of this process.
+    pub(super) room: Mutex<&'a mut HostRoom>,
+    /// Room for what the chunk attends, which nobody needs yet.
+    pub(super) attended: Mutex<&'a mut Buffer>,
+    /// Logarithms of the sums of the rows' exponentials, once somebody asked for what follows from them.
+    pub(super) log_sums: OnceLock<Buffer>,
+    /// Why something could not be shown: then zeros were, and nothing that follows from them may be used.
+    pub(super) failure: OnceLock<GpuError>,
+}
+
+impl<'a> HostView<'a> {
+    /// What came of looking: why it failed, if it did. The memory is kept.
+    pub(super) fn close(self) -> Option<GpuError> {
+        let room = self.room.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queries) = self.queries.into_inner() {
+            room.queries = queries;
+        }
+        if let Some(kv) = self.kv.into_inner() {
+            room.kv = Some(kv);
+        }
+        self.failure.into_inner()
+    }
+
+    fn room(&self) -> MutexGuard<'_, &'a mut HostRoom> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queries of the chunk's last tokens.
+    fn copy_queries(&self, count: usize, mut queries: Vec<f32>) -> Vec<f32> {
+        let (width, stride) = self.widths;
+        queries.resize(count * width, 0.0);
+        let from = (self.qkv, (self.rows - count) * stride);
+        let (shape, to) = ((count, stride), (&mut queries[..], width));
+        let mut room = self.room();
+        let HostRoom { f16, bf16, f32, .. } = &mut **room;
+        let copied = match self.prefix.shape.dtype {
+            KvDtype::F32 => download_rows(self.gpu, from, shape, f32, to, |to, row| to.copy_from_slice(row)),
+            KvDtype::F16 => download_rows(self.gpu, from, shape, f16, to, |to, row| row.convert_to_f32_slice(to)),
+            KvDtype::Bf16 => download_rows(self.gpu, from, shape, bf16, to, |to, row| row.convert_to_f32_slice(to)),
+        };
+        if let Err(failure) = copied {
+            // The first is what matters.
+            let _ = self.failure.set(failure);
+            queries.fill(0.0);
+        }
+        queries
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        let (width, stride) = self.widths;
+        let heads = width / self.prefix.shape.d;
+        Rows { queries: self.qkv, skip: 0, stride, count: self.rows, heads, first: self.end - self.rows }
+    }
+
+    /// Attends the chunk for its sums alone.
+    fn sum_rows(&self) -> Result<Buffer, GpuError> {
+        let rows = self.rows();
+        let mut log_sums = self.gpu.alloc(size_of::<f32>() * rows.heads * rows.count)?;
+        let mut attended = self.attended.lock().unwrap_or_else(PoisonError::into_inner);
+        self.gpu.prefill_attention_and_sums(&rows, &self.prefix.cache(self.layer), &mut attended, &mut log_sums)?;
+        Ok(log_sums)
+    }
+
+    fn try_add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) -> Result<(), GpuError> {
+        let rows = self.rows();
+        let log_sums = match self.log_sums.get() {
+            Some(log_sums) => log_sums,
+            None => {
+                let log_sums = self.sum_rows()?;
+                self.log_sums.get_or_init(|| log_sums)
+            }
+        };
+        let range = positions.start - rows.first..positions.end - rows.first;
+        let mut there = self.gpu.upload(mass)?;
+        self.gpu.add_attention_mass(&rows, &self.prefix.cache(self.layer), log_sums, range, &mut there)?;
+        self.gpu.download(&there, 0, mass)
+    }
+}
+
+impl DeviceChunk for HostView<'_> {
+    fn queries(&self) -> &[f32] {
+        self.queries.get_or_init(|| {
+            let room = std::mem::take(&mut self.room().queries);
+            self.copy_queries(self.rows, room)
+        })
+    }
+
+    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) {
+        if let Err(failure) = self.try_add_attention_mass(positions, mass) {
+            let _ = self.failure.set(failure);
+        }
+    }
+
+    fn last_queries(&self, count: usize) -> Vec<f32> {
+        self.copy_queries(count, Vec::new())
+    }
+
+    fn kv(&self) -> &LayerKv {
+        self.kv.get_or_init(|| {
+            let room = self.room().kv.take().unwrap_or_else(|| LayerKv::zeros(self.prefix.shape, 0));
+            self.prefix.copy_tokens(self.layer, self.end, room).unwrap_or_else(|failure| {
+                let _ = self.failure.set(failure);
+                LayerKv::zeros(self.prefix.shape, self.end)
+            })
+        })
+    }
+}

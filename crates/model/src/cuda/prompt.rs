@@ -1,0 +1,125 @@
+//! Attention of a prompt at one layer without a model around it, for timing: queries, keys and values are there beforehand.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::host::Numbers;
+use super::kv::DevicePrefix;
+use super::storage;
+use crate::dimensions::GPU_PREFILL_CHUNK;
+use spattn_attention::SparsePrefill;
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{KvShape, LayerKv};
+use spattn_cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
+
+/// One layer of a prompt on a device. Several sequences that are read together lie as further heads of one.
+pub struct PromptAlone {
+    gpu: Arc<Gpu>,
+    prefix: DevicePrefix,
+    /// Query heads of all sequences.
+    heads: usize,
+    /// Position of the first row that is read.
+    first: usize,
+    queries: Buffer,
+    out: Buffer,
+    timeline: Timeline,
+}
+
+impl std::fmt::Debug for PromptAlone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PromptAlone({} tokens)", self.prefix.tokens)
+    }
+}
+
+/// What reading took on the device.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ReadTimes {
+    /// Finding out what blocks attend.
+    pub select: Duration,
+    /// Attending it.
+    pub attend: Duration,
+}
+
+impl PromptAlone {
+    /// Takes a prompt to a device, `batch` times: rotated queries `[row][head][d]` of its last rows, keys and values of all.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    ///
+    /// # Panics
+    /// If there are more rows than tokens.
+    pub fn new(gpu: Arc<Gpu>, heads: usize, queries: &[f32], kv: &LayerKv, batch: usize) -> Result<Self, GpuError> {
+        let (of_one, tokens) = (kv.shape(), kv.tokens());
+        let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
+        let mut prefix = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+        prefix.tokens = tokens;
+        let (row, width) = (shape.d * shape.dtype.bytes(), heads * shape.d);
+        let (keys, values) = &mut prefix.layers[0];
+        for head in 0..shape.kv_heads {
+            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head % of_one.kv_heads))?;
+            gpu.upload_rows(values, head * tokens * row, kv.values.head(head % of_one.kv_heads))?;
+        }
+        let rows = queries.len() / width;
+        let mut there = gpu.alloc(rows * batch * heads * row)?;
+        let at_once = (GPU_PREFILL_CHUNK / batch).max(1);
+        for (chunk, queries) in queries.chunks(at_once * width).enumerate() {
+            let of_all = queries.chunks_exact(width).flat_map(|row| row.repeat(batch)).collect();
+            let numbers = Numbers::narrow(of_all, storage(shape.dtype));
+            numbers.upload_to(&gpu, &mut there, chunk * at_once * batch * heads * row)?;
+        }
+        let out = gpu.alloc(rows * batch * heads * row)?;
+        let (heads, first) = (batch * heads, tokens - rows);
+        Ok(Self { gpu, prefix, heads, first, queries: there, out, timeline: Timeline::default() })
+    }
+
+    /// Reads its rows, chunk by chunk as a model does, densely or by a mask; `prompt` shows all of it to a mask that is planned. `None`
+    /// if attending takes the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read(
+        &mut self,
+        prompt: &PrefillChunk<'_>,
+        mut sparse: Option<&mut SparsePrefill<'_>>,
+    ) -> Result<Option<ReadTimes>, GpuError> {
+        let Self { gpu, prefix, heads, first: begin, queries, out, timeline } = self;
+        timeline.clear();
+        let (shape, cache, width) = (prefix.shape, prefix.cache(0), *heads * prefix.shape.d);
+        let most = sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
+        for first in (*begin..prefix.tokens).step_by(most) {
+            let count = most.min(prefix.tokens - first);
+            let rows = Rows { queries, skip: first - *begin, stride: width, count, heads: *heads, first };
+            gpu.mark(timeline)?;
+            match &mut sparse {
+                Some(sparse) => {
+                    // A plan is of one chunk, which is the prompt; other masks need not be shown anything.
+                    if !sparse.attend_there(gpu, prompt, &rows, &cache, out, Some(timeline))? {
+                        return Ok(None);
+                    }
+                }
+                None => {
+                    gpu.mark(timeline)?;
+                    gpu.prefill_attention(&rows, &cache, out)?;
+                }
+            }
+            gpu.mark(timeline)?;
+        }
+        gpu.synchronize()?;
+        if let Some(sparse) = sparse {
+            sparse.settle_there(gpu, (*heads, shape))?;
+        }
+        let spans = timeline.spans()?;
+        // Before a chunk, between finding and attending, behind it; then the next chunk.
+        let of = |number: usize| spans.iter().skip(number).step_by(3).sum();
+        Ok(Some(ReadTimes { select: of(0), attend: of(1) }))
+    }
+
+    /// What the rows attended when they were last read, `[row][sequence][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn outputs(&self) -> Result<Vec<f32>, GpuError> {
+        let (shape, rows) = (self.prefix.shape, self.prefix.tokens - self.first);
+        super::host::download_wide(&self.gpu, &self.out, 0, rows * self.heads * shape.d, storage(shape.dtype))
+    }
+}

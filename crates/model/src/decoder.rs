@@ -1,0 +1,261 @@
+//! The decoder: prefill into a prefix, dense and shared or by one method's mask, then steps in which each stream
+//! attends by its own method.
+//!
+//! Streams of one example run in lock-step: all their rows pass each weight matrix together, so the
+//! weights are read once for all methods and budgets. What computes is an [`engine`](super::engine).
+
+#[cfg(feature = "cuda")]
+use std::any::Any;
+use std::ops::Deref;
+
+use rayon::prelude::*;
+
+use super::cpu::Cpu;
+use super::device::Device;
+pub use super::dimensions::Dimensions;
+use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::weights::{Weights, WeightsError};
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{DeviceFailure, Prefix};
+use spattn_attention::{Fork, SparsePrefill};
+
+/// A Llama-family decoder with its weights in memory.
+pub struct Decoder {
+    dimensions: Dimensions,
+    engine: Box<dyn Engine>,
+}
+
+impl Deref for Decoder {
+    type Target = Dimensions;
+
+    fn deref(&self) -> &Dimensions {
+        &self.dimensions
+    }
+}
+
+/// Why a decoder cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A tensor is not what it should be.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The device is not there, or cannot take the weights.
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
+    use super::cuda::{Cuda, LoadFailure};
+    if let Some(obstacle) = dimensions.gpu_obstacle() {
+        return Err(DeviceFailure(format!("{obstacle}: use --device cpu")).into());
+    }
+    let free = Device::Cuda(ordinal).free_bytes();
+    let gpu = spattn_cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
+    let needed = dimensions.weight_bytes();
+    if let Some(free) = free.filter(|free| needed as u64 > *free) {
+        return Err(DeviceFailure(format!(
+            "the weights take {:.1} GB of the GPU's memory, and {:.1} GB are free: use a smaller model, or --dtype bf16",
+            needed as f64 / 1e9,
+            free as f64 / 1e9
+        ))
+        .into());
+    }
+    match Cuda::load(dimensions, weights, gpu) {
+        Ok(engine) => Ok(Box::new(engine)),
+        Err(LoadFailure::Weights(error)) => Err(error.into()),
+        Err(LoadFailure::Device(error)) => Err(DeviceFailure::from(error).into()),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_engine(_: &Dimensions, _: &Weights, _: usize) -> Result<Box<dyn Engine>, LoadError> {
+    Err(DeviceFailure("this build computes on the CPU only".to_owned()).into())
+}
+
+impl Decoder {
+    /// Reads the weights to where `device` computes, converted to the storage type.
+    ///
+    /// # Errors
+    /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.
+    pub fn load(dimensions: &Dimensions, weights: &Weights, device: Device) -> Result<Self, LoadError> {
+        let engine = match device {
+            Device::Cpu => Box::new(Cpu::load(dimensions, weights)?),
+            Device::Cuda(ordinal) => cuda_engine(dimensions, weights, ordinal)?,
+        };
+        Ok(Self { engine, dimensions: dimensions.clone() })
+    }
+
+    /// What the GPU is called, if it computes on one.
+    pub fn gpu(&self) -> Option<&str> {
+        self.engine.gpu()
+    }
+
+    /// The engine, if it computes on a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Option<&super::cuda::Cuda> {
+        let engine: &dyn Any = self.engine.as_ref();
+        engine.downcast_ref()
+    }
+
+    /// What the GPU was used for so far, if it computes on one.
+    pub fn gpu_use(&self) -> Option<GpuUse> {
+        self.engine.gpu_use()
+    }
+
+    /// Groups that so many streams are best dealt out to; those of a group step together.
+    pub fn groups(&self, streams: usize) -> usize {
+        self.engine.groups(streams)
+    }
+
+    /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
+    /// these are the beginning; only `dynamic` RoPE depends on it.
+    ///
+    /// # Errors
+    /// As for all that reads tokens: [`EngineError`], with the layer and position where it came up.
+    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill, EngineError> {
+        self.prefill_observed(tokens, prompt_tokens, &mut |_| {})
+    }
+
+    /// As [`prefill`](Self::prefill), showing `observe` the queries, keys and values of every chunk at every
+    /// layer, in the order in which they are computed.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn prefill_observed(
+        &self,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Result<Prefill, EngineError> {
+        let reading = Reading { observe: Some(observe), ..Reading::default() };
+        self.engine.read(None, tokens, prompt_tokens, reading)
+    }
+
+    /// As [`prefill_observed`](Self::prefill_observed), where rows attend what `sparse` leaves them.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn prefill_sparse(
+        &self,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        sparse: &mut SparsePrefill<'_>,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Result<Prefill, EngineError> {
+        let reading = Reading { observe: Some(observe), sparse: Some(sparse), finished: None };
+        self.engine.read(None, tokens, prompt_tokens, reading)
+    }
+
+    /// As [`prefill`](Self::prefill) of a whole text, or by `sparse`, with the rows `[token][hidden]` behind the last
+    /// layer from token `from` on, which [`logits`](Self::logits) takes.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn prefill_rows(
+        &self,
+        tokens: &[u32],
+        from: usize,
+        sparse: Option<&mut SparsePrefill<'_>>,
+    ) -> Result<(Prefill, Vec<f32>), EngineError> {
+        let hidden = self.config.hidden_size;
+        let mut rows = Vec::with_capacity(tokens.len().saturating_sub(from) * hidden);
+        let mut keep = |first: usize, x: &[f32]| {
+            let skipped = from.saturating_sub(first).min(x.len() / hidden);
+            rows.extend_from_slice(&x[skipped * hidden..]);
+        };
+        let reading = Reading { sparse, finished: Some(&mut keep), observe: None };
+        let prefill = self.engine.read(None, tokens, tokens.len(), reading)?;
+        Ok((prefill, rows))
+    }
+
+    /// As [`prefill_observed`](Self::prefill_observed), where the first `kept` of `tokens` were read before, for a prompt
+    /// with the [same angles](Self::same_angles), and are still the first of `prefix`. The prefix is the one that
+    /// reading all of `tokens` would give, to the bit. `observe` sees what is read now.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    ///
+    /// # Panics
+    /// If `kept` is not less than the number of tokens, or more than the prefix has.
+    pub fn prefill_after(
+        &self,
+        prefix: Prefix,
+        kept: usize,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Result<Prefill, EngineError> {
+        assert!(kept < tokens.len(), "the last token is read for its logits");
+        let reading = Reading { observe: Some(observe), ..Reading::default() };
+        self.engine.read(Some((prefix, kept)), tokens, prompt_tokens, reading)
+    }
+
+    /// Whether tokens of a prompt of one length are rotated as those of another.
+    pub fn same_angles(&self, prompt_tokens: usize, others: usize) -> bool {
+        let fixed = |tokens| self.rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
+        prompt_tokens == others || fixed(prompt_tokens) && fixed(others)
+    }
+
+    /// Logits `[tokens][vocab_size]` at every position of a prompt read densely.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn all_logits(&self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let (_, rows) = self.prefill_rows(tokens, 0, None)?;
+        self.logits(&rows, |row| row)
+    }
+
+    /// Feeds each stream its tokens, in lock-step through the layers; returns the logits after the last
+    /// token of each. `prompt_tokens` is the length of the example's prompt.
+    ///
+    /// # Errors
+    /// [`EngineError`], if it came up in any of the streams.
+    pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        let c = &self.config;
+        let x = self.engine.step(streams, prompt_tokens)?;
+        let mut end = 0;
+        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
+        for stream in streams.iter() {
+            end += stream.tokens.len();
+            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
+        }
+        let logits = self.logits(&last, |stream| streams[stream].fork.tokens() - 1)?;
+        Ok(logits.par_chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect())
+    }
+
+    /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        let positions = positions(streams);
+        let x = self.engine.step(streams, prompt_tokens)?;
+        let mut logits = self.logits(&x, |row| positions[row])?;
+        let mut of_stream = |stream: &Stream<'_>| {
+            let rest = logits.split_off(stream.tokens.len() * self.config.vocab_size);
+            std::mem::replace(&mut logits, rest)
+        };
+        Ok(streams.iter().map(&mut of_stream).collect())
+    }
+
+    /// Counts what has not been counted yet of runs that are at their end, or at a point where their costs are looked at.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`].
+    pub fn settle<'f>(&self, forks: impl IntoIterator<Item = &'f mut Fork>) -> Result<(), EngineError> {
+        forks.into_iter().try_for_each(|fork| self.engine.settle(fork))
+    }
+
+    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer; `position` is that of a row's token.
+    ///
+    /// # Errors
+    /// [`NotFinite::Logits`].
+    pub fn logits(&self, x: &[f32], position: impl Fn(usize) -> usize) -> Result<Vec<f32>, EngineError> {
+        let logits = self.engine.logits(x)?;
+        match first_not_finite(&logits, self.config.vocab_size) {
+            Some(row) => Err(NotFinite::Logits { position: position(row) }.into()),
+            None => Ok(logits),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The model: where it comes from, its configuration and weights, its tokenizer and its forward pass.
+//!
+//! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
+//! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
+
+#[macro_use]
+extern crate spattn_base;
+
+mod added_tokens;
+pub mod calibration;
+pub mod chat;
+mod checkpoint;
+pub mod checksum;
+pub mod config;
+mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod data;
+pub mod decoder;
+pub mod device;
+pub mod dimensions;
+pub mod download;
+pub mod engine;
+pub mod files;
+mod formats;
+mod generation;
+pub mod http;
+pub mod hub;
+pub mod jinja;
+mod layers;
+pub mod linear;
+pub mod lock;
+mod markup;
+mod patterns;
+pub mod rope;
+pub mod source;
+pub mod tokenizer;
+pub mod weights;
+
+use std::ops::Deref;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use calibration::{CALIBRATION, CalibrationPlace};
+use config::CheckpointType;
+use decoder::{Decoder, Dimensions};
+use device::Device;
+use source::{ModelFiles, ModelSource};
+use spattn_attention::artefact::ModelShape;
+use spattn_attention::kv::KvDtype;
+use spattn_base::error::{RunFailure, UsageError};
+use tokenizer::{Tokenizer, TokenizerOptions};
+use weights::{Weights, WeightsError};
+
+/// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
+/// other programs' too.
+fn explained(error: WeightsError) -> anyhow::Error {
+    match &error {
+        WeightsError::Damaged { blob, .. } => {
+            let hint = format!("remove {}; the same command then downloads it again", blob.display());
+            RunFailure { what: error.to_string(), hint }.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// A model that was found and checked, all but its weights in memory: enough to plan and to size a run.
+pub struct OpenModel {
+    /// As the user named it.
+    pub id: String,
+    /// Commit of the hub's repository, if it came from there.
+    pub revision: Option<String>,
+    /// Identity of the weights.
+    pub weights_sha256: String,
+    /// What the decoder is like.
+    pub dimensions: Dimensions,
+    /// Text to tokens and back, chat template included.
+    pub tokenizer: Tokenizer,
+    /// What the user should know about the files, one line each.
+    pub notes: Vec<String>,
+    /// Where its calibration artefacts are looked for.
+    pub calibration: CalibrationPlace,
+    /// Where they are written unless the user says otherwise: only a model's own folder will do.
+    pub writable_calibration: Option<PathBuf>,
+    weights: Weights,
+}
+
+/// A model ready to run.
+pub struct Model {
+    opened: OpenModel,
+    /// The forward pass.
+    pub decoder: Decoder,
+}
+
+impl Deref for Model {
+    type Target = OpenModel;
+
+    fn deref(&self) -> &OpenModel {
+        &self.opened
+    }
+}
+
+impl Model {
+    /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
+    ///
+    /// # Errors
+    /// As these two.
+    pub fn load(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
+        OpenModel::open(source, dtype, options)?.load(Device::Cpu)
+    }
+}
+
+impl OpenModel {
+    /// Finds and checks a model. `dtype` is what weights, keys and values are stored in; the checkpoint's own type if
+    /// `None`.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
+    pub fn open(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
+        Self::of_files(source, source.resolve()?, dtype, options)
+    }
+
+    /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
+    /// loaded of it are random numbers.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
+    pub fn open_without_weights(
+        source: &ModelSource,
+        dtype: Option<KvDtype>,
+        options: TokenizerOptions,
+    ) -> Result<Self> {
+        let files = ModelFiles {
+            texts: source.resolve_texts()?,
+            weights: Weights::random(0),
+            calibration: CalibrationPlace::None,
+        };
+        Self::of_files(source, files, dtype, options)
+    }
+
+    fn of_files(
+        source: &ModelSource,
+        mut files: ModelFiles,
+        dtype: Option<KvDtype>,
+        options: TokenizerOptions,
+    ) -> Result<Self> {
+        let mut config = files.config()?;
+        let stored_notes = checkpoint::compare(&mut config, &mut files.weights)?;
+        let tokenizer = Tokenizer::load(&files, &config, options)?;
+        let stored = match config.checkpoint_type {
+            Some(CheckpointType::F16) => KvDtype::F16,
+            Some(CheckpointType::Bf16) => KvDtype::Bf16,
+            Some(CheckpointType::F32) | None => KvDtype::F32,
+        };
+        let writable_calibration = match source {
+            ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
+            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
+        };
+        Ok(Self {
+            calibration: files.calibration,
+            writable_calibration,
+            dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
+            weights_sha256: files.weights.sha256().map_err(explained)?,
+            id: files.texts.id,
+            revision: files.texts.revision,
+            notes: [files.texts.notes, config.notes, tokenizer.notes().to_vec(), stored_notes].concat(),
+            tokenizer,
+            weights: files.weights,
+        })
+    }
+
+    /// Reads the weights, to where `device` computes.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`]; a [`UsageError`] if there cannot be so much memory, before any is taken.
+    pub fn load(self, device: Device) -> Result<Model> {
+        if device == Device::Cpu {
+            self.dimensions.check_weights(&self.id)?;
+        }
+        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights, device)?, opened: self })
+    }
+
+    /// Makes sure that the model knows all tokens of a text.
+    ///
+    /// # Errors
+    /// If the tokenizer gave one that the embedding table has no row for.
+    pub fn check_tokens(&self, ids: &[u32]) -> Result<(), UsageError> {
+        let known = self.dimensions.config().vocab_size;
+        match ids.iter().find(|id| **id as usize >= known) {
+            None => Ok(()),
+            Some(id) => {
+                let what = format!("the tokenizer of {} gives token {id}, and the model has {known}", self.id);
+                Err(UsageError::new(what)
+                    .hint("its tokenizer.json belongs to another model, or to another version of it"))
+            }
+        }
+    }
+
+    /// What determines answers besides weights and the type that is computed in: the decoder's configuration, and how the
+    /// tokenizer makes prompts and ends answers.
+    pub fn configuration(&self) -> Value {
+        json!({
+            "config": self.dimensions.config(),
+            "tokenizer_sha256": self.tokenizer.sha256(),
+            "tokens": self.tokenizer.identity(),
+        })
+    }
+
+    /// What an artefact has to be made for to fit this model.
+    pub fn shape(&self) -> ModelShape {
+        let c = self.dimensions.config();
+        ModelShape {
+            weights_sha256: self.weights_sha256.clone(),
+            layers: c.layers,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+        }
+    }
+}

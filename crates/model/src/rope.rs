@@ -1,0 +1,357 @@
+//! Rotary position embedding: frequencies of each scaling variant, tables of cos and sin, rotation.
+//!
+//! All variants follow the arithmetic of the reference implementation (Hugging Face transformers),
+//! rounding to `f32` at the same places, because at position 100,000 one unit in the last place of a
+//! frequency is an angle of several thousandths. A head of `d` channels is rotated in pairs
+//! `(i, i + d/2)`. Parsing the parameters is [`config`](super::config)'s business.
+
+use std::f64::consts::PI;
+
+use rayon::prelude::*;
+
+use super::config::{RopeConfig, RopeScaling, YarnScaling};
+use spattn_attention::Rotation;
+
+/// The frequencies of one model's rotary embedding.
+#[derive(Debug, Clone)]
+pub struct Rope {
+    config: RopeConfig,
+    head_dim: usize,
+    max_positions: usize,
+}
+
+impl Rope {
+    /// For heads of `head_dim` (even) channels; `max_positions` is the config's
+    /// `max_position_embeddings`, the trained length of `dynamic` scaling.
+    pub fn new(config: &RopeConfig, head_dim: usize, max_positions: usize) -> Self {
+        Self { config: config.clone(), head_dim, max_positions }
+    }
+
+    /// Channels of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Longest sequence up to which [`frequencies`](Self::frequencies) do not depend on the length;
+    /// `None` if they never do.
+    ///
+    /// Only `dynamic` scaling depends on it. The reference recomputes the frequencies from the length
+    /// of the forward pass and leaves the keys that are already cached as they are. So prompt tokens
+    /// are rotated with the frequencies of the prompt's length, and each generated token with those
+    /// of the length that it makes.
+    pub fn fixed_up_to(&self) -> Option<usize> {
+        match self.config.scaling {
+            RopeScaling::Dynamic { .. } => Some(self.max_positions),
+            _ => None,
+        }
+    }
+
+    /// Inverse frequencies (radians a position, `head_dim / 2` of them) for a sequence of
+    /// `sequence_length` tokens, and the factor on cos and sin.
+    pub fn frequencies(&self, sequence_length: usize) -> (Vec<f32>, f32) {
+        let theta = self.config.theta;
+        match &self.config.scaling {
+            RopeScaling::Default => (self.inverse(theta), 1.0),
+            RopeScaling::Linear { factor } => {
+                let factor = *factor as f32;
+                (self.inverse(theta).into_iter().map(|f| f / factor).collect(), 1.0)
+            }
+            RopeScaling::Dynamic { factor } => (self.inverse(self.dynamic_theta(*factor, sequence_length)), 1.0),
+            RopeScaling::Yarn(yarn) => (self.yarn(yarn), yarn_attention_factor(yarn) as f32),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                let band = Llama3Band {
+                    factor: *factor as f32,
+                    low: *low_freq_factor,
+                    high: *high_freq_factor,
+                    original: *original_max_positions as f64,
+                };
+                (self.inverse(theta).into_iter().map(|f| band.scale(f)).collect(), 1.0)
+            }
+        }
+    }
+
+    /// Writes cos and sin (`head_dim / 2` each) of one position in a sequence of `sequence_length` tokens.
+    pub fn row(&self, position: usize, sequence_length: usize, cos: &mut [f32], sin: &mut [f32]) {
+        let (inverse, scaling) = self.frequencies(sequence_length);
+        fill_row(&inverse, scaling, position, cos, sin);
+    }
+
+    /// `theta^(2i/d)` for each pair.
+    fn periods(&self, theta: f64) -> impl Iterator<Item = f32> {
+        // The reference raises in f32; f64 rounded once is the same to the last place, on any platform.
+        let (d, theta) = (self.head_dim, f64::from(theta as f32));
+        (0..d / 2).map(move |i| theta.powf(f64::from((2 * i) as f32 / d as f32)) as f32)
+    }
+
+    fn inverse(&self, theta: f64) -> Vec<f32> {
+        self.periods(theta).map(|p| 1.0 / p).collect()
+    }
+
+    /// The base that NTK scaling gives a sequence longer than the trained length.
+    fn dynamic_theta(&self, factor: f64, sequence_length: usize) -> f64 {
+        let (theta, d) = (self.config.theta, self.head_dim as f64);
+        if sequence_length <= self.max_positions || self.head_dim <= 2 {
+            return theta;
+        }
+        let lengths = factor as f32 * sequence_length as f32 / self.max_positions as f32;
+        let stretch = lengths - (factor - 1.0) as f32;
+        let grown = f64::from(stretch).powf(f64::from((d / (d - 2.0)) as f32)) as f32;
+        f64::from(theta as f32 * grown)
+    }
+
+    /// YaRN: "NTK by parts" of Peng et al. 2023, §3.2.
+    fn yarn(&self, yarn: &YarnScaling) -> Vec<f32> {
+        let (low, high) = yarn_ramp(yarn, self.head_dim, self.config.theta);
+        let factor = yarn.factor as f32;
+        let blend = |(i, period): (usize, f32)| {
+            let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+            let keep = 1.0 - ramp;
+            (1.0 / (factor * period)) * (1.0 - keep) + (1.0 / period) * keep
+        };
+        self.periods(self.config.theta).enumerate().map(blend).collect()
+    }
+}
+
+fn yarn_attention_factor(yarn: &YarnScaling) -> f64 {
+    let grow = |mscale: f64| if yarn.factor <= 1.0 { 1.0 } else { 0.1 * mscale * yarn.factor.ln() + 1.0 };
+    if let Some(stated) = yarn.attention_factor {
+        return stated;
+    }
+    match (yarn.mscale, yarn.mscale_all_dim) {
+        (Some(one), Some(all)) if one != 0.0 && all != 0.0 => grow(one) / grow(all),
+        _ => grow(1.0),
+    }
+}
+
+/// First and last pair of YaRN's ramp from kept to divided frequencies.
+fn yarn_ramp(yarn: &YarnScaling, head_dim: usize, theta: f64) -> (f64, f64) {
+    let d = head_dim as f64;
+    let pair_of =
+        |rotations: f64| d * (yarn.original_max_positions as f64 / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (pair_of(yarn.beta_fast), pair_of(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, high) = (low.max(0.0), high.min(d - 1.0));
+    // A ramp of no width would divide by zero.
+    if low == high { (low, high + 0.001) } else { (low, high) }
+}
+
+struct Llama3Band {
+    factor: f32,
+    low: f64,
+    high: f64,
+    original: f64,
+}
+
+impl Llama3Band {
+    fn scale(&self, frequency: f32) -> f32 {
+        let wavelength = (2.0 * PI) as f32 / frequency;
+        if wavelength < (self.original / self.high) as f32 {
+            frequency
+        } else if wavelength > (self.original / self.low) as f32 {
+            frequency / self.factor
+        } else {
+            let smooth = (self.original as f32 / wavelength - self.low as f32) / (self.high - self.low) as f32;
+            (1.0 - smooth) * frequency / self.factor + smooth * frequency
+        }
+    }
+}
+
+/// Cos and sin for positions `0..len`, computed once and extended on demand.
+///
+/// The frequencies are those of one sequence length; where they depend on it
+/// ([`Rope::fixed_up_to`]), a longer sequence needs a table of its own.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    inverse: Vec<f32>,
+    scaling: f32,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// Positions that are worth a thread of their own.
+const PIECE: usize = 256;
+
+impl RopeTable {
+    /// An empty table with the frequencies of a sequence of `sequence_length` tokens.
+    pub fn new(rope: &Rope, sequence_length: usize) -> Self {
+        let (inverse, scaling) = rope.frequencies(sequence_length);
+        Self { inverse, scaling, cos: Vec::new(), sin: Vec::new() }
+    }
+
+    /// Number of positions in the table.
+    pub fn len(&self) -> usize {
+        self.cos.len().checked_div(self.inverse.len()).unwrap_or(0)
+    }
+
+    /// Whether the table holds no position yet.
+    pub fn is_empty(&self) -> bool {
+        self.cos.is_empty()
+    }
+
+    /// Extends the table to positions `0..positions`, if it is shorter.
+    pub fn grow(&mut self, positions: usize) {
+        let (have, half) = (self.len(), self.inverse.len());
+        if positions <= have {
+            return;
+        }
+        self.cos.resize(positions * half, 0.0);
+        self.sin.resize(positions * half, 0.0);
+        let new =
+            self.cos[have * half..].par_chunks_exact_mut(half).zip(self.sin[have * half..].par_chunks_exact_mut(half));
+        let (inverse, scaling) = (&self.inverse, self.scaling);
+        new.enumerate().with_min_len(PIECE).for_each(|(i, (cos, sin))| fill_row(inverse, scaling, have + i, cos, sin));
+    }
+
+    /// Cos of one position, `head_dim / 2` values. The position must be below [`len`](Self::len).
+    pub fn cos(&self, position: usize) -> &[f32] {
+        let half = self.inverse.len();
+        &self.cos[position * half..(position + 1) * half]
+    }
+
+    /// Sin of one position, `head_dim / 2` values. The position must be below [`len`](Self::len).
+    pub fn sin(&self, position: usize) -> &[f32] {
+        let half = self.inverse.len();
+        &self.sin[position * half..(position + 1) * half]
+    }
+}
+
+/// Moves rotated heads to other positions, by the frequencies they were rotated with.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    inverse: Vec<f32>,
+}
+
+impl Turn {
+    /// For vectors of a sequence of up to `sequence_length` tokens; `None` if the frequencies change within
+    /// it, so that no turn leads from one position to another.
+    pub fn new(rope: &Rope, sequence_length: usize) -> Option<Self> {
+        let fixed = rope.fixed_up_to().is_none_or(|limit| sequence_length <= limit);
+        fixed.then(|| Self { inverse: rope.frequencies(sequence_length).0 })
+    }
+}
+
+impl Rotation for Turn {
+    fn turn_back(&self, x: &mut [f32], positions: usize) {
+        let (first, second) = x.split_at_mut(x.len() / 2);
+        for ((a, b), frequency) in first.iter_mut().zip(second).zip(&self.inverse) {
+            let (sin, cos) = (positions as f32 * frequency).sin_cos();
+            (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
+        }
+    }
+}
+
+fn fill_row(inverse: &[f32], scaling: f32, position: usize, cos: &mut [f32], sin: &mut [f32]) {
+    for ((frequency, cos), sin) in inverse.iter().zip(cos).zip(sin) {
+        let (s, c) = (position as f32 * frequency).sin_cos();
+        (*cos, *sin) = (c * scaling, s * scaling);
+    }
+}
+
+/// Rotates one head in place: `x` has `d` channels, `cos` and `sin` have `d / 2` values.
+pub fn apply(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = x.split_at_mut(x.len() / 2);
+    for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        let (x, y) = (*a, *b);
+        *a = x * c - y * s;
+        *b = y * c + x * s;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(theta: f64) -> RopeConfig {
+        RopeConfig { theta, scaling: RopeScaling::Default }
+    }
+
+    #[test]
+    fn rotation_keeps_the_norm_and_depends_on_distance_only() {
+        let rope = Rope::new(&plain(10_000.0), 8, 64);
+        let mut table = RopeTable::new(&rope, 64);
+        table.grow(64);
+        let q: Vec<f32> = (0..8).map(|i| (i as f32 * 0.7).sin()).collect();
+        let k: Vec<f32> = (0..8).map(|i| (i as f32 * 1.3).cos()).collect();
+        let dot_at = |m: usize, n: usize| {
+            let (mut a, mut b) = (q.clone(), k.clone());
+            apply(&mut a, table.cos(m), table.sin(m));
+            apply(&mut b, table.cos(n), table.sin(n));
+            a.iter().zip(&b).map(|(x, y)| x * y).sum::<f32>()
+        };
+        assert!((dot_at(5, 3) - dot_at(50, 48)).abs() < 1e-5);
+        assert!((dot_at(9, 9) - dot_at(0, 0)).abs() < 1e-5);
+        assert!((dot_at(5, 3) - dot_at(5, 4)).abs() > 1e-3);
+    }
+
+    #[test]
+    fn turning_back_is_being_rotated_at_an_earlier_position() {
+        let yarn = YarnScaling {
+            factor: 4.0,
+            original_max_positions: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: None,
+            mscale_all_dim: None,
+            attention_factor: None,
+            truncate: true,
+        };
+        for scaling in [RopeScaling::Default, RopeScaling::Yarn(yarn), RopeScaling::Dynamic { factor: 2.0 }] {
+            let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 400);
+            let mut table = RopeTable::new(&rope, 400);
+            table.grow(400);
+            let plain: Vec<f32> = (0..16).map(|i| (i as f32 * 0.7).sin() + 0.2).collect();
+            let at = |position: usize| {
+                let mut x = plain.clone();
+                apply(&mut x, table.cos(position), table.sin(position));
+                x
+            };
+            for (from, back) in [(399, 0), (399, 1), (300, 257), (77, 77)] {
+                let mut turned = at(from);
+                Turn::new(&rope, 400).unwrap().turn_back(&mut turned, back);
+                for (a, b) in turned.iter().zip(at(from - back)) {
+                    assert!((a - b).abs() < 1e-4, "{a} against {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_turns_where_frequencies_change_with_the_length() {
+        let scaling = RopeScaling::Dynamic { factor: 2.0 };
+        let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 100);
+        assert!(Turn::new(&rope, 100).is_some() && Turn::new(&rope, 101).is_none());
+    }
+
+    #[test]
+    fn pairs_are_half_a_head_apart() {
+        let mut x = vec![1.0, 0.0, 0.0, 0.0];
+        apply(&mut x, &[0.0, 1.0], &[1.0, 0.0]);
+        assert_eq!(x, [0.0, 0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_table_grows_without_changing_what_it_has() {
+        let rope = Rope::new(&plain(500_000.0), 16, 64);
+        let (mut small, mut large) = (RopeTable::new(&rope, 64), RopeTable::new(&rope, 64));
+        small.grow(3);
+        small.grow(2);
+        assert_eq!(small.len(), 3);
+        small.grow(40);
+        large.grow(40);
+        assert_eq!(small.cos, large.cos);
+        let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);
+        rope.row(39, 40, &mut cos, &mut sin);
+        assert_eq!((&cos[..], &sin[..]), (large.cos(39), large.sin(39)));
+    }
+
+    #[test]
+    fn dynamic_frequencies_change_only_beyond_the_trained_length() {
+        let scaling = RopeScaling::Dynamic { factor: 2.0 };
+        let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 100);
+        assert_eq!(rope.fixed_up_to(), Some(100));
+        assert_eq!(rope.frequencies(1), rope.frequencies(100));
+        assert_ne!(rope.frequencies(100), rope.frequencies(101));
+    }
+}

@@ -1,0 +1,502 @@
+//! Where a model comes from: built into the program, a folder, or the Hugging Face hub.
+//!
+//! Whatever the source, the result is the same [`ModelFiles`]: texts read, weights opened but not
+//! loaded; or the [`ModelTexts`] alone, for those who need a tokenizer and no weights. What the texts mean is the business of [`config`](super::config) and
+//! [`tokenizer`](super::tokenizer); downloads are in [`hub`].
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::calibration::{CALIBRATION, CalibrationPlace};
+use super::config::ModelConfig;
+use super::files::{
+    ADAPTER_CONFIG, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER,
+    TOKENIZER_CONFIG,
+};
+use super::formats;
+use super::hub::{self, HubOptions, Wanted};
+use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
+use spattn_base::disk::no_lfs_pointer;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_base::privacy;
+
+/// Bytes of a text of a model, such as its tokenizer.
+const MOST_OF_TEXTS: u64 = 1 << 30;
+
+macro_rules! shape_file {
+    ($name:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/shapes/", $name, ".json"))
+    };
+}
+
+/// The name of the model inside the program.
+pub const BUILTIN: &str = "builtin";
+/// What names of models with random weights begin with.
+pub const RANDOM: &str = "random:";
+/// Seed of random weights.
+const RANDOM_SEED: u64 = 1;
+
+/// Published shapes that models with random weights can take, with their `config.json`.
+const SHAPES: [(&str, &str); 5] = [
+    ("llama-3.1-8b", shape_file!("llama-3.1-8b")),
+    ("llama-3.2-1b", shape_file!("llama-3.2-1b")),
+    ("llama-2-7b", shape_file!("llama-2-7b")),
+    ("mistral-7b", shape_file!("mistral-7b")),
+    ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
+];
+
+/// A model as the user named it; displayed as records name it, which for a folder is its path, or its name alone
+/// ([`privacy`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The model inside the program.
+    Builtin,
+    /// A published shape, or that of a `config.json`, with random weights and the built-in tokenizer.
+    Random(String),
+    /// A folder in the layout of a Hugging Face checkpoint.
+    Folder(PathBuf),
+    /// A repository on the hub.
+    Hub {
+        /// `organisation/name`.
+        repo: String,
+        /// Branch, tag or commit; `main` if absent.
+        revision: Option<String>,
+    },
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin => f.write_str(BUILTIN),
+            Self::Random(shape) if privacy::is_left_out() => {
+                f.write_str(&privacy::name_of_source(&format!("{RANDOM}{shape}")))
+            }
+            Self::Random(shape) => write!(f, "{RANDOM}{shape}"),
+            Self::Folder(path) => f.write_str(&privacy::path(path)),
+            Self::Hub { repo, revision: None } => f.write_str(repo),
+            Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
+        }
+    }
+}
+
+impl ModelSource {
+    /// Reads `builtin`, a folder, or `org/name[@revision]`.
+    ///
+    /// A folder that exists wins over a hub id of the same spelling. What starts with `.`, `/` or `~`
+    /// or has more than one `/` before any `@` is meant as a path.
+    ///
+    /// # Errors
+    /// A path that does not exist or is a file, or a name that is none of the three.
+    pub fn parse(spec: &str) -> Result<Self, UsageError> {
+        if spec == BUILTIN {
+            return Ok(Self::Builtin);
+        }
+        if let Some(shape) = spec.strip_prefix(RANDOM) {
+            return random_config(shape).map(|_| Self::Random(shape.to_owned()));
+        }
+        if let Some(name) = spec.strip_prefix("builtin:") {
+            return Err(UsageError::new(format!("unknown built-in model `{name}`")).hint("the only one is `builtin`"));
+        }
+        let path = expand_home(spec);
+        if path.is_dir() {
+            return Ok(Self::Folder(path));
+        }
+        if path.is_file() {
+            let what = format!("the model `{spec}` is a file, not a folder");
+            return Err(match formats::of_files(&[spec]) {
+                // A folder would not help.
+                Some((format, _)) if !spec.ends_with(".safetensors") => {
+                    UsageError::new(format!("{what}, and holds {}", format.what)).hint(format.hint)
+                }
+                _ => UsageError::new(what).hint(FOLDER_HINT),
+            });
+        }
+        if spec.contains(',') {
+            return Err(several_models(spec));
+        }
+        let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
+        if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
+            return Err(UsageError::new(format!("the model folder `{spec}` does not exist")).hint(FOLDER_HINT));
+        }
+        let (repo, revision) = hub::parse_id(spec).ok_or_else(|| not_a_model(spec))?;
+        Ok(Self::Hub { repo, revision })
+    }
+
+    /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
+    /// cache, endpoint, token and being offline ([`HubOptions::from_env`]).
+    ///
+    /// # Errors
+    /// A [`UsageError`] if a file is missing or cannot be downloaded, a [`WeightsError`] if weights
+    /// are truncated or malformed, an I/O error with the path otherwise.
+    pub fn resolve(&self) -> Result<ModelFiles> {
+        match self {
+            Self::Hub { .. } => self.resolve_with(&HubOptions::from_env()?),
+            Self::Builtin => builtin(),
+            Self::Random(_) => Ok(ModelFiles {
+                texts: self.resolve_texts()?,
+                weights: Weights::random(RANDOM_SEED),
+                calibration: CalibrationPlace::None,
+            }),
+            Self::Folder(path) => ModelFiles::from_folder(path, self.to_string()),
+        }
+    }
+
+    /// The texts of a model alone: weights are neither looked for nor downloaded.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve), but for weights.
+    pub fn resolve_texts(&self) -> Result<ModelTexts> {
+        match self {
+            Self::Hub { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
+            Self::Builtin => Ok(builtin_texts()),
+            Self::Random(shape) => Ok(ModelTexts {
+                id: self.to_string(),
+                config: random_config(shape)?,
+                notes: vec![format!(
+                    "{self} has random weights and the tokenizer of {BUILTIN}: its scores mean nothing"
+                )],
+                ..builtin_texts()
+            }),
+            Self::Folder(path) => ModelTexts::from_folder(path, self.to_string()),
+        }
+    }
+
+    /// As [`resolve_texts`](Self::resolve_texts), with given options for the hub.
+    pub fn resolve_texts_with(&self, options: &HubOptions) -> Result<ModelTexts> {
+        let Self::Hub { repo, revision } = self else { return self.resolve_texts() };
+        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Texts, options)?;
+        let mut texts = ModelTexts::from_folder(&snapshot.folder, self.to_string())?;
+        texts.revision = Some(snapshot.commit);
+        texts.notes.extend(snapshot.notes);
+        Ok(texts)
+    }
+
+    /// As [`resolve`](Self::resolve), with given options for the hub.
+    pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
+        let Self::Hub { repo, revision } = self else { return self.resolve() };
+        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Model, options)?;
+        let mut files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
+        files.revision = Some(snapshot.commit);
+        files.notes.extend(snapshot.notes);
+        Ok(files)
+    }
+}
+
+/// A model as records name it, which need not be there.
+pub fn recorded(spec: &str) -> String {
+    match ModelSource::parse(spec) {
+        Ok(source) => source.to_string(),
+        Err(_) if privacy::is_left_out() => privacy::name_of_source(spec),
+        Err(_) => spec.to_owned(),
+    }
+}
+
+/// The config of a published shape, or of a file.
+fn random_config(shape: &str) -> Result<TextFile, UsageError> {
+    if let Some((name, text)) = SHAPES.iter().find(|(name, _)| *name == shape) {
+        return Ok(TextFile { name: format!("the shape {name}"), text: (*text).into() });
+    }
+    let path = expand_home(shape);
+    if !path.exists() || path.is_dir() {
+        let names = SHAPES.map(|(name, _)| name);
+        return Err(match shape.ends_with(".json") {
+            true => UsageError::new(format!("{}: no such file", path.display())),
+            false => UsageError::unknown("shape", shape, names),
+        });
+    }
+    let text = given::text(&path, given::MOST_OF_SETTINGS);
+    let text = text.map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
+    Ok(TextFile { name: path.display().to_string(), text: text.into() })
+}
+
+/// The error for models with commas between them.
+fn several_models(spec: &str) -> UsageError {
+    let each: Vec<String> = spec.split(',').map(|model| format!("--model {}", model.trim())).collect();
+    UsageError::new(format!("`{spec}` is no model: it is a list"))
+        .hint(format!("give --model once for each, where a command takes several, as a sweep does: {}", each.join(" ")))
+}
+
+fn not_a_model(spec: &str) -> UsageError {
+    let hint = match spattn_base::error::nearest(spec, &[BUILTIN]) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => {
+            "give `builtin`, a folder, or a hub id such as `organisation/name` or `organisation/name@revision`".into()
+        }
+    };
+    UsageError::new(format!("`{spec}` is no model: neither `{BUILTIN}`, nor a folder, nor a hub id")).hint(hint)
+}
+
+fn expand_home(spec: &str) -> PathBuf {
+    match (spec.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(spec),
+    }
+}
+
+/// A text with the name that errors about it use.
+#[derive(Debug, Clone)]
+pub struct TextFile {
+    /// Path, or a label for built-in files.
+    pub name: String,
+    /// Contents.
+    pub text: Cow<'static, str>,
+}
+
+/// The files of a model: texts read, weights opened.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// All but the weights.
+    pub texts: ModelTexts,
+    /// The weights.
+    pub weights: Weights,
+    /// Where calibration artefacts are looked for.
+    pub calibration: CalibrationPlace,
+}
+
+impl Deref for ModelFiles {
+    type Target = ModelTexts;
+
+    fn deref(&self) -> &ModelTexts {
+        &self.texts
+    }
+}
+
+impl DerefMut for ModelFiles {
+    fn deref_mut(&mut self) -> &mut ModelTexts {
+        &mut self.texts
+    }
+}
+
+/// What the files of a model say besides its weights.
+#[derive(Debug)]
+pub struct ModelTexts {
+    /// The model as records name it: `builtin`, the folder, or the hub id.
+    pub id: String,
+    /// Commit on the hub, where there is one.
+    pub revision: Option<String>,
+    /// [`CONFIG`].
+    pub config: TextFile,
+    /// [`TOKENIZER`].
+    pub tokenizer: TextFile,
+    /// [`TOKENIZER_CONFIG`].
+    pub tokenizer_config: Option<TextFile>,
+    /// [`GENERATION_CONFIG`].
+    pub generation_config: Option<TextFile>,
+    /// [`CHAT_TEMPLATE`].
+    pub chat_template: Option<TextFile>,
+    /// [`SPECIAL_TOKENS`].
+    pub special_tokens: Option<TextFile>,
+    /// [`ADDED_TOKENS`].
+    pub added_tokens: Option<TextFile>,
+    /// What the user should know about how the files were found, a line each.
+    pub notes: Vec<String>,
+}
+
+impl ModelFiles {
+    /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
+    pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
+        let texts = ModelTexts::from_folder(folder, id)?;
+        let weights = Weights::open_folder(folder).map_err(|e| match e {
+            WeightsError::NoWeights { .. } => {
+                match [SINGLE_FILE, INDEX_FILE].iter().try_for_each(|name| is_there(&folder.join(name)).map(drop)) {
+                    Err(broken) => broken.into(),
+                    Ok(()) => lacking(e.to_string(), &names_in(folder)).into(),
+                }
+            }
+            other => anyhow::Error::from(other),
+        })?;
+        Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)) })
+    }
+}
+
+impl ModelTexts {
+    /// The texts in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve_texts`].
+    pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
+        let required = |name: &str| {
+            let found = optional(folder, name)?;
+            found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
+        };
+        let config = required(CONFIG)?;
+        // A model that is not supported needs nothing else.
+        ModelConfig::parse(&config.text, &config.name)?;
+        Ok(Self {
+            id,
+            revision: None,
+            config,
+            tokenizer: required(TOKENIZER)?,
+            tokenizer_config: optional(folder, TOKENIZER_CONFIG)?,
+            generation_config: optional(folder, GENERATION_CONFIG)?,
+            chat_template: optional(folder, CHAT_TEMPLATE)?,
+            special_tokens: optional(folder, SPECIAL_TOKENS)?,
+            added_tokens: optional(folder, ADDED_TOKENS)?,
+            notes: adapter_note(folder).into_iter().collect(),
+        })
+    }
+
+    /// The parsed config.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::parse`].
+    pub fn config(&self) -> Result<ModelConfig, UsageError> {
+        ModelConfig::parse(&self.config.text, &self.config.name)
+    }
+}
+
+fn missing_file(folder: &Path, name: &str) -> UsageError {
+    let what = format!("{}: no {name} in this folder", folder.display());
+    let names = names_in(folder);
+    match name {
+        TOKENIZER if names.iter().any(|name| name == "tokenizer.model") => UsageError::new(what).hint(
+            "tokenizer.model alone is not read; save the tokenizer with transformers' `save_pretrained` to get tokenizer.json",
+        ),
+        CONFIG => lacking(what, &names),
+        _ => UsageError::new(what).hint(FOLDER_HINT),
+    }
+}
+
+/// The error of a folder or repository without a file that every model has, with what it holds instead.
+pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
+    // Where the weights are as they should be, only the file is lacking.
+    let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
+    match formats::of_files(names).filter(|_| !has_weights) {
+        Some((format, name)) => {
+            UsageError::new(format!("{what}; it holds {} (`{name}`)", format.what)).hint(format.hint)
+        }
+        None => UsageError::new(what).hint(FOLDER_HINT),
+    }
+}
+
+/// The names of files in a folder, in order.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Says that an adapter beside a model is not applied; with peft installed, transformers would apply it.
+fn adapter_note(folder: &Path) -> Option<String> {
+    folder.join(ADAPTER_CONFIG).is_file().then(|| {
+        format!(
+            "{}: the adapter of `{ADAPTER_CONFIG}` is not applied, the model is evaluated without it (merge it with peft's \
+             `merge_and_unload()` to evaluate both)",
+            folder.display()
+        )
+    })
+}
+
+/// Whether a file of a model is there.
+///
+/// # Errors
+/// If there is a link in its place that leads nowhere, or something that is no file: it is not as if there were none.
+fn is_there(path: &Path) -> Result<bool, UsageError> {
+    if path.is_file() {
+        return Ok(true);
+    }
+    let wrong = |what: String| UsageError::new(format!("{}: {what}", path.display()));
+    match (std::fs::symlink_metadata(path), std::fs::read_link(path)) {
+        (Err(_), _) => Ok(false),
+        (Ok(found), _) if found.is_dir() => Ok(false),
+        (Ok(_), Ok(to)) if !path.exists() => Err(wrong(format!("a link to {}, which is not there", to.display()))
+            .hint("what it led to was moved or deleted: fetch the model again, or copy the file itself")),
+        _ => Err(wrong("it is no plain file".to_owned()).hint(FOLDER_HINT)),
+    }
+}
+
+fn optional(folder: &Path, name: &str) -> Result<Option<TextFile>> {
+    let path = folder.join(name);
+    if !is_there(&path)? {
+        return Ok(None);
+    }
+    let text = given::plain(&path).and_then(|_| given::text(&path, MOST_OF_TEXTS));
+    let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
+    Ok(Some(TextFile { name: path.display().to_string(), text: text.into() }))
+}
+
+macro_rules! builtin_file {
+    ($include:ident, $name:literal) => {
+        $include!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/builtin/", $name))
+    };
+}
+
+fn builtin() -> Result<ModelFiles> {
+    let weights: &'static [u8] = builtin_file!(include_bytes, "model.safetensors");
+    let weights = Weights::from_bytes("builtin/model.safetensors", weights)?;
+    Ok(ModelFiles { texts: builtin_texts(), weights, calibration: CalibrationPlace::Embedded })
+}
+
+fn builtin_texts() -> ModelTexts {
+    let file = |name: &str, text: &'static str| TextFile { name: format!("{BUILTIN}/{name}"), text: text.into() };
+    ModelTexts {
+        id: BUILTIN.to_owned(),
+        revision: None,
+        config: file(CONFIG, builtin_file!(include_str, "config.json")),
+        tokenizer: file(TOKENIZER, builtin_file!(include_str, "tokenizer.json")),
+        tokenizer_config: Some(file(TOKENIZER_CONFIG, builtin_file!(include_str, "tokenizer_config.json"))),
+        generation_config: Some(file(GENERATION_CONFIG, builtin_file!(include_str, "generation_config.json"))),
+        chat_template: None,
+        special_tokens: None,
+        added_tokens: None,
+        notes: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(repo: &str, revision: Option<&str>) -> ModelSource {
+        ModelSource::Hub { repo: repo.into(), revision: revision.map(str::to_owned) }
+    }
+
+    #[test]
+    fn the_three_kinds_of_source() {
+        assert_eq!(ModelSource::parse("builtin").unwrap(), ModelSource::Builtin);
+        assert_eq!(ModelSource::parse("./src").unwrap(), ModelSource::Folder("./src".into()));
+        assert_eq!(ModelSource::parse("src/jinja").unwrap(), ModelSource::Folder("src/jinja".into()));
+        assert_eq!(ModelSource::parse("Qwen/Qwen3-0.6B").unwrap(), hub("Qwen/Qwen3-0.6B", None));
+        assert_eq!(ModelSource::parse("a/b.c@v1.0").unwrap(), hub("a/b.c", Some("v1.0")));
+        assert_eq!(ModelSource::parse("a/b@refs/pr/3").unwrap(), hub("a/b", Some("refs/pr/3")));
+        assert_eq!(hub("a/b", Some("c")).to_string(), "a/b@c");
+    }
+
+    #[test]
+    fn what_is_no_model_is_said_in_one_line() {
+        let error = |spec| {
+            let e = ModelSource::parse(spec).unwrap_err();
+            (e.what, e.hint.unwrap())
+        };
+        assert_eq!(error("./nowhere").0, "the model folder `./nowhere` does not exist");
+        assert_eq!(error("a/b/c").0, "the model folder `a/b/c` does not exist");
+        assert_eq!(error("Cargo.toml").0, "the model `Cargo.toml` is a file, not a folder");
+        assert_eq!(error("builtin:x").0, "unknown built-in model `x`");
+        assert_eq!(error("buitlin").1, "did you mean `builtin`?");
+        assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder, nor a hub id");
+        for list in ["m,m2", "a/b,c/d@main", "builtin, m"] {
+            let (what, hint) = error(list);
+            assert!(
+                what.contains("is no model: it is a list") && hint.contains("give --model once for each"),
+                "{hint}"
+            );
+        }
+        assert!(error("m,m2").1.ends_with("--model m --model m2"));
+        assert!(ModelSource::parse("a/b@../../c").is_err());
+        assert!(ModelSource::parse("a/..").is_err());
+    }
+
+    #[test]
+    fn the_builtin_model_is_complete() {
+        let files = ModelSource::Builtin.resolve().unwrap();
+        let config = files.config().unwrap();
+        assert_eq!(files.id, "builtin");
+        let embedding = [config.vocab_size, config.hidden_size];
+        assert!(files.weights.read("model.embed_tokens.weight", &embedding).is_ok());
+    }
+}

@@ -1,0 +1,576 @@
+//! From a user's turn to token ids and back.
+//!
+//! A prompt is rendered as one text (chat template, user's turn, opened answer) and split once, so
+//! that no token boundary is forced at the question; exactly one BOS results for every model that
+//! has one. Wrong numbers of BOS tokens and missed EOS ids are the commonest reasons for scores that
+//! do not reproduce, so both are decided here and nowhere else. Rendering is in
+//! [`chat`](super::chat).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use tokenizers::models::ModelWrapper;
+
+use super::added_tokens;
+use super::chat::{ChatTemplate, Message};
+use super::checksum::sha256_hex;
+use super::config::{self, ModelConfig};
+use super::generation;
+use super::markup;
+use super::patterns;
+use super::source::{ModelTexts, TextFile};
+use spattn_base::error::{UsageError, in_plain_words};
+use spattn_base::foreign::contain;
+
+/// Special tokens that end a turn in some family even where no config says so.
+const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
+
+/// Special tokens beside BOS and EOS that chat templates may print by these names.
+const OTHER_TOKENS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// A turn of the user that occurs in no template.
+const MARK: &str = "\u{1}the user's turn\u{1}";
+/// Another one.
+const OTHER_MARK: &str = "\u{1}another turn of the user\u{1}";
+
+/// How prompts are made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenizerOptions {
+    /// Whether the chat template is used, if the model has one.
+    pub chat: bool,
+    /// Whether templates that can switch it let the model think before it answers. Off by default:
+    /// the answers of long-context tasks are scored from their first few tokens.
+    pub thinking: bool,
+    /// What the chat template is told before the user's turn.
+    pub system: Option<String>,
+}
+
+impl Default for TokenizerOptions {
+    fn default() -> Self {
+        Self { chat: true, thinking: false, system: None }
+    }
+}
+
+/// A prompt in tokens, with what is needed to find a place in it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Byte range of each token in `text`; `(0, 0)` for a BOS that is not in the text.
+    pub offsets: Vec<(usize, usize)>,
+    /// The rendered text.
+    pub text: String,
+    /// Byte in `text` where the user's turn starts.
+    pub user_start: usize,
+    /// Bytes that the template removed from the start of the user's turn (white space).
+    pub user_cut: usize,
+    /// How many BOS tokens `ids` has; 1, unless the model has none or the user wrote one.
+    pub bos_count: usize,
+}
+
+impl PromptTokens {
+    /// Index of the first token that contains a byte of `text` at or after `byte`; the number of
+    /// tokens if none does. A token that straddles `byte` belongs to what starts there.
+    pub fn token_at(&self, byte: usize) -> usize {
+        self.offsets.iter().position(|(_, end)| *end > byte).unwrap_or(self.ids.len())
+    }
+
+    /// As [`token_at`](Self::token_at), for a byte of the user's turn, such as the first of the question.
+    pub fn token_of_user_byte(&self, byte: usize) -> usize {
+        self.token_at(self.user_start + byte.saturating_sub(self.user_cut))
+    }
+}
+
+/// A model's tokenizer with its chat template and special tokens.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    file: String,
+    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    front: Vec<u32>,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    chat: Option<ChatTemplate>,
+    /// SHA-256 of the template in use and of the tokens that it may print.
+    chat_sha256: Option<String>,
+    options: TokenizerOptions,
+    sha256: String,
+    value_sha256: String,
+    notes: Vec<String>,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a model.
+    ///
+    /// # Errors
+    /// A file that is malformed, with its name; a system prompt for which there is no chat template, or no place in it.
+    pub fn load(files: &ModelTexts, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
+        let settings = added_tokens::settings(files)?;
+        let mut notes = Vec::new();
+        let mut inner = read_tokenizer(&files.tokenizer)?;
+        notes.extend(without_chance(&mut inner, &files.tokenizer.name));
+        notes.extend(added_tokens::add(&mut inner, files, &settings, config.vocab_size)?);
+        let named = |key: &str| settings.get(key).and_then(token_text);
+        let stated_bos = named("bos_token").and_then(|t| inner.token_to_id(t));
+        let mut front = front(&inner, &files.tokenizer.name)?;
+        notes.extend(front_notes(files, &settings, !front.is_empty()));
+        if front.is_empty() && settings.get("add_bos_token") == Some(&Value::Bool(true)) {
+            match (stated_bos, named("bos_token")) {
+                (Some(bos), _) => front.push(bos),
+                (None, Some(token)) => return Err(unknown_bos(files, token)),
+                (None, None) => {}
+            }
+        }
+        // What is put in front is known by now, and post-processors change offsets.
+        inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        let mut eos = config.eos_ids.clone();
+        if let Some(file) = &files.generation_config {
+            let generation = object(Some(file))?;
+            eos.extend(config::eos_ids(&generation, &file.name, config.vocab_size)?);
+            notes.extend(generation::unread(&generation, &file.name));
+        }
+        eos.extend(named("eos_token").and_then(|t| inner.token_to_id(t)));
+        eos.extend(turn_ends(&inner));
+        eos.sort_unstable();
+        eos.dedup();
+        let template = template(files, &settings)?.filter(|_| options.chat);
+        let tokenizer = Self {
+            bos: front.first().copied().or(stated_bos),
+            chat: template.as_ref().map(Template::compiled).transpose()?,
+            chat_sha256: template.as_ref().map(Template::sha256),
+            sha256: sha256_hex(files.tokenizer.text.as_bytes()),
+            value_sha256: value_sha256(&files.tokenizer.text),
+            file: files.tokenizer.name.clone(),
+            inner,
+            front,
+            eos,
+            options,
+            notes,
+        };
+        tokenizer.check_system()?;
+        Ok(tokenizer)
+    }
+
+    /// Makes sure that a system prompt is seen by the model.
+    fn check_system(&self) -> Result<(), UsageError> {
+        let Some(system) = &self.options.system else { return Ok(()) };
+        let Some(chat) = &self.chat else {
+            let what = format!("{}: the model has no chat template, which a system prompt is part of", self.file);
+            return Err(UsageError::new(what).hint("leave --system-prompt out, or give an instruction-tuned model"));
+        };
+        let text = self.said(chat, MARK)?;
+        let is_before = |at: usize| text[..at].contains(system.trim());
+        match text.find(MARK).is_some_and(is_before) {
+            true => Ok(()),
+            false => Err(chat
+                .fault("has no place for a system prompt")
+                .hint("leave --system-prompt out; what it says may be put into the rows of a file")),
+        }
+    }
+
+    /// The text of a conversation in which the user has said this.
+    fn said(&self, chat: &ChatTemplate, user: &str) -> Result<String, UsageError> {
+        let mut variables = Map::new();
+        variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
+        let system = self.options.system.iter().map(|text| Message::system(text.as_str()));
+        chat.render(&system.chain([Message::user(user)]).collect::<Vec<_>>(), &variables)
+    }
+
+    /// Whether prompts go through a chat template.
+    pub fn has_chat(&self) -> bool {
+        self.chat.is_some()
+    }
+
+    /// SHA-256 of `tokenizer.json` in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Digest of what `tokenizer.json` says, however it is laid out.
+    pub fn value_sha256(&self) -> &str {
+        &self.value_sha256
+    }
+
+    /// Has its file known by another SHA-256: of a file that says the same.
+    pub fn record_as(&mut self, sha256: &str) {
+        sha256.clone_into(&mut self.sha256);
+    }
+
+    /// What determines prompts and where answers end besides `tokenizer.json`, as a run's identity holds it.
+    pub fn identity(&self) -> Value {
+        json!({
+            "added_tokens_sha256": self.added_sha256(),
+            "chat_template_sha256": self.chat_sha256,
+            "thinking": self.options.thinking,
+            "front": self.front,
+            "bos": self.bos,
+            "eos": self.eos,
+        })
+    }
+
+    /// SHA-256 of the tokens that are found in a text before it is split, which further files may add to.
+    fn added_sha256(&self) -> String {
+        let added: BTreeMap<u32, tokenizers::AddedToken> = self.inner.get_added_tokens_decoder().into_iter().collect();
+        sha256_hex(json!(added).to_string().as_bytes())
+    }
+
+    /// What the user should know about how the files were read, a line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// How many BOS tokens a prompt begins with: a self-check. `None` if it begins with none and the tokenizer puts none there.
+    pub fn leading_bos(&self, ids: &[u32]) -> Option<usize> {
+        let bos = self.bos?;
+        let leading = ids.iter().take_while(|id| **id == bos).count();
+        (leading > 0 || self.front.contains(&bos)).then_some(leading)
+    }
+
+    /// Id of the BOS token, if the model has one.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Ids that end a generation, sorted: all that any of the model's files names, and the usual
+    /// ends of a turn where the vocabulary has them as special tokens.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Number of tokens, special ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Id of a token by its text in the vocabulary.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The prompt for a user's turn, with the start of the answer the model continues.
+    ///
+    /// # Errors
+    /// If the chat template fails or changes the user's words, or the text cannot be split.
+    pub fn encode_prompt(&self, user: &str, answer_prefix: &str) -> Result<PromptTokens, UsageError> {
+        self.encode_rendered(self.render(user, answer_prefix)?)
+    }
+
+    /// The same without a chat template, even if the model has one.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_plain(&self, user: &str, answer_prefix: &str) -> Result<PromptTokens, UsageError> {
+        self.encode_rendered(Rendered::plain(user, answer_prefix))
+    }
+
+    fn encode_rendered(&self, rendered: Rendered) -> Result<PromptTokens, UsageError> {
+        let Rendered { text, user_start, user_cut } = rendered;
+        let encoding = self.run(|| self.inner.encode(text.as_str(), false))?;
+        let mut ids = encoding.get_ids().to_vec();
+        let mut offsets = encoding.get_offsets().to_vec();
+        if self.needs_front(&ids) {
+            ids.splice(0..0, self.front.iter().copied());
+            offsets.splice(0..0, self.front.iter().map(|_| (0, 0)));
+        }
+        let bos_count = ids.iter().filter(|id| Some(**id) == self.bos).count();
+        Ok(PromptTokens { ids, offsets, text, user_start, user_cut, bos_count })
+    }
+
+    /// Number of tokens of [`encode_prompt`](Self::encode_prompt), for less work. Errors as there.
+    pub fn count_prompt(&self, user: &str, answer_prefix: &str) -> Result<usize, UsageError> {
+        let ids = self.split(&self.render(user, answer_prefix)?.text)?;
+        Ok(ids.len() + if self.needs_front(&ids) { self.front.len() } else { 0 })
+    }
+
+    /// Ids of a text as it is, without chat template; with what belongs in front of a text if `front`.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_text(&self, text: &str, front: bool) -> Result<Vec<u32>, UsageError> {
+        let mut ids = self.split(text)?;
+        if front && self.needs_front(&ids) {
+            ids.splice(0..0, self.front.iter().copied());
+        }
+        Ok(ids)
+    }
+
+    /// Ids of a text as it is, and the byte of it where each ends; nothing is put in front.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_with_ends(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), UsageError> {
+        let encoding = self.run(|| self.inner.encode(text, false))?;
+        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(_, end)| *end).collect()))
+    }
+
+    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    pub fn front(&self) -> &[u32] {
+        &self.front
+    }
+
+    /// The text of ids, special tokens left out.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, UsageError> {
+        self.run(|| self.inner.decode(ids, true))
+    }
+
+    /// The text of tokens, special ones included.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn spell(&self, ids: &[u32]) -> Result<String, UsageError> {
+        self.run(|| self.inner.decode(ids, false))
+    }
+
+    /// A sign that a user's turn was put into a chat template already, where it would be put into the model's own.
+    ///
+    /// # Errors
+    /// If the chat template fails.
+    pub fn markup_in<'t>(&self, user: &'t str) -> Result<Option<&'t str>, UsageError> {
+        let Some(chat) = &self.chat else { return Ok(None) };
+        let around = self.said(chat, MARK)?;
+        let Some((before, after)) = around.split_once(MARK) else { return Ok(None) };
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        let special: Vec<String> = added.filter(|token| token.special).map(|token| token.content).collect();
+        Ok(markup::found(user, &markup::Around { before, after, special: &special }))
+    }
+
+    /// Tokens of a text, counted no further than past `most`. It is split piece by piece, and where pieces meet a token or two
+    /// may be counted more than of the whole.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn count_past(&self, text: &str, most: usize) -> Result<usize, UsageError> {
+        let (mut count, mut rest) = (0, text);
+        while !rest.is_empty() && count <= most {
+            let (piece, others) = rest.split_at(piece_end(rest));
+            count += self.split(piece)?.len();
+            rest = others;
+        }
+        Ok(count)
+    }
+
+    fn split(&self, text: &str) -> Result<Vec<u32>, UsageError> {
+        let encoding = self.run(|| self.inner.encode_fast(text, false))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn needs_front(&self, ids: &[u32]) -> bool {
+        !self.front.is_empty() && ids.first() != self.front.first()
+    }
+
+    /// Uses the tokenizer, which may be one that its own code did not expect.
+    fn run<T>(&self, encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, UsageError> {
+        contain(encode).map_err(|e| self.failed(&e))?.map_err(|e| self.failed(&*e))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> UsageError {
+        UsageError::new(format!("{}: {}", self.file, one_line(error)))
+    }
+
+    fn render(&self, user: &str, answer_prefix: &str) -> Result<Rendered, UsageError> {
+        let Some(chat) = &self.chat else {
+            return Ok(Rendered::plain(user, answer_prefix));
+        };
+        let mut text = self.said(chat, user)?;
+        // Where the user's turn starts is where a text that occurs nowhere else would stand.
+        let marked = self.said(chat, MARK)?;
+        let Some(start) = marked.find(MARK) else {
+            let is_left_out = marked == self.said(chat, OTHER_MARK)?;
+            return Err(chat.fault(if is_left_out { "leaves out the user's turn" } else { "changes the user's turn" }));
+        };
+        let user_cut = text
+            .get(start..)
+            .filter(|_| text[..start] == marked[..start])
+            .and_then(|rest| cut(user, rest))
+            .ok_or_else(|| chat.fault("changes the user's turn"))?;
+        text.push_str(answer_prefix);
+        Ok(Rendered { text, user_start: start, user_cut })
+    }
+}
+
+struct Rendered {
+    text: String,
+    user_start: usize,
+    user_cut: usize,
+}
+
+impl Rendered {
+    fn plain(user: &str, answer_prefix: &str) -> Self {
+        Self { text: format!("{user}{answer_prefix}"), user_start: 0, user_cut: 0 }
+    }
+}
+
+/// Where the first piece of a text ends: before the last white space of some tens of kilobytes, if there is any.
+fn piece_end(text: &str) -> usize {
+    const PIECE: usize = 1 << 16;
+    if text.len() <= PIECE {
+        return text.len();
+    }
+    let most = (0..=PIECE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    text[..most].rfind(char::is_whitespace).filter(|at| *at > PIECE / 2).unwrap_or(most)
+}
+
+/// Bytes missing at the start of `user` in `rendered`, which templates may trim; `None` if more changed.
+fn cut(user: &str, rendered: &str) -> Option<usize> {
+    let left = user.trim_start();
+    if rendered.starts_with(user) {
+        Some(0)
+    } else {
+        rendered.starts_with(left.trim_end()).then_some(user.len() - left.len())
+    }
+}
+
+fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> {
+    let fault = |e: &dyn std::error::Error| match patterns::unknown_kind(&file.text) {
+        Some((what, hint)) => UsageError::new(format!("{}: not a tokenizer: {what}", file.name)).hint(hint),
+        None => UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e)))),
+    };
+    patterns::check(&file.text).map_err(|what| {
+        UsageError::new(format!("{}: {what}", file.name))
+            .hint("give a model whose tokenizer is what its makers published")
+    })?;
+    let read = contain(|| tokenizers::Tokenizer::from_bytes(file.text.as_bytes())).map_err(|e| fault(&e))?;
+    let mut inner = read.map_err(|e| fault(&*e))?;
+    if inner.get_vocab_size(true) == 0 {
+        return Err(UsageError::new(format!("{}: it has no tokens", file.name)));
+    }
+    // Some files carry the truncation and padding of the tokenizer's training.
+    inner.with_truncation(None).map_err(|e| fault(&*e))?;
+    inner.with_padding(None);
+    Ok(inner)
+}
+
+/// Takes out what makes the same text other tokens each time: a run is to be repeatable, and models are evaluated without it.
+fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
+    let ModelWrapper::BPE(model) = inner.get_model() else { return None };
+    let dropout = model.dropout.filter(|dropout| *dropout != 0.0)?;
+    let mut model = model.clone();
+    model.dropout = None;
+    inner.with_model(model);
+    Some(format!("{file}: its `dropout` of {dropout} is left out, so that a text is the same tokens each time"))
+}
+
+/// What the user should know where `tokenizer_config.json` and the post-processor of `tokenizer.json` differ on what stands around
+/// a text. Transformers 5 goes by `tokenizer.json` alone; the classes of Llama and Gemma in transformers 4 by `tokenizer_config.json`.
+fn front_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
+    let flag = |key: &str| settings.get(key).and_then(Value::as_bool);
+    let file = files.tokenizer_config.as_ref().unwrap_or(&files.tokenizer);
+    let has_bos = settings.get("bos_token").and_then(token_text).is_some();
+    let bos = match (flag("add_bos_token"), has_front) {
+        (Some(false), true) => Some(
+            "`add_bos_token` is false, and tokenizer.json puts special tokens in front of a text: they are, as in transformers 5 \
+             (some tokenizers of transformers 4 leave them out)",
+        ),
+        (Some(true), false) if has_bos => Some(
+            "`add_bos_token` is true, and tokenizer.json puts no BOS in front of a text: it is put there, as by some tokenizers of \
+             transformers 4 (transformers 5 leaves it out)",
+        ),
+        (Some(true), false) => Some("`add_bos_token` is true, and no `bos_token` is named: prompts begin without one"),
+        _ => None,
+    };
+    let eos = (flag("add_eos_token") == Some(true))
+        .then_some("`add_eos_token` is true: no EOS is put behind prompts, since the model is to go on from there");
+    bos.into_iter().chain(eos).map(|note| format!("{}: {note}", file.name)).collect()
+}
+
+fn unknown_bos(files: &ModelTexts, token: &str) -> UsageError {
+    let stated = files.tokenizer_config.as_ref().map_or(files.tokenizer.name.as_str(), |file| file.name.as_str());
+    UsageError::new(format!("{stated}: `add_bos_token` is true, and `bos_token` `{token}` is not in tokenizer.json"))
+        .hint("the two files belong to different models, or `add_bos_token` has to go")
+}
+
+fn one_line(error: &dyn std::error::Error) -> String {
+    error.to_string().replace('\n', " ")
+}
+
+/// The special tokens that the post-processor puts in front of a text. Those it appends are of no
+/// use to a prompt that is to be continued.
+fn front(inner: &tokenizers::Tokenizer, file: &str) -> Result<Vec<u32>, UsageError> {
+    let failed = |e: tokenizers::Error| UsageError::new(format!("{file}: {}", one_line(&*e)));
+    let encoding = contain(|| inner.encode("a", true)).map_err(|e| failed(e.into()))?.map_err(failed)?;
+    let special = encoding.get_special_tokens_mask().iter().take_while(|m| **m == 1).count();
+    Ok(encoding.get_ids()[..special].to_vec())
+}
+
+fn turn_ends(inner: &tokenizers::Tokenizer) -> impl Iterator<Item = u32> {
+    let added = inner.get_added_tokens_decoder();
+    added.into_iter().filter(|(_, t)| t.special && TURN_ENDS.contains(&t.content.as_str())).map(|(id, _)| id)
+}
+
+pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
+    let Some(file) = file else { return Ok(Map::new()) };
+    match serde_json::from_str(&file.text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(UsageError::new(format!("{}: expected a JSON object", file.name))),
+        Err(e) => Err(UsageError::new(format!("{}: not valid JSON: {e}", file.name))),
+    }
+}
+
+/// A special token is written as its text or as an object with the text.
+pub(super) fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn template<'a>(files: &'a ModelTexts, settings: &'a Map<String, Value>) -> Result<Option<Template<'a>>, UsageError> {
+    let named = |key: &str| settings.get(key).and_then(token_text);
+    let (source, file) = match (&files.chat_template, &files.tokenizer_config) {
+        (Some(own), _) => (own.text.as_ref(), own.name.as_str()),
+        (None, Some(config)) => match stated_template(settings, &config.name)? {
+            Some(source) => (source, config.name.as_str()),
+            None => return Ok(None),
+        },
+        (None, None) => return Ok(None),
+    };
+    let others = OTHER_TOKENS.iter().filter_map(|name| Some((*name, named(name)?))).collect();
+    Ok(Some(Template { source, file, bos: named("bos_token"), eos: named("eos_token"), others }))
+}
+
+/// A chat template as a model's files state it.
+struct Template<'a> {
+    source: &'a str,
+    /// Where it stands, for errors.
+    file: &'a str,
+    /// The texts of the special tokens that it may print.
+    bos: Option<&'a str>,
+    eos: Option<&'a str>,
+    /// Further ones by name.
+    others: Vec<(&'static str, &'a str)>,
+}
+
+impl Template<'_> {
+    fn compiled(&self) -> Result<ChatTemplate, UsageError> {
+        let chat = ChatTemplate::parse(self.source, self.file, self.bos, self.eos)?;
+        Ok(self.others.iter().fold(chat, |chat, (name, token)| chat.with_token(name, token)))
+    }
+
+    fn sha256(&self) -> String {
+        sha256_hex(json!([self.source, self.bos, self.eos, self.others]).to_string().as_bytes())
+    }
+}
+
+/// Digest of the value of a text in JSON: blanks, the order of keys and the way characters are escaped are no part of it.
+fn value_sha256(text: &str) -> String {
+    let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+    value.sort_all_objects();
+    sha256_hex(value.to_string().as_bytes())
+}
+
+/// The template in `tokenizer_config.json`: a text, or the one named `default` of a list.
+fn stated_template<'a>(settings: &'a Map<String, Value>, file: &str) -> Result<Option<&'a str>, UsageError> {
+    let fault = |what: &str| Err(UsageError::new(format!("{file}: `chat_template`: {what}")));
+    match settings.get("chat_template") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(source)) => Ok(Some(source)),
+        Some(Value::Array(list)) => {
+            let default = list.iter().find(|entry| entry["name"] == "default");
+            match default.and_then(|entry| entry["template"].as_str()) {
+                Some(source) => Ok(Some(source)),
+                None => fault("no template named `default` in the list"),
+            }
+        }
+        Some(_) => fault("expected a string or a list of named templates"),
+    }
+}

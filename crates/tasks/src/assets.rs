@@ -1,0 +1,205 @@
+//! Where tasks find their text: a data folder given by the user, or the offline defaults.
+//!
+//! An asset that is in the folder is used, and examples say so in their `source`; an asset that is
+//! not there has its default. Nothing is fetched here: who fetches asks for [`patterns`].
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::rows::{self, RowSource};
+use super::text::essays::{self, Essays, Start};
+use super::text::words::Words;
+use super::{TaskOptions, choice, generation, long_sets, longbench};
+use spattn_base::error::UsageError;
+
+const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
+const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
+const BOOK_TEXTS: &[&str] = &["books/*.txt"];
+const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
+const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
+const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
+const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
+/// Where LongBench's files may be in a data folder, and the archive in which they are published.
+const LONGBENCH_FOLDERS: &[&str] = &["longbench/", "LongBench/", "data/", ""];
+const LONGBENCH_FILES: &[&str] = &["longbench/*.jsonl", "LongBench/*.jsonl", "data/*.jsonl"];
+const LONGBENCH_ARCHIVES: &[&str] = &["data.zip", "longbench/data.zip", "LongBench/data.zip"];
+
+/// Where WikiText-2's test text is looked for.
+pub const WIKITEXT2: &[&str] = &[
+    "wikitext2/wiki.test.raw",
+    "wikitext-2-raw/wiki.test.raw",
+    "wiki.test.raw",
+    "wikitext2/wikitext-2-raw-v1.zip/wikitext-2-raw/wiki.test.raw",
+    "wikitext-2-raw-v1.zip/wikitext-2-raw/wiki.test.raw",
+];
+/// Where PG-19's test books are looked for.
+pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
+
+/// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name. Where a file is looked for
+/// in an archive, it is the archive.
+pub fn patterns() -> Vec<&'static str> {
+    let longbench = longbench::file_names().collect::<Vec<_>>();
+    let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
+    let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
+    let texts = [WIKITEXT2, PG19];
+    let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
+    let all = fixed.into_iter().chain(choice::patterns()).chain(generation::patterns()).chain(long_sets::patterns());
+    all.map(|pattern| pattern.split_once(".zip/").map_or(pattern, |(name, _)| &pattern[..name.len() + 4])).collect()
+}
+
+/// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
+/// or `essays/*.txt`, which every example reads from the beginning as published; or from `books/*.txt`, which
+/// every example reads from a place of its own; otherwise the house grammar.
+///
+/// # Errors
+/// If an asset is there and cannot be read.
+pub fn essays(options: &TaskOptions) -> Result<Essays> {
+    if let Some(file) = first_file(options, ESSAY_FILES) {
+        return Essays::from_json(&file);
+    }
+    for (patterns, start) in [(ESSAY_TEXTS, Start::Beginning), (BOOK_TEXTS, Start::Anywhere)] {
+        for folder in folders(options, patterns) {
+            if !essays::text_files(&folder)?.is_empty() {
+                return Essays::from_folder(&folder, start);
+            }
+        }
+    }
+    Ok(Essays::Grammar)
+}
+
+/// Word lists from `wordlists/`; otherwise those of crates.
+///
+/// # Errors
+/// If the folder is there and a list is missing, unreadable or empty.
+pub fn words(options: &TaskOptions) -> Result<Words> {
+    match folders(options, WORD_LISTS).first() {
+        Some(folder) => Words::from_folder(folder),
+        None => Ok(Words::from_crates()),
+    }
+}
+
+/// SQuAD's `squad/dev-v2.0.json` or `dev-v2.0.json`.
+pub fn squad(options: &TaskOptions) -> Option<PathBuf> {
+    first_file(options, SQUAD)
+}
+
+/// The first of `hotpotqa/*.json` by name, or `hotpot_dev_distractor_v1.json`.
+pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
+    let in_folder = folders(options, HOTPOTQA_FILES).into_iter().find_map(|folder| {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path())).collect();
+        files.sort();
+        files.into_iter().find(|f| f.extension().is_some_and(|e| e == "json"))
+    });
+    in_folder.or_else(|| first_file(options, HOTPOTQA))
+}
+
+/// LongBench's file of that name (`hotpotqa.jsonl`), in `longbench/`, `LongBench/`, `data/` or the folder itself, or in
+/// the archive `data.zip` in one of them.
+///
+/// # Errors
+/// If an archive is there and cannot be read.
+pub fn longbench(options: &TaskOptions, file: &str) -> Result<Option<RowSource>, UsageError> {
+    let Some(data) = &options.data else { return Ok(None) };
+    let plain = LONGBENCH_FOLDERS.iter().map(|folder| data.join(format!("{folder}{file}"))).find(|path| path.is_file());
+    let member = format!("data/{file}");
+    if let Some(path) = plain {
+        return Ok(Some(RowSource::File(path)));
+    }
+    let zipped = |archive: &str| RowSource::zipped(&data.join(archive), &member).transpose();
+    LONGBENCH_ARCHIVES.iter().find_map(|archive| zipped(archive)).transpose()
+}
+
+/// WikiText-2's test text.
+pub fn wikitext2(options: &TaskOptions) -> Option<PathBuf> {
+    first_file(options, WIKITEXT2)
+}
+
+/// The folder of PG-19's test books.
+pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
+    folders(options, PG19).into_iter().next()
+}
+
+/// The files of the data folder that a path with at most one `*` in its last part stands for, by name. A path that goes
+/// on below an archive that is there stands for itself.
+pub(super) fn matching(options: &TaskOptions, pattern: &str) -> Vec<PathBuf> {
+    let Some(data) = &options.data else {
+        return Vec::new();
+    };
+    let path = data.join(pattern);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
+        return Vec::new();
+    };
+    let Some((start, end)) = name.split_once('*') else {
+        return if may_be_read(&path) { vec![path] } else { Vec::new() };
+    };
+    let fits = |name: &str| name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> =
+        entries.filter(|e| e.file_name().to_str().is_some_and(fits)).map(|e| e.path()).collect();
+    files.sort();
+    files
+}
+
+fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
+    let data = options.data.as_ref()?;
+    names.iter().map(|name| data.join(name)).find(|path| may_be_read(path))
+}
+
+/// Whether a path is that of a file, or goes on below an archive: one that lacks the file or is damaged is a mistake to
+/// be told, not a reason to look elsewhere.
+fn may_be_read(path: &Path) -> bool {
+    path.is_file() || rows::member_of(path).is_some()
+}
+
+/// The folders of `patterns` that are there.
+fn folders(options: &TaskOptions, patterns: &[&str]) -> Vec<PathBuf> {
+    let Some(data) = &options.data else {
+        return Vec::new();
+    };
+    let names = patterns.iter().filter_map(|pattern| Some(pattern.rsplit_once('/')?.0));
+    names.map(|name| data.join(name)).filter(|path| path.is_dir()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_asset_in_the_folder_wins_over_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
+        assert_eq!(essays(&options).unwrap().label(), "grammar");
+        assert_eq!(words(&options).unwrap().label(), "petname");
+        assert!(squad(&options).is_none() && hotpotqa(&options).is_none());
+
+        std::fs::create_dir(dir.path().join("books")).unwrap();
+        std::fs::write(dir.path().join("books/a.txt"), "Some text. And more of it.").unwrap();
+        assert_eq!(essays(&options).unwrap().label(), "books");
+        std::fs::remove_file(dir.path().join("books/a.txt")).unwrap();
+
+        std::fs::create_dir(dir.path().join("essays")).unwrap();
+        assert_eq!(essays(&options).unwrap().label(), "grammar", "an empty folder is no haystack");
+        std::fs::write(dir.path().join("essays/a.txt"), "some text").unwrap();
+        assert_eq!(essays(&options).unwrap().label(), "essays");
+        std::fs::write(dir.path().join("PaulGrahamEssays.json"), r#"{"text": "more text"}"#).unwrap();
+        assert_eq!(essays(&options).unwrap().label(), "PaulGrahamEssays.json");
+
+        std::fs::create_dir(dir.path().join("wordlists")).unwrap();
+        assert!(words(&options).is_err(), "an incomplete folder is a mistake, not a reason for the default");
+        std::fs::create_dir(dir.path().join("hotpotqa")).unwrap();
+        std::fs::write(dir.path().join("hotpotqa/x.json"), "[]").unwrap();
+        assert!(hotpotqa(&options).unwrap().ends_with("hotpotqa/x.json"));
+    }
+
+    #[test]
+    fn who_fetches_is_told_all_that_is_looked_for() {
+        let all = patterns();
+        for wanted in ["PaulGrahamEssays.json", "essays/*.txt", "wordlists/*.txt", "squad/dev-v2.0.json"] {
+            assert!(all.contains(&wanted), "{wanted}");
+        }
+        // Fetching understands no more than this.
+        let name = |pattern: &'static str| pattern.rsplit('/').next().unwrap();
+        assert!(all.iter().all(|p| p.matches('*').count() == name(p).matches('*').count().min(1)), "{all:?}");
+    }
+}

@@ -1,0 +1,330 @@
+//! Tasks over a grid of lengths and depths: needles, passkeys, key-value pairs and lines.
+//!
+//! An example asks for one thing at a stated depth of its context. A sample is drawn once and asked at every
+//! depth: needles and passkeys move through the same filler, and of pairs and lines the one at that depth is asked
+//! for, so that all depths of a sample share a context or its beginning, which is then read once.
+//!
+//! A task may be given options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. What is not the default is part of
+//! the name that is recorded. Adding a base: a file with a [`Base`], and a line in `BASES`.
+
+mod depths;
+mod needle;
+mod passkey;
+mod records;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+pub use self::depths::Depths;
+use super::metrics::Metric;
+use super::options::Given;
+use super::ruler::fit::{self, Draft, Request, Units};
+use super::seed::example_seed;
+use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, digest};
+use spattn_base::error::UsageError;
+
+/// Every base, in the order in which they are listed.
+static BASES: [&Base; 4] = [&needle::BASE, &passkey::BASE, &records::PAIRS, &records::LINES];
+
+/// Some tasks that are made alike.
+struct Base {
+    /// Name of the task, or of the group where there are several.
+    name: &'static str,
+    /// The tasks; their names are `NAME`, or `NAME/PART`.
+    members: fn() -> Vec<Member>,
+    /// Depths if none are given: so many at equal distances.
+    steps: usize,
+    /// The option that says how many units a context has, in place of a length.
+    count: Option<&'static str>,
+    /// Whether contexts may come from a file.
+    takes_file: bool,
+    /// Makes what one member asks about.
+    make: fn(&str, &Options, &TaskOptions) -> Result<Box<dyn Setting>>,
+}
+
+/// A task of a base, as it is listed.
+struct Member {
+    name: String,
+    about: String,
+    metric: Metric,
+    max_new_tokens: usize,
+}
+
+/// What a task asks about: the source of its scenes.
+trait Setting: Send + Sync {
+    /// Where text and words come from, for the record.
+    fn source(&self) -> String;
+    /// How many units a context of this length may have.
+    fn units(&self, length: usize) -> Units;
+    /// Draws what sample `request.index` is about; `attempt` sets one draw apart from others.
+    ///
+    /// # Errors
+    /// If data is malformed or runs out.
+    fn scene<'a>(&'a self, request: &'a Request<'a>, attempt: u64) -> Result<Box<dyn Scene + 'a>>;
+    /// Whether a sample has one context, and depths differ in what is asked about it.
+    fn one_context(&self) -> bool;
+    /// Number of samples, if a file fixes it.
+    fn available(&self) -> Option<usize> {
+        None
+    }
+    /// Digest of the data of a user that it draws from; empty where there are none.
+    fn data(&self) -> String {
+        String::new()
+    }
+    /// What the user should know about its data, one line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// What is drawn for one sample.
+trait Scene {
+    /// The example with so many units of context that asks for what lies at `depth` percent.
+    fn draft(&mut self, units: usize, depth: f64) -> Draft;
+}
+
+/// Pairs or lines that a context can be asked to have.
+const MOST_RECORDS: usize = 1_000_000;
+
+/// What may follow the name of a task.
+#[derive(Debug, Clone, PartialEq)]
+struct Options {
+    depths: Depths,
+    count: Option<usize>,
+    file: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(base: &Base, text: &str) -> Result<Self, UsageError> {
+        let mut options = Self { depths: Depths::even(base.steps), count: None, file: None };
+        let mut given = Given::default();
+        for option in text.split(',').filter(|_| !text.is_empty()) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            // Both say where to ask.
+            given.once(text, key, if key == "depths" { "steps" } else { key })?;
+            match key {
+                "steps" => options.depths = Depths::of_steps(value)?,
+                "depths" => options.depths = Depths::parse(value)?,
+                "file" if base.takes_file && !value.is_empty() => options.file = Some(value.into()),
+                key if base.count == Some(key) => options.count = Some(at_least_two(key, value)?),
+                _ => return Err(UsageError::unknown(&format!("option of {}", base.name), key, base.options())),
+            }
+        }
+        if options.file.is_some() && options.count.is_some() {
+            return Err(UsageError::new(format!("`{text}`: the file says how many there are")).hint("leave one out"));
+        }
+        Ok(options)
+    }
+
+    /// What is not the default, as it follows the name; of a file its stem, as in other records.
+    fn canonical(&self, base: &Base, file: impl Fn(&PathBuf) -> String) -> String {
+        let given = [
+            self.file.as_ref().map(|path| format!("file={}", file(path))),
+            self.count.map(|n| format!("{}={n}", base.count.unwrap_or_default())),
+            (self.depths != Depths::even(base.steps)).then(|| self.depths.option()),
+        ];
+        let given: Vec<String> = given.into_iter().flatten().collect();
+        if given.is_empty() { String::new() } else { format!(":{}", given.join(",")) }
+    }
+}
+
+fn at_least_two(key: &str, value: &str) -> Result<usize, UsageError> {
+    let wrong = || {
+        UsageError::new(format!("`{key}={value}` is no number from 2 to {MOST_RECORDS}"))
+            .hint(format!("for example {key}=75"))
+    };
+    value.parse().ok().filter(|n| (2..=MOST_RECORDS).contains(n)).ok_or_else(wrong)
+}
+
+impl Base {
+    fn options(&self) -> Vec<&'static str> {
+        let file = self.takes_file.then_some("file");
+        ["steps", "depths"].into_iter().chain(self.count).chain(file).collect()
+    }
+
+    fn find(name: &str) -> Option<&'static Self> {
+        let is = |base: &&&Self| name == base.name || name.strip_prefix(base.name).is_some_and(|n| n.starts_with('/'));
+        BASES.iter().find(is).copied()
+    }
+
+    fn info(&self, member: Member) -> TaskInfo {
+        let mut parameters = vec![("steps".to_owned(), self.steps.to_string())];
+        parameters.extend(self.count.map(|count| (count.to_owned(), "to the length".to_owned())));
+        if self.takes_file {
+            parameters.push(("file".to_owned(), "none".to_owned()));
+        }
+        TaskInfo {
+            name: member.name,
+            about: member.about,
+            metric: Some(member.metric),
+            max_new_tokens: Some(member.max_new_tokens),
+            parameters,
+            stands_in_for: None,
+        }
+    }
+}
+
+/// The family: `needle/PART`, `passkey/PART`, `kv_retrieval`, `longeval_lines`, and the groups `needle`, `passkey`.
+pub struct Grids;
+
+impl Family for Grids {
+    fn catalog(&self) -> Vec<TaskInfo> {
+        BASES.iter().flat_map(|base| (base.members)().into_iter().map(|member| base.info(member))).collect()
+    }
+
+    fn groups(&self) -> Vec<String> {
+        let several = BASES.iter().filter(|base| (base.members)().iter().all(|m| m.name != base.name));
+        several.map(|base| base.name.to_owned()).collect()
+    }
+
+    fn expand(&self, name: &str, _: &TaskOptions) -> Option<Vec<String>> {
+        let (bare, options) = name.split_once(':').unwrap_or((name, ""));
+        let base = Base::find(bare)?;
+        let members: Vec<String> = (base.members)().into_iter().map(|m| m.name).collect();
+        let meant: Vec<String> = members.into_iter().filter(|m| bare == base.name || m == bare).collect();
+        // Options that are wrong are reported when the task is made.
+        let options = match Options::parse(base, options) {
+            Ok(options) => options.canonical(base, |path| path.display().to_string()),
+            Err(_) => format!(":{options}"),
+        };
+        (!meant.is_empty()).then(|| meant.into_iter().map(|m| format!("{m}{options}")).collect())
+    }
+
+    fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
+        let (bare, given) = name.split_once(':').unwrap_or((name, ""));
+        let unknown = || UsageError::unknown("task", name, self.catalog().into_iter().map(|t| t.name));
+        let base = Base::find(bare).ok_or_else(unknown)?;
+        let member = (base.members)().into_iter().find(|m| m.name == bare).ok_or_else(unknown)?;
+        let given = Options::parse(base, given)?;
+        let stem = |path: &PathBuf| path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        Ok(Box::new(GridTask {
+            name: format!("{bare}{}", given.canonical(base, stem)),
+            setting: (base.make)(bare, &given, options)?,
+            seed_name: bare.to_owned(),
+            metric: member.metric,
+            max_new_tokens: member.max_new_tokens,
+            options: given,
+        }))
+    }
+}
+
+struct GridTask {
+    /// As recorded: with the options that are not the default.
+    name: String,
+    /// What seeds hash: the same samples whatever the depths.
+    seed_name: String,
+    metric: Metric,
+    max_new_tokens: usize,
+    options: Options,
+    setting: Box<dyn Setting>,
+}
+
+impl GridTask {
+    /// The example of the sample at `depth`, as long as the length allows.
+    fn sized(&self, request: &Request, depth: f64) -> Result<Draft> {
+        let depths = self.options.depths.all();
+        let one_context = self.setting.one_context();
+        let sized_at = if one_context { depths[0] } else { depth };
+        let mut scenes = Vec::new();
+        let (attempt, fitted) = fit::fill_sized(request, self.setting.units(request.length), |attempt, units| {
+            while scenes.len() as u64 <= attempt {
+                scenes.push(self.setting.scene(request, scenes.len() as u64)?);
+            }
+            Ok(scenes[attempt as usize].draft(units, sized_at))
+        })?;
+        if !one_context {
+            return Ok(fitted.draft);
+        }
+        // One size for all depths, whose questions differ by a few tokens.
+        let scene = &mut scenes[attempt as usize];
+        let least = self.setting.units(request.length).least;
+        for units in (least..=fitted.units).rev() {
+            let mut most = 0;
+            for depth in depths {
+                most = most.max(request.tokens(&scene.draft(units, *depth))?);
+            }
+            if most <= request.length {
+                return Ok(scene.draft(units, depth));
+            }
+            if units == least {
+                return Err(request.cannot_fit(most).into());
+            }
+        }
+        Ok(fitted.draft)
+    }
+}
+
+impl Task for GridTask {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn available(&self) -> Option<usize> {
+        self.setting.available()
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, self.setting.data()))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.setting.notes()
+    }
+
+    fn is_sized(&self) -> bool {
+        self.options.count.is_none() && self.options.file.is_none()
+    }
+
+    fn least_tokens(&self) -> usize {
+        // A pair or a line is a token at the least.
+        self.options.count.unwrap_or(0)
+    }
+
+    fn cells(&self) -> usize {
+        self.options.depths.count()
+    }
+
+    fn context_of(&self, index: usize) -> usize {
+        index - index % self.cells()
+    }
+
+    fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example> {
+        let (sample, cell) = (index / self.cells(), index % self.cells());
+        let depth = self.options.depths.all()[cell];
+        let request = Request {
+            task: &self.name,
+            seed_name: &self.seed_name,
+            length,
+            index: sample,
+            run_seed: seed,
+            seed: example_seed(seed, &self.seed_name, length, sample),
+            max_new_tokens: self.max_new_tokens,
+            positions: Positions::Varied,
+            counter,
+        };
+        let draft = match (self.is_sized(), self.options.count) {
+            (true, _) => self.sized(&request, depth)?,
+            (false, count) => self.setting.scene(&request, 0)?.draft(count.unwrap_or_default(), depth),
+        };
+        Ok(Example {
+            task: self.name.clone(),
+            length,
+            index,
+            context: draft.context,
+            question: draft.question,
+            answer_prefix: draft.answer_prefix,
+            references: draft.references,
+            all_classes: Vec::new(),
+            metric: self.metric,
+            also: Vec::new(),
+            max_new_tokens: self.max_new_tokens,
+            depth: Some(depth),
+            source: self.setting.source(),
+            handling: Handling::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3), and their prompt.
+//!
+//! A row has pairs of uuids, one of their keys and its value: `ordered_kv_records`, `key`, `value`. Here the pairs
+//! stay in the file's order, in which the key asked for may be anywhere; `grid/records.rs` moves it to one depth at a
+//! time as the publication does, and makes pairs of its own. The prompt is data in `tasks/kv_retrieval.toml`.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::metrics::Metric;
+use super::ruler::template::substitute;
+use spattn_base::error::{UsageError, in_plain_words};
+
+/// The field by which rows are recognised.
+pub const PAIRS: &str = "ordered_kv_records";
+
+/// The prompt and how it is scored.
+pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+    // Embedded: a mistake in it is ours, and the tests find it.
+    toml::from_str(include_str!("../tasks/kv_retrieval.toml")).expect("tasks/kv_retrieval.toml is well-formed")
+});
+
+/// What the definition file holds.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// How predictions are scored.
+    pub metric: Metric,
+    /// Tokens to generate at most.
+    pub tokens_to_generate: usize,
+    context_template: String,
+    question_template: String,
+}
+
+/// A row as a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lookup {
+    /// Instruction and pairs.
+    pub context: String,
+    /// The key, and the opened answer.
+    pub question: String,
+    /// The value of the key.
+    pub answer: String,
+}
+
+/// Pairs, of which one is asked for.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Row {
+    ordered_kv_records: Vec<(String, String)>,
+    key: String,
+    value: String,
+}
+
+impl Row {
+    /// Reads a row; `place` names it in errors.
+    ///
+    /// # Errors
+    /// If a field is missing or no text, or the pairs do not hold the key with this value.
+    pub fn read(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
+        let wrong = |what: String| {
+            UsageError::new(format!("{place}: {what}"))
+                .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
+        };
+        let row: Self =
+            serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(in_plain_words(&e.to_string())))?;
+        let is_asked = |(key, value): &(String, String)| (key, value) == (&row.key, &row.value);
+        if row.value.trim().is_empty() || !row.pairs().iter().any(is_asked) {
+            return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));
+        }
+        if row.pairs().iter().any(|(key, value)| *key == row.key && *value != row.value) {
+            return Err(wrong(format!("the pairs give `{}` more than one value", row.key)));
+        }
+        Ok(row)
+    }
+
+    /// Keys and values, in the order of the row.
+    pub fn pairs(&self) -> &[(String, String)] {
+        &self.ordered_kv_records
+    }
+
+    /// The pair whose key is asked for.
+    pub fn asked(&self) -> &(String, String) {
+        let is_asked = |(key, value): &&(String, String)| (key, value) == (&self.key, &self.value);
+        self.pairs().iter().find(is_asked).expect("a row that was read holds what it asks for")
+    }
+}
+
+/// Writes the prompt that asks for `key`, one of the keys of `pairs`, and its `value`.
+pub fn prompt(pairs: &[(String, String)], key: &str, value: &str) -> Lookup {
+    let records: Vec<String> = pairs.iter().map(|(k, v)| format!("\"{k}\": \"{v}\"")).collect();
+    let records = format!("{{{}}}", records.join(",\n "));
+    Lookup {
+        context: substitute(&DEFINITION.context_template, &[("records", &records)]),
+        question: substitute(&DEFINITION.question_template, &[("key", key)]),
+        answer: value.to_owned(),
+    }
+}
+
+/// Writes the prompt of a row; `place` names the row in errors.
+///
+/// # Errors
+/// As of [`Row::read`].
+pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageError> {
+    let row = Row::read(fields, place)?;
+    Ok(prompt(row.pairs(), &row.key, &row.value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: &str) -> Result<Lookup, UsageError> {
+        lookup(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "rows.jsonl:1")
+    }
+
+    #[test]
+    fn the_prompt_is_the_published_one() {
+        let got = row(r#"{"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}"#);
+        let got = got.unwrap();
+        assert_eq!(
+            got.context + &got.question,
+            "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n\
+             {\"a\": \"1\",\n \"b\": \"2\",\n \"c\": \"3\"}\n\nKey: \"b\"\nCorresponding value:"
+        );
+        assert_eq!(got.answer, "2");
+    }
+
+    #[test]
+    fn a_row_without_its_answer_is_an_error() {
+        let error = row(r#"{"ordered_kv_records": [["a", "1"]], "key": "a", "value": "2"}"#).unwrap_err();
+        assert_eq!(error.what, "rows.jsonl:1: the pairs do not give `a` the value `2`");
+        let error = row(r#"{"ordered_kv_records": [["a", "1"], ["a", "2"]], "key": "a", "value": "1"}"#).unwrap_err();
+        assert_eq!(error.what, "rows.jsonl:1: the pairs give `a` more than one value");
+        let same =
+            r#"{"ordered_kv_records": [["a", "1"], ["a", "1"], ["b", "2"], ["b", "3"]], "key": "a", "value": "1"}"#;
+        assert!(row(same).is_ok(), "others may have two");
+        let error = row(r#"{"ordered_kv_records": [["a", "1"]], "key": "a"}"#).unwrap_err();
+        assert!(error.what.contains("missing field `value`"), "{error}");
+    }
+}

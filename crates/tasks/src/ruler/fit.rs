@@ -1,0 +1,341 @@
+//! Size search: the largest example that fits a length.
+//!
+//! An example is built from whole units (words of an essay, noise lines, documents, …). Its length is
+//! the tokens of the whole prompt plus the tokens to generate, counted with the evaluated model's
+//! tokenizer. The published generator searches on one draw, steps down by a fixed increment for the
+//! others, and can spin for ever when nothing fits; here every example is searched for itself, with
+//! few countings, and the search always ends.
+
+use anyhow::Result;
+
+use crate::seed::Draw;
+use crate::{Positions, PromptCounter};
+use spattn_base::error::UsageError;
+
+/// The least share of the length an example should fill.
+pub const LEAST_FILL: f64 = 0.95;
+/// Draws tried when a unit is so coarse that the largest size fills less than [`LEAST_FILL`].
+const ATTEMPTS: u64 = 32;
+/// After so many countings every second step halves the range, so that the search ends soon whatever
+/// the lengths look like.
+const TRUST_INTERPOLATION: usize = 8;
+
+/// What an example is asked to be, and how its length is counted.
+pub struct Request<'a> {
+    /// Full task name, for messages.
+    pub task: &'a str,
+    /// The name that seeds hash.
+    pub seed_name: &'a str,
+    /// Tokens of the prompt and the answer together.
+    pub length: usize,
+    /// Position of the example in its task.
+    pub index: usize,
+    /// The run's seed.
+    pub run_seed: u64,
+    /// The example's own seed.
+    pub seed: u64,
+    /// Tokens kept free for the answer.
+    pub max_new_tokens: usize,
+    /// Whether shuffles are ours or the published ones.
+    pub positions: Positions,
+    /// Counts the tokens of a prompt.
+    pub counter: &'a dyn PromptCounter,
+}
+
+impl Request<'_> {
+    /// The stream of draws for one part of the example. `attempt` sets one try of [`fill`] apart from
+    /// the others.
+    pub fn draw(&self, attempt: u64, part: u64) -> Draw {
+        Draw::new(self.seed, self.stream(attempt, part))
+    }
+
+    /// The number of the stream that [`Request::draw`] gives.
+    pub fn stream(&self, attempt: u64, part: u64) -> u64 {
+        attempt << 32 | part
+    }
+
+    /// Tokens of `draft` with the tokens to generate.
+    pub fn tokens(&self, draft: &Draft) -> Result<usize> {
+        let user = format!("{}{}", draft.context, draft.question);
+        Ok(self.counter.prompt_tokens(&user, &draft.answer_prefix)? + self.max_new_tokens)
+    }
+
+    /// Whether `tokens` fill the length as they should.
+    pub fn is_filled(&self, tokens: usize) -> bool {
+        tokens as f64 >= LEAST_FILL * self.length as f64
+    }
+
+    /// The error of a task whose smallest example is too long.
+    pub fn cannot_fit(&self, least_tokens: usize) -> UsageError {
+        UsageError::new(format!(
+            "task `{}` cannot fit {} tokens: its smallest example needs {least_tokens}, {} of them for the answer",
+            self.task, self.length, self.max_new_tokens
+        ))
+        .hint("ask for a longer length (--length), or leave the task out")
+    }
+
+    /// The error of a task whose material is used up.
+    pub fn runs_out(&self, tokens: usize) -> UsageError {
+        UsageError::new(format!(
+            "task `{}` cannot fill {} tokens: all of its material makes {tokens}",
+            self.task, self.length
+        ))
+        .hint("ask for a shorter length (--length), or give more data (--data DIR)")
+    }
+}
+
+/// An example under construction.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Draft {
+    /// Text up to the question.
+    pub context: String,
+    /// The question.
+    pub question: String,
+    /// Start of the answer.
+    pub answer_prefix: String,
+    /// The answer key.
+    pub references: Vec<String>,
+    /// Something about this example that belongs on record.
+    pub note: Option<String>,
+}
+
+/// How many units an example may have.
+#[derive(Debug, Clone, Copy)]
+pub struct Units {
+    /// The fewest that make a valid example.
+    pub least: usize,
+    /// The most there are.
+    pub most: usize,
+    /// So many more than the fewest make a first, short probe of the tokens in a unit.
+    pub probe: usize,
+}
+
+/// The largest example that fits.
+#[derive(Debug, Clone)]
+pub struct Fitted {
+    /// The example.
+    pub draft: Draft,
+    /// Units it has.
+    pub units: usize,
+    /// Its tokens, with those to generate.
+    pub tokens: usize,
+}
+
+/// The largest example that fits, drawn again a few times if whole units leave too much room.
+///
+/// `build(attempt, n)` must always give the same draft for the same arguments. Where one unit is more
+/// than 5 % of the length (uuid needles at 512 tokens) the fullest of the attempts is taken.
+///
+/// # Errors
+/// A [`UsageError`] if the smallest example does not fit or if all units together do not fill the
+/// length; errors of `build` and of the counter.
+pub fn fill(request: &Request, units: Units, build: impl FnMut(u64, usize) -> Result<Draft>) -> Result<Draft> {
+    Ok(fill_sized(request, units, build)?.1.draft)
+}
+
+/// As [`fill`], with the attempt that was taken and the size it has.
+///
+/// # Errors
+/// As of [`fill`].
+pub fn fill_sized(
+    request: &Request,
+    units: Units,
+    mut build: impl FnMut(u64, usize) -> Result<Draft>,
+) -> Result<(u64, Fitted)> {
+    let mut best: Option<(u64, Fitted)> = None;
+    for attempt in 0..ATTEMPTS {
+        let fitted = largest(request, units, |n| build(attempt, n))?;
+        if request.is_filled(fitted.tokens) {
+            return Ok((attempt, fitted));
+        }
+        if fitted.units == units.most {
+            return Err(request.runs_out(fitted.tokens).into());
+        }
+        if best.as_ref().is_none_or(|(_, b)| b.tokens < fitted.tokens) {
+            best = Some((attempt, fitted));
+        }
+    }
+    best.ok_or_else(|| request.cannot_fit(request.length).into())
+}
+
+/// The example with the most units that fits, by interpolation between a size that fits and one that
+/// does not. Whatever the tokenizer does, the result was counted and fits.
+///
+/// # Errors
+/// A [`UsageError`] if the smallest example does not fit; errors of `build` and of the counter.
+pub fn largest(request: &Request, units: Units, mut build: impl FnMut(usize) -> Result<Draft>) -> Result<Fitted> {
+    let mut measure = |n: usize| -> Result<Fitted> {
+        let draft = build(n)?;
+        let tokens = request.tokens(&draft)?;
+        Ok(Fitted { draft, units: n, tokens })
+    };
+    let smallest = measure(units.least)?;
+    if smallest.tokens > request.length {
+        return Err(request.cannot_fit(smallest.tokens).into());
+    }
+    let mut search = Search {
+        length: request.length,
+        first: (smallest.units, smallest.tokens),
+        fits: (smallest.units, smallest.tokens),
+        too_long: None,
+        units,
+        countings: 1,
+    };
+    let mut best = smallest;
+    while let Some(next) = search.next() {
+        let probed = measure(next)?;
+        search.learn(probed.units, probed.tokens);
+        if probed.tokens <= request.length {
+            best = probed;
+        }
+    }
+    Ok(best)
+}
+
+/// Sizes as `(units, tokens)` that are known so far.
+struct Search {
+    length: usize,
+    first: (usize, usize),
+    fits: (usize, usize),
+    too_long: Option<(usize, usize)>,
+    units: Units,
+    countings: usize,
+}
+
+impl Search {
+    /// The next size to count; `None` when the largest that fits is known.
+    fn next(&self) -> Option<usize> {
+        let end = self.too_long.map_or(self.units.most + 1, |(units, _)| units);
+        let (low, high) = (self.fits.0 + 1, end.saturating_sub(1));
+        if low > high {
+            return None;
+        }
+        let guess = match self.too_long {
+            Some(_) if self.countings >= TRUST_INTERPOLATION && self.countings.is_multiple_of(2) => {
+                low + (high - low) / 2
+            }
+            Some(too_long) => line(self.fits, too_long, self.length),
+            None if self.fits == self.first => self.first.0 + self.units.probe,
+            None => line(self.first, self.fits, self.length),
+        };
+        Some(guess.clamp(low, high))
+    }
+
+    fn learn(&mut self, units: usize, tokens: usize) {
+        self.countings += 1;
+        if tokens <= self.length {
+            self.fits = (units, tokens);
+        } else {
+            self.too_long = Some((units, tokens));
+        }
+    }
+}
+
+/// The units at which the line through two sizes reaches `tokens`; twice the larger size if the line
+/// does not rise.
+fn line(a: (usize, usize), b: (usize, usize), tokens: usize) -> usize {
+    if b.1 <= a.1 || b.0 <= a.0 {
+        return 2 * a.0.max(b.0);
+    }
+    let per_unit = (b.1 - a.1) as f64 / (b.0 - a.0) as f64;
+    a.0 + ((tokens.saturating_sub(a.1)) as f64 / per_unit) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts bytes and how often it was asked.
+    struct Bytes(AtomicUsize);
+
+    impl PromptCounter for Bytes {
+        fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(user.len() + answer_prefix.len())
+        }
+    }
+
+    fn request(length: usize, counter: &Bytes) -> Request<'_> {
+        Request {
+            task: "ruler/test",
+            seed_name: "ruler/test",
+            length,
+            index: 0,
+            run_seed: 0,
+            seed: 1,
+            max_new_tokens: 10,
+            positions: Positions::Varied,
+            counter,
+        }
+    }
+
+    fn of_bytes(bytes: usize) -> Result<Draft> {
+        Ok(Draft { context: "x".repeat(bytes), ..Draft::default() })
+    }
+
+    const UNITS: Units = Units { least: 1, most: 1_000_000, probe: 20 };
+
+    #[test]
+    fn too_short_a_length_is_an_error_that_says_so() {
+        let counter = Bytes(AtomicUsize::new(0));
+        let error = largest(&request(64, &counter), UNITS, |n| of_bytes(100 + n)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "task `ruler/test` cannot fit 64 tokens: its smallest example needs 111, 10 of them for the answer"
+        );
+        assert!(error.downcast_ref::<UsageError>().is_some_and(|e| e.hint.is_some()));
+    }
+
+    #[test]
+    fn material_that_runs_out_is_an_error() {
+        let counter = Bytes(AtomicUsize::new(0));
+        let error = fill(&request(1000, &counter), Units { most: 30, ..UNITS }, |_, n| of_bytes(n)).unwrap_err();
+        assert_eq!(error.to_string(), "task `ruler/test` cannot fill 1000 tokens: all of its material makes 40");
+    }
+
+    #[test]
+    fn a_coarse_unit_takes_the_fullest_attempt() {
+        let counter = Bytes(AtomicUsize::new(0));
+        let draft =
+            fill(&request(500, &counter), UNITS, |attempt, n| of_bytes(400 * n + 10 * (attempt as usize % 4))).unwrap();
+        assert_eq!(draft.context.len(), 430);
+    }
+
+    #[test]
+    fn long_examples_need_few_countings() {
+        for (per_unit, length) in [(5, 131_072), (90, 131_072), (21, 4_096), (7, 1_024)] {
+            let counter = Bytes(AtomicUsize::new(0));
+            let noisy = |n: usize| of_bytes(50 + per_unit * n + (n * 7919) % per_unit + n / 40);
+            largest(&request(length, &counter), UNITS, noisy).unwrap();
+            let countings = counter.0.load(Ordering::Relaxed);
+            assert!(countings <= 10, "{countings} countings for {per_unit} a unit at {length}");
+        }
+    }
+
+    proptest! {
+        /// Growing lengths of any shape: the largest size is found exactly.
+        #[test]
+        fn the_largest_size_is_found(steps in proptest::collection::vec(0usize..60, 1..400), length in 20usize..6_000) {
+            let total = |n: usize| -> usize { steps[..n].iter().sum::<usize>() };
+            let counter = Bytes(AtomicUsize::new(0));
+            let units = Units { least: 0, most: steps.len(), probe: 5 };
+            let fitted = largest(&request(length, &counter), units, |n| of_bytes(total(n))).unwrap();
+            let expected = (0..=steps.len()).filter(|&n| total(n) + 10 <= length).max().unwrap();
+            prop_assert_eq!(fitted.units, expected);
+            prop_assert!(counter.0.load(Ordering::Relaxed) <= 30);
+        }
+
+        /// Lengths that jump up and down: the search still ends, and what it returns fits.
+        #[test]
+        fn jumping_lengths_never_exceed(lengths in proptest::collection::vec(1usize..3_000, 2..200), length in 100usize..3_000) {
+            let counter = Bytes(AtomicUsize::new(0));
+            let units = Units { least: 0, most: lengths.len(), probe: 5 };
+            let build = |n: usize| of_bytes(if n == 0 { 1 } else { lengths[n - 1] });
+            let fitted = largest(&request(length, &counter), units, build).unwrap();
+            prop_assert!(fitted.tokens <= length);
+            prop_assert!(counter.0.load(Ordering::Relaxed) <= 40);
+        }
+    }
+}

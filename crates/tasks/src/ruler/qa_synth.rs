@@ -1,0 +1,364 @@
+//! Synthetic stand-ins for RULER's question answering: documents about made-up cities, companies and
+//! persons, asked about with one hop or two.
+//!
+//! This is not RULER's data and never carries its name: the tasks are `qa_synth` and `qa_synth_hop2`.
+//! Sentences and questions are data in `tasks/ruler/qa.toml`. What grows with the length is the number
+//! of sentences: distractor documents in full, the last one cut after any of its sentences.
+
+use std::collections::{BTreeMap, HashSet};
+
+use anyhow::{Result, anyhow};
+use serde::Deserialize;
+
+use super::fit::{self, Draft, Request, Units};
+use super::qa::Prompt;
+use super::template::{Definition, substitute};
+use super::{Generator, shuffled_order};
+use crate::seed::Draw;
+use crate::text::grammar::Grammar;
+
+/// Parts of an example with draws of their own.
+mod part {
+    pub const WORLD: u64 = 0;
+    pub const ORDER: u64 = 1;
+    pub const QUESTION: u64 = 2;
+}
+
+/// Different countries in one example.
+const COUNTRIES: usize = 30;
+/// Most filler sentences of a document.
+const FILLER: usize = 3;
+
+/// The part of the definition file that describes the made-up world.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct File {
+    /// Sentences, documents and questions.
+    pub synthetic: Synthetic,
+}
+
+/// Sentences, documents and questions of the made-up world.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Synthetic {
+    /// Sentence forms by name.
+    pub sentences: BTreeMap<String, String>,
+    /// Names of the sentences of each kind of document.
+    pub documents: BTreeMap<String, Vec<String>>,
+    /// Question forms.
+    pub questions: Vec<Question>,
+}
+
+/// One question form.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Question {
+    /// The question.
+    pub ask: String,
+    /// The fact that answers it.
+    pub answer: String,
+    /// The kind of document it names.
+    pub of: String,
+    /// The kind of document it leads to.
+    pub via: Option<String>,
+    /// Sentences that must be there.
+    pub uses: Vec<String>,
+}
+
+impl Question {
+    fn hops(&self) -> usize {
+        1 + usize::from(self.via.is_some())
+    }
+}
+
+struct SyntheticQa {
+    prompt: Prompt,
+    text: Synthetic,
+    hops: usize,
+}
+
+/// The generator for questions of `hops` hops; the sentences are in `definition`.
+///
+/// # Errors
+/// If the definition is malformed.
+pub fn make(prompt: Prompt, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
+    let file: File = definition.own()?;
+    Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
+}
+
+impl Generator for SyntheticQa {
+    fn source(&self) -> String {
+        "documents=synthetic".to_owned()
+    }
+
+    fn generate(&self, request: &Request) -> Result<Draft> {
+        let mut attempts: Vec<Attempt> = Vec::new();
+        let units = Units { least: 0, most: request.length, probe: 15 };
+        fit::fill(request, units, |attempt, sentences| {
+            if attempts.len() as u64 <= attempt {
+                attempts.push(Attempt::new(self, request, attempt)?);
+            }
+            attempts[attempt as usize].draft(sentences)
+        })
+    }
+}
+
+/// What is true in the made-up world, three documents at a time.
+struct Group {
+    /// Placeholder to value: `city`, `country`, `fame`, `company`, … of this group's city, company and person.
+    facts: BTreeMap<&'static str, String>,
+    /// The group whose city the person was born in, and the one whose company the person works at.
+    born_in: usize,
+    works_at: usize,
+}
+
+/// Sentences of one document in order.
+type Document = Vec<String>;
+
+/// One draw of an example; its world grows as sizes are tried.
+struct Attempt<'a> {
+    qa: &'a SyntheticQa,
+    request: &'a Request<'a>,
+    number: u64,
+    draw: Draw,
+    taken: HashSet<String>,
+    countries: Vec<String>,
+    groups: Vec<Group>,
+    /// Documents with the answer, always there in full.
+    own: Vec<Document>,
+    /// All others, in the order in which they are added.
+    others: Vec<Document>,
+    question: String,
+    answer: String,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(qa: &'a SyntheticQa, request: &'a Request<'a>, number: u64) -> Result<Self> {
+        let mut draw = request.draw(number, part::WORLD);
+        let countries = (0..COUNTRIES).map(|_| Grammar::house().country(&mut draw)).collect();
+        let mut attempt = Self {
+            qa,
+            request,
+            number,
+            draw,
+            taken: HashSet::new(),
+            countries,
+            groups: Vec::new(),
+            own: Vec::new(),
+            others: Vec::new(),
+            question: String::new(),
+            answer: String::new(),
+        };
+        attempt.ask()?;
+        Ok(attempt)
+    }
+
+    /// Draws the question, and the first group of documents around it.
+    fn ask(&mut self) -> Result<()> {
+        let qa = self.qa;
+        let mut draw = self.request.draw(self.number, part::QUESTION);
+        let questions: Vec<&Question> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
+        let question = *questions
+            .get(draw.below(questions.len().max(1)))
+            .ok_or_else(|| anyhow!("no question has {} hops", qa.hops))?;
+        let group = self.new_group();
+        self.question = substitute(&question.ask, &pairs(&group.facts));
+        self.answer = group
+            .facts
+            .get(question.answer.as_str())
+            .cloned()
+            .ok_or_else(|| anyhow!("no fact `{}`", question.answer))?;
+        for kind in qa.text.documents.keys() {
+            let document = self.document(kind, &group.facts, &question.uses)?;
+            let is_own = *kind == question.of || question.via.as_ref() == Some(kind);
+            if is_own { self.own.push(document) } else { self.others.push(document) }
+        }
+        self.groups.push(group);
+        Ok(())
+    }
+
+    /// A city, a company and a person with new names. The person comes from this or an earlier group's
+    /// city, and works at this or an earlier group's company.
+    fn new_group(&mut self) -> Group {
+        let grammar = Grammar::house();
+        let number = self.groups.len();
+        let city = self.unique(Grammar::place);
+        let company = self.unique(Grammar::company);
+        let person = self.unique(Grammar::person);
+        let draw = &mut self.draw;
+        let mut earlier = || {
+            if number > 0 && draw.below(2) == 0 { draw.below(number) } else { number }
+        };
+        let (born_in, works_at) = (earlier(), earlier());
+        let facts = BTreeMap::from([
+            ("city", city),
+            ("country", draw.pick(&self.countries).clone()),
+            ("fame", grammar.noun(draw)),
+            ("company", company),
+            ("year", grammar.year(draw)),
+            ("product", grammar.noun(draw)),
+            ("director", grammar.person(draw)),
+            ("person", person),
+            ("job", grammar.job(draw)),
+            ("sport", grammar.sport(draw)),
+        ]);
+        Group { facts, born_in, works_at }
+    }
+
+    fn unique(&mut self, make: fn(&Grammar, &mut Draw) -> String) -> String {
+        // There are tens of thousands of names; after many draws a repeated one is taken.
+        const DRAWS: usize = 100;
+        let mut name = make(Grammar::house(), &mut self.draw);
+        for _ in 0..DRAWS {
+            if self.taken.insert(name.clone()) {
+                break;
+            }
+            name = make(Grammar::house(), &mut self.draw);
+        }
+        name
+    }
+
+    /// The first sentence, those in `needed`, some of the others, and filler.
+    fn document(&mut self, kind: &str, facts: &BTreeMap<&'static str, String>, needed: &[String]) -> Result<Document> {
+        let qa = self.qa;
+        let names = qa.text.documents.get(kind).ok_or_else(|| anyhow!("no document `{kind}`"))?;
+        let mut document = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            let sentence = qa.text.sentences.get(name).ok_or_else(|| anyhow!("no sentence `{name}`"))?;
+            if i == 0 || needed.contains(name) || self.draw.below(3) > 0 {
+                document.push(substitute(sentence, &pairs(facts)));
+            }
+        }
+        for _ in 0..self.draw.below(FILLER + 1) {
+            document.push(Grammar::house().sentence(&mut self.draw));
+        }
+        Ok(document)
+    }
+
+    /// Adds the three documents of one more group.
+    fn grow(&mut self) -> Result<()> {
+        let group = self.new_group();
+        let mut facts = group.facts.clone();
+        let (born_in, works_at) = (group.born_in, group.works_at);
+        self.groups.push(group);
+        let kinds: Vec<&String> = self.qa.text.documents.keys().collect();
+        for kind in kinds {
+            if kind == "person" {
+                facts.insert("city", self.groups[born_in].facts["city"].clone());
+                facts.insert("company", self.groups[works_at].facts["company"].clone());
+            }
+            let document = self.document(kind, &facts, &[])?;
+            self.others.push(document);
+        }
+        Ok(())
+    }
+
+    /// The example with `sentences` sentences besides those of its own documents.
+    fn draft(&mut self, sentences: usize) -> Result<Draft> {
+        while self.others.iter().map(Vec::len).sum::<usize>() < sentences {
+            self.grow()?;
+        }
+        let mut documents: Vec<String> = self.own.iter().map(|d| d.join(" ")).collect();
+        let mut left = sentences;
+        for document in &self.others {
+            let taken = left.min(document.len());
+            if taken == 0 {
+                break;
+            }
+            documents.push(document[..taken].join(" "));
+            left -= taken;
+        }
+        let mut draw = self.request.draw(self.number, part::ORDER);
+        let order = shuffled_order(documents.len(), self.request.positions, &mut draw);
+        let ordered = order.iter().map(|&i| documents[i].as_str());
+        Ok(self.qa.prompt.draft(ordered, &self.question, std::slice::from_ref(&self.answer)))
+    }
+}
+
+fn pairs<'a>(facts: &'a BTreeMap<&'static str, String>) -> Vec<(&'a str, &'a str)> {
+    facts.iter().map(|(name, value)| (*name, value.as_str())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Example;
+    use crate::ruler::testing::example;
+
+    fn documents(e: &Example) -> Vec<&str> {
+        let (_, list) = e.context.split_once("The following are given documents.\n\n").unwrap();
+        list.trim_end().split("\n\n").collect()
+    }
+
+    fn asked(e: &Example) -> &str {
+        e.question.rsplit_once("Question: ").unwrap().1
+    }
+
+    #[test]
+    fn one_hop_answers_stand_with_what_is_asked_about() {
+        let mut shapes = HashSet::new();
+        for index in 0..40 {
+            let e = example("ruler/qa_synth", 1024, index);
+            assert_eq!(e.references.len(), 1);
+            let subject: Vec<&str> =
+                asked(&e).split(' ').filter(|w| w.len() > 4 && w.starts_with(char::is_uppercase)).collect();
+            let name = subject.last().unwrap().trim_end_matches('?');
+            let with_both = documents(&e).iter().filter(|d| d.contains(name) && d.contains(&e.references[0])).count();
+            assert!(with_both >= 1, "{} {:?}", asked(&e), e.references);
+            shapes.insert(asked(&e).split(' ').take(2).collect::<Vec<_>>().join(" "));
+        }
+        assert!(shapes.len() >= 5, "{shapes:?}");
+    }
+
+    /// Reads the answer out of the documents, as one who knows the sentence forms would.
+    fn solve_two_hops(e: &Example) -> String {
+        let text = documents(e).join("\n");
+        let after = |start: &str, end: &str| -> String {
+            let from = text.find(start).unwrap_or_else(|| panic!("`{start}` is in the text")) + start.len();
+            text[from..].split(end).next().unwrap().to_owned()
+        };
+        let question = asked(e);
+        if let Some(person) = question.strip_prefix("In which country was ").and_then(|q| q.strip_suffix(" born?")) {
+            let city = after(&format!("{person} was born in "), ".");
+            return after(&format!("{city} is a city in "), ".");
+        }
+        let person = question.split("where ").nth(1).unwrap().split(" works").next().unwrap();
+        let job = after(&format!("{person} works as a "), ".");
+        let company = job.split(" at ").nth(1).unwrap();
+        let of_company = after(&format!("{company} is a company that was founded in "), "\n");
+        if question.starts_with("When") {
+            return of_company.split('.').next().unwrap().to_owned();
+        }
+        of_company.split("Its director is ").nth(1).unwrap().split('.').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn two_hop_answers_follow_from_two_documents() {
+        for index in 0..40 {
+            let e = example("ruler/qa_synth_hop2", 1024, index);
+            assert_eq!(e.references, [solve_two_hops(&e)], "{}", asked(&e));
+            let holders = documents(&e).iter().filter(|d| d.contains(&e.references[0])).count();
+            assert!(holders >= 1);
+        }
+    }
+
+    #[test]
+    fn names_are_not_shared() {
+        let e = example("ruler/qa_synth", 8192, 0);
+        let born: Vec<&str> = e
+            .context
+            .split(". ")
+            .chain(e.context.lines())
+            .filter_map(|s| s.split(" was born in ").next().filter(|n| *n != s))
+            .collect();
+        let cities: Vec<&str> = e.context.lines().filter_map(|l| l.split_once(" is a city in ").map(|c| c.0)).collect();
+        let distinct: HashSet<&&str> = cities.iter().collect();
+        assert!(born.len() > 20 && cities.len() > 20);
+        assert_eq!(distinct.len(), cities.len());
+    }
+
+    #[test]
+    fn names_of_the_stand_ins_say_so() {
+        let e = example("ruler/qa_synth", 1024, 0);
+        assert_eq!((e.task.as_str(), e.source.as_str()), ("ruler/qa_synth", "documents=synthetic"));
+    }
+}

@@ -1,0 +1,103 @@
+//! The definition files `tasks/ruler/*.toml`: prompts and parameters as data.
+
+use anyhow::Result;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::metrics::Metric;
+
+/// What every base task's file holds.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Definition {
+    /// How predictions are scored.
+    pub metric: Metric,
+    /// Tokens kept free for the answer, and generated at most.
+    pub tokens_to_generate: usize,
+    /// The published template up to the question.
+    pub context_template: String,
+    /// The published template from the question on.
+    pub question_template: String,
+    /// What opens the answer.
+    pub answer_prefix: String,
+    /// Beginnings of the question, to recognise prepared rows.
+    pub question_marks: Vec<String>,
+    /// Beginning of the answer prefix, to recognise prepared rows.
+    pub prefix_mark: String,
+    /// The tasks made from this base task.
+    pub tasks: Vec<TaskDefinition>,
+    /// What only this base task has: its needle, its noise, ...
+    #[serde(flatten)]
+    own: toml::Table,
+}
+
+impl Definition {
+    /// What only this base task has, as the type its generator reads it into.
+    ///
+    /// # Errors
+    /// If an entry is missing or of the wrong type.
+    pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
+        Ok(toml::Value::Table(self.own.clone()).try_into()?)
+    }
+}
+
+/// One of the tasks, with its own parameters.
+#[derive(Debug, Clone, Deserialize)]
+pub struct TaskDefinition {
+    /// Name without `ruler/`.
+    pub name: String,
+    /// What it asks, in a few words.
+    pub about: String,
+    /// The published task that this one stands in for with data of its own, by its full name.
+    pub stands_in_for: Option<String>,
+    /// Everything else in its table.
+    #[serde(flatten)]
+    pub parameters: toml::Table,
+}
+
+impl TaskDefinition {
+    /// The parameters as the type a generator reads them into.
+    ///
+    /// # Errors
+    /// If a parameter is missing or of the wrong type.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T> {
+        Ok(toml::Value::Table(self.parameters.clone()).try_into()?)
+    }
+}
+
+/// Replaces each `{name}` of `template` by its value, in one pass: braces in a value stay as they are,
+/// and so does a placeholder without a value.
+pub fn substitute(template: &str, values: &[(&str, &str)]) -> String {
+    let mut out = String::with_capacity(template.len() + values.iter().map(|(_, v)| v.len()).sum::<usize>());
+    let mut rest = template;
+    while let Some(open) = rest.find('{') {
+        out.push_str(&rest[..open]);
+        rest = &rest[open..];
+        let known = rest.find('}').and_then(|close| {
+            let name = &rest[1..close];
+            values.iter().find(|(n, _)| *n == name).map(|(_, value)| (close, value))
+        });
+        match known {
+            Some((close, value)) => {
+                out.push_str(value);
+                rest = &rest[close + 1..];
+            }
+            None => {
+                out.push('{');
+                rest = &rest[1..];
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_put_in_once() {
+        assert_eq!(substitute("a {x} {y} {z} {", &[("x", "{y}"), ("y", "2")]), "a {y} 2 {z} {");
+        assert_eq!(substitute("{{x}}", &[("x", "1")]), "{1}");
+    }
+}

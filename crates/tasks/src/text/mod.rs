@@ -1,0 +1,38 @@
+//! Text to hide things in: word lists, the house grammar and essays from a folder.
+//!
+//! What is built from it (needles, lists, documents) belongs to the task families.
+
+pub mod essays;
+pub mod grammar;
+pub mod wikitext;
+pub mod words;
+
+use std::path::Path;
+
+use spattn_base::disk::no_lfs_pointer;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+
+/// All of a file of text, without the mark that may be at its start.
+///
+/// # Errors
+/// If it cannot be read, or as [`decode`].
+pub fn read(path: &Path) -> Result<String, UsageError> {
+    let bytes = given::bytes(path, given::MOST_OF_TEXT)
+        .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    decode(bytes, path)
+}
+
+/// The text of a file's bytes, without the mark that may be at its start.
+///
+/// # Errors
+/// If it is not UTF-8, with the line: what the model reads is what the file says, or nothing; if it is a pointer of Git LFS.
+pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<String, UsageError> {
+    no_lfs_pointer(path.display(), &bytes)?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let (read, why) = (&e.as_bytes()[..e.utf8_error().valid_up_to()], e.utf8_error());
+        let line = 1 + read.iter().filter(|byte| **byte == b'\n').count();
+        UsageError::new(format!("{}:{line}: not UTF-8: {why}", path.display())).hint("save the file as UTF-8")
+    })?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}

@@ -1,0 +1,131 @@
+//! Fast encoding for byte-level tokenizers that never join text across the start of white space.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+
+use super::page::Encoder;
+use spattn_base::error::UsageError;
+
+/// Longer pieces (uuids) hardly ever come again.
+const LONGEST_CACHED: usize = 20;
+/// Pieces a thread keeps.
+const MOST_CACHED: usize = 400_000;
+
+type Cache = HashMap<Box<str>, Box<[u16]>>;
+
+/// A tokenizer that remembers the tokens of pieces: white space with what follows it, up to the next
+/// white space. One cache a thread, so that threads do not wait for each other.
+pub struct PieceEncoder {
+    inner: tokenizers::Tokenizer,
+    bos: u16,
+    eos: u16,
+    caches: Vec<Mutex<Cache>>,
+}
+
+impl PieceEncoder {
+    /// Reads a `tokenizer.json` whose special tokens `<s>` and `</s>` start a row and end an answer.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the text is no tokenizer, lacks these tokens, has more than 65,536, or joins
+    /// pieces.
+    pub fn new(json: &str) -> Result<Self, UsageError> {
+        let fault = |e: &dyn std::fmt::Display| {
+            UsageError::new(format!("not a tokenizer for training: {}", e.to_string().replace('\n', " ")))
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json.as_bytes()).map_err(|e| fault(&e))?;
+        inner.with_truncation(None).map_err(|e| fault(&e))?;
+        inner.with_padding(None);
+        inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        if inner.get_vocab_size(true) > 1 << 16 {
+            return Err(fault(&"it has more than 65,536 tokens"));
+        }
+        let special = |token: &str| {
+            let id = inner.token_to_id(token).ok_or_else(|| fault(&format!("it has no `{token}`")))?;
+            u16::try_from(id).map_err(|e| fault(&e))
+        };
+        let (bos, eos) = (special("<s>")?, special("</s>")?);
+        let caches = (0..=rayon::current_num_threads()).map(|_| Mutex::default()).collect();
+        let encoder = Self { inner, bos, eos, caches };
+        const PROBE: &str = "A b,  c\n\n12 34567.\tVAR ABCDE = 1 \n x-y: “quoted”  end ";
+        if encoder.count(PROBE) != encoder.direct(PROBE).len() {
+            return Err(fault(&"its tokens join text across the start of white space"));
+        }
+        Ok(encoder)
+    }
+
+    /// The tokens of the whole text at once.
+    pub fn direct(&self, text: &str) -> Vec<u16> {
+        // Byte-level tokenizers encode every text.
+        let encoding = self.inner.encode_fast(text, false).ok();
+        encoding.map_or_else(Vec::new, |e| e.get_ids().iter().map(|&id| id as u16).collect())
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        let last = self.caches.len() - 1;
+        let thread = rayon::current_thread_index().unwrap_or(last).min(last);
+        self.caches[thread].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn each(&self, text: &str, mut take: impl FnMut(&[u16])) {
+        let mut cache = self.cache();
+        for piece in pieces(text) {
+            if let Some(ids) = cache.get(piece) {
+                take(ids);
+                continue;
+            }
+            let ids = self.direct(piece);
+            take(&ids);
+            if piece.len() <= LONGEST_CACHED && cache.len() < MOST_CACHED {
+                cache.insert(piece.into(), ids.into());
+            }
+        }
+    }
+}
+
+impl Encoder for PieceEncoder {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        self.each(text, |new| ids.extend(new.iter().map(|id| u32::from(*id))));
+    }
+
+    fn count(&self, text: &str) -> usize {
+        let mut count = 0;
+        self.each(text, |ids| count += ids.len());
+        count
+    }
+
+    fn bos(&self) -> u32 {
+        self.bos.into()
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos.into()
+    }
+}
+
+/// White space with what follows it, up to the next white space.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let word = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
+        let end = rest[word..].find(char::is_whitespace).map_or(rest.len(), |i| word + i);
+        let (piece, tail) = rest.split_at(end);
+        rest = tail;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_the_text() {
+        let text = "one two  three\n\n four ";
+        assert_eq!(pieces(text).collect::<Vec<_>>(), ["one", " two", "  three", "\n\n four", " "]);
+    }
+}
