@@ -9,7 +9,7 @@ use spattn::tasks::{PromptCounter, Task, TaskOptions, resolve};
 use tempfile::TempDir;
 
 /// The table of readers that the tests of the tasks use.
-#[path = "../../src/tasks/fuzz/readers.rs"]
+#[path = "../../crates/tasks/src/fuzz/readers.rs"]
 pub mod readers;
 
 /// Separates the files of an input that is several.
