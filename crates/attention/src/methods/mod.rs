@@ -1,7 +1,7 @@
 //! The methods, one file each, and their registry.
 //!
 //! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]; or, from another crate, hand it to
-//! [`cli::main_with`](crate::cli::main_with), which [`register`]s it. Nothing else in the program knows a method by name.
+//! `spattn::cli::main_with`, which [`register`]s it. Nothing else in the program knows a method by name.
 
 mod a_shape;
 mod ada_kv;
