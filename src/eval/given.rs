@@ -145,7 +145,8 @@ mod tests {
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
     use spattn_model::OpenModel;
-    use spattn_model::source::{ModelSource, TextFile};
+    use spattn_model::source::ModelSource;
+    use spattn_model::texts::TextFile;
     use spattn_model::tokenizer::{Tokenizer, TokenizerOptions};
     use spattn_tasks::{TaskOptions, resolve};
 

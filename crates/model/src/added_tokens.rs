@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
-use super::source::{ModelTexts, TextFile};
-use super::tokenizer::{object, token_text};
+use super::texts::{ModelTexts, TextFile, object, token_text};
 use spattn_base::error::UsageError;
 use spattn_base::foreign::contain;
 

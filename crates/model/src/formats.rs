@@ -4,6 +4,10 @@
 //! Without this they would be told of as a file or a tensor that is missing, as if something were broken.
 
 use serde_json::Value;
+use spattn_base::error::UsageError;
+
+use super::files::FOLDER_HINT;
+use super::weights::{INDEX_FILE, SINGLE_FILE};
 
 /// What a checkpoint is, and what to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +114,18 @@ pub(super) fn of_files<S: AsRef<str>>(names: &[S]) -> Option<(Format, &str)> {
         let name = names.iter().map(AsRef::as_ref).find(|name| (files.has)(&last(name)))?;
         Some((files.format, name))
     })
+}
+
+/// The error of a folder or repository without a file that every model has, with what it holds instead.
+pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
+    // Where the weights are as they should be, only the file is lacking.
+    let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
+    match of_files(names).filter(|_| !has_weights) {
+        Some((format, name)) => {
+            UsageError::new(format!("{what}; it holds {} (`{name}`)", format.what)).hint(format.hint)
+        }
+        None => UsageError::new(what).hint(FOLDER_HINT),
+    }
 }
 
 /// The ways to quantise that `quantization_config.quant_method` names, and what people call them.

@@ -34,6 +34,7 @@ mod markup;
 mod patterns;
 pub mod rope;
 pub mod source;
+pub mod texts;
 pub mod tokenizer;
 pub mod weights;
 

@@ -4,7 +4,6 @@
 //! loaded; or the [`ModelTexts`] alone, for those who need a tokenizer and no weights. What the texts mean is the business of [`config`](super::config) and
 //! [`tokenizer`](super::tokenizer); downloads are in [`hub`].
 
-use std::borrow::Cow;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use super::files::{
 };
 use super::formats;
 use super::hub::{self, HubOptions, Wanted};
+use super::texts::{ModelTexts, TextFile};
 use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
@@ -239,15 +239,6 @@ fn expand_home(spec: &str) -> PathBuf {
     }
 }
 
-/// A text with the name that errors about it use.
-#[derive(Debug, Clone)]
-pub struct TextFile {
-    /// Path, or a label for built-in files.
-    pub name: String,
-    /// Contents.
-    pub text: Cow<'static, str>,
-}
-
 /// The files of a model: texts read, weights opened.
 #[derive(Debug)]
 pub struct ModelFiles {
@@ -273,31 +264,6 @@ impl DerefMut for ModelFiles {
     }
 }
 
-/// What the files of a model say besides its weights.
-#[derive(Debug)]
-pub struct ModelTexts {
-    /// The model as records name it: `builtin`, the folder, or the hub id.
-    pub id: String,
-    /// Commit on the hub, where there is one.
-    pub revision: Option<String>,
-    /// [`CONFIG`].
-    pub config: TextFile,
-    /// [`TOKENIZER`].
-    pub tokenizer: TextFile,
-    /// [`TOKENIZER_CONFIG`].
-    pub tokenizer_config: Option<TextFile>,
-    /// [`GENERATION_CONFIG`].
-    pub generation_config: Option<TextFile>,
-    /// [`CHAT_TEMPLATE`].
-    pub chat_template: Option<TextFile>,
-    /// [`SPECIAL_TOKENS`].
-    pub special_tokens: Option<TextFile>,
-    /// [`ADDED_TOKENS`].
-    pub added_tokens: Option<TextFile>,
-    /// What the user should know about how the files were found, a line each.
-    pub notes: Vec<String>,
-}
-
 impl ModelFiles {
     /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
@@ -306,7 +272,7 @@ impl ModelFiles {
             WeightsError::NoWeights { .. } => {
                 match [SINGLE_FILE, INDEX_FILE].iter().try_for_each(|name| is_there(&folder.join(name)).map(drop)) {
                     Err(broken) => broken.into(),
-                    Ok(()) => lacking(e.to_string(), &names_in(folder)).into(),
+                    Ok(()) => formats::lacking(e.to_string(), &names_in(folder)).into(),
                 }
             }
             other => anyhow::Error::from(other),
@@ -355,20 +321,8 @@ fn missing_file(folder: &Path, name: &str) -> UsageError {
         TOKENIZER if names.iter().any(|name| name == "tokenizer.model") => UsageError::new(what).hint(
             "tokenizer.model alone is not read; save the tokenizer with transformers' `save_pretrained` to get tokenizer.json",
         ),
-        CONFIG => lacking(what, &names),
+        CONFIG => formats::lacking(what, &names),
         _ => UsageError::new(what).hint(FOLDER_HINT),
-    }
-}
-
-/// The error of a folder or repository without a file that every model has, with what it holds instead.
-pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
-    // Where the weights are as they should be, only the file is lacking.
-    let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
-    match formats::of_files(names).filter(|_| !has_weights) {
-        Some((format, name)) => {
-            UsageError::new(format!("{what}; it holds {} (`{name}`)", format.what)).hint(format.hint)
-        }
-        None => UsageError::new(what).hint(FOLDER_HINT),
     }
 }
 

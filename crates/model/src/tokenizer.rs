@@ -18,7 +18,7 @@ use super::config::{self, ModelConfig};
 use super::generation;
 use super::markup;
 use super::patterns;
-use super::source::{ModelTexts, TextFile};
+use super::texts::{ModelTexts, TextFile, object, token_text};
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::foreign::contain;
 
@@ -498,20 +498,6 @@ fn front(inner: &tokenizers::Tokenizer, file: &str) -> Result<Vec<u32>, UsageErr
 fn turn_ends(inner: &tokenizers::Tokenizer) -> impl Iterator<Item = u32> {
     let added = inner.get_added_tokens_decoder();
     added.into_iter().filter(|(_, t)| t.special && TURN_ENDS.contains(&t.content.as_str())).map(|(id, _)| id)
-}
-
-pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
-    let Some(file) = file else { return Ok(Map::new()) };
-    match serde_json::from_str(&file.text) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(UsageError::new(format!("{}: expected a JSON object", file.name))),
-        Err(e) => Err(UsageError::new(format!("{}: not valid JSON: {e}", file.name))),
-    }
-}
-
-/// A special token is written as its text or as an object with the text.
-pub(super) fn token_text(value: &Value) -> Option<&str> {
-    value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
 fn template<'a>(files: &'a ModelTexts, settings: &'a Map<String, Value>) -> Result<Option<Template<'a>>, UsageError> {

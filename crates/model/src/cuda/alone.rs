@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::host::Numbers;
-use super::kv::{DevicePrefix, Tail, shared};
-use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
-use super::storage;
+use super::kv::{DevicePrefix, Tail, shared, storage};
+use super::step::{HeadPlan, RowOfLists, RowPlan};
+use super::workspace::PickRoom;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};
 use spattn_attention::{

@@ -4,7 +4,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::alone::{LayerAlone, RunAlone};
-use super::{Cuda, Room};
+use super::model::Cuda;
+use super::workspace::Room;
 use crate::engine::EngineError;
 use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Positions, Queries, Timeline};
 

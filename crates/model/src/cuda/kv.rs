@@ -3,10 +3,18 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::storage;
 use spattn_attention::Fork;
-use spattn_attention::kv::{DeviceFailure, DeviceKv, KvShape, KvStore, LayerKv, Prefix, RowsMut};
-use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError};
+use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
+use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Storage};
+
+/// How a device stores numbers of this type.
+pub(super) fn storage(dtype: KvDtype) -> Storage {
+    match dtype {
+        KvDtype::F32 => Storage::F32,
+        KvDtype::F16 => Storage::F16,
+        KvDtype::Bf16 => Storage::Bf16,
+    }
+}
 
 /// Room for so many tokens behind the prefix, before a tail has to grow.
 const TAIL_CAPACITY: usize = 64;

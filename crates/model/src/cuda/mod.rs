@@ -13,171 +13,30 @@ mod alone;
 mod batch;
 mod host;
 mod kv;
+mod model;
 mod prompt;
 mod step;
+mod weights;
+mod workspace;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
 pub use batch::BatchRoom;
+pub use model::Cuda;
 pub use prompt::{PromptAlone, ReadTimes};
+pub(crate) use weights::LoadFailure;
 
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use self::host::{HostRoom, HostView, Numbers};
 use self::kv::{DevicePrefix, RunKv, owned};
-use self::step::{PickRoom, Recorded, StepPlan, Work};
-use super::dimensions::{Dimensions, GPU_PREFILL_CHUNK};
+use self::step::StepPlan;
+use self::workspace::Room;
+use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
-use super::layers::{Checkpoint, Layer, Parts, Source};
-use super::weights::{RawTensor, WeightsError};
 use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{KvDtype, KvShape, Prefix};
-use spattn_attention::{DeviceScratch, Fork, Selects};
-use spattn_cuda::{AttentionRoom, Buffer, Gpu, GpuError, Into, Norms, Plain, Positions, Rows, Storage, Timeline};
-
-/// What `broken` holds while all numbers are finite.
-const UNBROKEN: u64 = u64::MAX;
-
-impl From<GpuError> for EngineError {
-    fn from(error: GpuError) -> Self {
-        Self::Device(error.into())
-    }
-}
-
-fn storage(dtype: KvDtype) -> Storage {
-    match dtype {
-        KvDtype::F32 => Storage::F32,
-        KvDtype::F16 => Storage::F16,
-        KvDtype::Bf16 => Storage::Bf16,
-    }
-}
-
-/// A weight matrix on the device.
-struct Matrix {
-    data: Buffer,
-    outputs: usize,
-    inputs: usize,
-}
-
-/// A weight matrix and its bias.
-struct Linear {
-    weight: Matrix,
-    bias: Option<Buffer>,
-}
-
-/// Why the weights are not on the device.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LoadFailure {
-    /// A tensor is not what it should be.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] GpuError),
-}
-
-/// Takes a checkpoint's tensors to a device.
-struct ToDevice<'a> {
-    checkpoint: Checkpoint<'a>,
-    gpu: &'a Gpu,
-}
-
-impl ToDevice<'_> {
-    fn put<T: Plain>(&self, tensors: &[RawTensor], to: fn(&RawTensor) -> Vec<T>) -> Result<Buffer, GpuError> {
-        let total: usize = tensors.iter().map(|tensor| tensor.len() * size_of::<T>()).sum();
-        let mut buffer = self.gpu.alloc(total)?;
-        let mut at = 0;
-        for tensor in tensors {
-            let numbers = to(tensor);
-            self.gpu.upload_to(&mut buffer, at, &numbers)?;
-            at += size_of_val(numbers.as_slice());
-        }
-        // The copies read what is freed here.
-        self.gpu.synchronize()?;
-        Ok(buffer)
-    }
-}
-
-impl Source for ToDevice<'_> {
-    type Matrix = Matrix;
-    type Linear = Linear;
-    type Vector = Buffer;
-    type Error = LoadFailure;
-
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
-        let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
-        let data = match self.checkpoint.dtype {
-            KvDtype::F32 => self.put(&tensors, RawTensor::to_f32),
-            KvDtype::F16 => self.put(&tensors, RawTensor::to_f16),
-            KvDtype::Bf16 => self.put(&tensors, RawTensor::to_bf16),
-        }?;
-        Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
-    }
-
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, LoadFailure> {
-        let bias = match bias {
-            true => Some(self.gpu.upload(&self.checkpoint.biases(names, outputs)?)?),
-            false => None,
-        };
-        Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias })
-    }
-
-    fn vector(&self, name: &str, len: usize) -> Result<Buffer, LoadFailure> {
-        let vector = self.checkpoint.vector(name, len)?;
-        Ok(self.gpu.upload(&vector)?)
-    }
-}
-
-/// Weights on a GPU.
-pub struct Cuda {
-    dimensions: Dimensions,
-    gpu: Arc<Gpu>,
-    name: String,
-    parts: Parts<Matrix, Linear, Buffer>,
-    room: Mutex<Option<Room>>,
-    used: Mutex<GpuUse>,
-}
-
-impl Deref for Cuda {
-    type Target = Dimensions;
-
-    fn deref(&self) -> &Dimensions {
-        &self.dimensions
-    }
-}
-
-/// Activations of so many rows, kept from one use to the next.
-struct Room {
-    rows: usize,
-    tokens: Buffer,
-    positions: Buffer,
-    /// f32, `[hidden]` a row.
-    x: Buffer,
-    normed: Buffer,
-    qkv: Buffer,
-    attended: Buffer,
-    /// The same in f32, where the host looks at it.
-    wide: Option<Buffer>,
-    gate_up: Buffer,
-    gated: Buffer,
-    broken: Buffer,
-    places: Option<Buffer>,
-    /// Frequencies of a step.
-    inverse: Option<Buffer>,
-    logits: Option<Buffer>,
-    attention: AttentionRoom,
-    /// One for each of what the layers of a step attend, where nothing is picked.
-    exact: Vec<AttentionRoom>,
-    recorded: Option<Recorded>,
-    /// Of a step in which tokens are picked: four marks a layer.
-    timeline: Timeline,
-    /// Of the same, for each layer and stream.
-    work: Vec<Work>,
-    /// Of rows that the device picks for, method by method.
-    picks: Vec<PickRoom>,
-    scratch: DeviceScratch,
-    host: HostRoom,
-}
+use spattn_attention::kv::Prefix;
+use spattn_attention::{Fork, Selects};
+use spattn_cuda::{Buffer, GpuError, Positions, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -292,180 +151,6 @@ impl Engine for Cuda {
 }
 
 impl Cuda {
-    /// Takes the weights to a GPU, converted to the storage type.
-    ///
-    /// # Errors
-    /// If a tensor is not what it should be, or the device cannot take them.
-    pub(crate) fn load(
-        dimensions: &Dimensions,
-        weights: &super::weights::Weights,
-        gpu: Gpu,
-    ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.dtype };
-        let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
-        let name = gpu.info()?.name;
-        Ok(Self {
-            dimensions: dimensions.clone(),
-            gpu: Arc::new(gpu),
-            name,
-            parts,
-            room: Mutex::default(),
-            used: Mutex::default(),
-        })
-    }
-
-    fn storage(&self) -> Storage {
-        storage(self.dtype)
-    }
-
-    fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype }
-    }
-
-    /// Numbers in a row of queries, and in one of queries, keys and values.
-    fn widths(&self) -> (usize, usize) {
-        let c = &self.config;
-        (c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim)
-    }
-
-    /// Counters of what the device picks for a run.
-    fn counters(&self) -> usize {
-        self.config.layers * (self.config.kv_heads + self.config.heads + 1)
-    }
-
-    fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {
-        let (query, key) = layer.qk_norm.as_ref()?;
-        Some(Norms { query, key, eps: self.config.rms_norm_eps as f32 })
-    }
-
-    /// Room for so many rows; what it held is lost where it has to grow.
-    fn reserve<'a>(&self, room: &'a mut Option<Room>, rows: usize) -> Result<&'a mut Room, GpuError> {
-        if room.as_ref().is_none_or(|room| room.rows < rows) {
-            *room = None;
-            *room = Some(self.make_room(rows.next_power_of_two())?);
-        }
-        Ok(room.as_mut().expect("it was made"))
-    }
-
-    fn make_room(&self, rows: usize) -> Result<Room, GpuError> {
-        let (c, bytes) = (&self.config, self.dtype.bytes());
-        let (width, stacked) = self.widths();
-        let gpu = &self.gpu;
-        Ok(Room {
-            rows,
-            tokens: gpu.alloc(4 * rows)?,
-            positions: gpu.alloc(4 * rows)?,
-            x: gpu.alloc(4 * rows * c.hidden_size)?,
-            normed: gpu.alloc(bytes * rows * c.hidden_size)?,
-            qkv: gpu.alloc(bytes * rows * stacked)?,
-            attended: gpu.alloc(bytes * rows * width)?,
-            wide: None,
-            gate_up: gpu.alloc(bytes * rows * 2 * c.intermediate_size)?,
-            gated: gpu.alloc(bytes * rows * c.intermediate_size)?,
-            broken: gpu.alloc(8)?,
-            places: None,
-            inverse: None,
-            logits: None,
-            attention: AttentionRoom::default(),
-            exact: Vec::new(),
-            recorded: None,
-            timeline: Timeline::default(),
-            work: Vec::new(),
-            picks: Vec::new(),
-            scratch: DeviceScratch::default(),
-            host: HostRoom::default(),
-        })
-    }
-
-    /// Embeds tokens, and notes where they stand.
-    fn start(&self, room: &mut Room, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
-        let vocab = self.config.vocab_size as u32;
-        assert!(tokens.iter().all(|token| *token < vocab), "tokens were compared with the vocabulary");
-        self.gpu.upload_to(&mut room.tokens, 0, tokens)?;
-        self.gpu.upload_to(&mut room.positions, 0, &positions)?;
-        self.gpu.upload_to(&mut room.broken, 0, &[UNBROKEN])?;
-        let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(self.storage(), table, &room.tokens, tokens.len(), &mut room.x, hidden)
-    }
-
-    /// Norms the residual stream into `normed`. `mark` says behind how many layers it is.
-    fn norm(
-        &self,
-        room: &mut Room,
-        skip: usize,
-        rows: usize,
-        weight: &Buffer,
-        mark: usize,
-        first: usize,
-    ) -> Result<(), GpuError> {
-        let (storage, hidden, eps) = (self.storage(), self.config.hidden_size, self.config.rms_norm_eps as f32);
-        let Room { x, normed, broken, .. } = room;
-        self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
-    }
-
-    /// Stacked queries, keys and values of all rows at a layer.
-    fn project(
-        &self,
-        room: &mut Room,
-        rows: usize,
-        index: usize,
-        first: usize,
-        layer: &Layer<Linear, Buffer>,
-    ) -> Result<(), GpuError> {
-        self.norm(room, 0, rows, &layer.attention_norm, index, first)?;
-        self.apply(&layer.qkv, &room.normed, rows, &mut room.qkv, Into::Narrow)
-    }
-
-    /// What follows attention at a layer.
-    fn finish_layer(
-        &self,
-        room: &mut Room,
-        rows: usize,
-        index: usize,
-        first: usize,
-        layer: &Layer<Linear, Buffer>,
-    ) -> Result<(), GpuError> {
-        self.apply(&layer.output, &room.attended, rows, &mut room.x, Into::Add)?;
-        self.norm(room, 0, rows, &layer.mlp_norm, index + 1, first)?;
-        self.apply(&layer.gate_up, &room.normed, rows, &mut room.gate_up, Into::Narrow)?;
-        let Room { gate_up, gated, x, .. } = room;
-        self.gpu.silu_gate(self.storage(), gate_up, rows, gated, self.config.intermediate_size)?;
-        self.apply(&layer.down, gated, rows, x, Into::Add)
-    }
-
-    fn apply(&self, linear: &Linear, x: &Buffer, rows: usize, out: &mut Buffer, into: Into) -> Result<(), GpuError> {
-        let Matrix { data, outputs, inputs } = &linear.weight;
-        self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into)?;
-        let Some(bias) = &linear.bias else { return Ok(()) };
-        let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
-        self.gpu.add_bias(storage, out, rows, bias, *outputs)
-    }
-
-    /// Logits of `rows` rows of the residual stream from row `skip` on.
-    fn logits_of(&self, room: &mut Room, skip: usize, rows: usize) -> Result<Vec<f32>, EngineError> {
-        let head = self.parts.head();
-        self.norm(room, skip, rows, &self.parts.norm, self.config.layers, 0)?;
-        self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
-        let Room { normed, logits, .. } = room;
-        let logits = logits.as_mut().expect("it was reserved");
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
-        let mut out = vec![0.0; rows * head.outputs];
-        self.gpu.download(logits, 0, &mut out)?;
-        Ok(out)
-    }
-
-    /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
-    fn check(&self, room: &Room, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
-        let mut broken = [0u64];
-        self.gpu.download(&room.broken, 0, &mut broken)?;
-        let [broken] = broken;
-        if broken == UNBROKEN {
-            return Ok(());
-        }
-        let (mark, row) = ((broken >> 32) as usize, (broken & u64::from(u32::MAX)) as usize);
-        Err(NotFinite::Activations { layer: mark.saturating_sub(1), position: position(row) }.into())
-    }
-
     /// Reads a chunk into the prefix; the last row's logits, if they are wanted.
     fn read_chunk(
         &self,

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::host::Numbers;
-use super::kv::DevicePrefix;
-use super::storage;
+use super::kv::{DevicePrefix, storage};
 use crate::dimensions::GPU_PREFILL_CHUNK;
 use spattn_attention::SparsePrefill;
 use spattn_attention::calibration::PrefillChunk;

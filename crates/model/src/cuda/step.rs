@@ -7,41 +7,25 @@ use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
-use super::{Cuda, Linear, Room};
+use super::model::Cuda;
+use super::weights::Linear;
+use super::workspace::{PickRoom, Recorded, Room, Work};
 use crate::engine::{EngineError, Stream};
 use crate::layers::Layer;
 use spattn_attention::{
-    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, RowSeed, RunThere, Selection, Selects,
-    Weighting,
+    AttentionTime, DeviceLayer, DeviceStep, Exact, Picked, Picks, RowSeed, RunThere, Selection, Selects, Weighting,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, GpuError, HeldTokens, Mirrored, Place, Positions, Prepared,
-    Queries, Recording, Timeline, TokenLists, Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionRoom, Buffer, GpuError, HeldTokens, Place, Positions, Prepared, Queries,
+    Timeline, TokenLists, Tokens, Unit, Weights,
 };
-
-/// The layers of a step whose shape repeats.
-pub(super) struct Recorded {
-    /// All that launching them depends on.
-    pub(super) key: Vec<u64>,
-    /// Made when the shape comes up a second time.
-    pub(super) recording: Option<Recording>,
-}
 
 /// What is the same at all layers of a step.
 pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
     pub(super) by_row: bool,
     pub(super) scaling: f32,
-}
-
-/// What is kept for rows that the device picks for together.
-#[derive(Default)]
-pub(super) struct PickRoom {
-    pub(super) rows: Mirrored<u32>,
-    pub(super) counters: Mirrored<u64>,
-    counters_of_kept: Mirrored<u64>,
-    pub(super) own: DeviceRoom,
 }
 
 /// What one row of a step attends at a layer.
@@ -54,17 +38,6 @@ pub(super) enum RowPlan {
     Left(Exact, RowOfLists),
     /// The host has attended, `[heads][d]`.
     Done(Vec<f32>),
-}
-
-/// What a layer of a step is for a stream.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Work {
-    /// How long the host was picking.
-    host: Duration,
-    /// Rows that the device picked for.
-    picked_rows: usize,
-    /// Tokens attended, summed over rows and KV heads; at most, where the device picks them.
-    tokens: usize,
 }
 
 /// A row of the lists of a step: what each stream has [kept](RunKv::kept), then those that the device picks for together.

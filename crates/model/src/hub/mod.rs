@@ -27,8 +27,8 @@ use super::files::{
     ADAPTER_CONFIG, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER,
     TOKENIZER_CONFIG, is_match, matching_files,
 };
+use super::formats::lacking;
 use super::http::{Client, HttpError, Refusal, Timeouts, parse_url, without_user};
-use super::source::lacking;
 use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
 use cache::{Lack, RepoCache};
 use env::{Variables, check_token};

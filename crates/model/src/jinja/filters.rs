@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::ast::Operator;
+use super::filter_names;
 use super::format::{percent, truncated};
 use super::json::to_json;
 use super::limits::{Budget, Fault, unsupported};
@@ -14,68 +15,6 @@ use super::passed::{Passed, int_of, int_or, optional_text, text_of};
 use super::predicates;
 use super::strings::{self, Place};
 use super::value::{Dict, Items, Value};
-
-const KNOWN: [&str; 54] = [
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "center",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "filesizeformat",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "pprint",
-    "random",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "striptags",
-    "sum",
-    "title",
-    "tojson",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "urlize",
-    "wordcount",
-    "wordwrap",
-    "xmlattr",
-];
-
-/// Whether jinja2 has such a filter.
-pub fn is_known(name: &str) -> bool {
-    KNOWN.contains(&name)
-}
 
 /// `value|name(...)`.
 ///
@@ -441,7 +380,8 @@ fn mapped(value: &Value, passed: Passed, budget: &Budget) -> Result<Vec<Value>, 
         return value.items(budget)?.into_iter().map(|item| path.value(item, default.as_ref(), budget)).collect();
     }
     let filter = text_of("the name of a filter", &passed.positional.remove(0))?;
-    if !is_known(&filter) || matches!(&*filter, "map" | "select" | "reject" | "selectattr" | "rejectattr") {
+    if !filter_names::is_known(&filter) || matches!(&*filter, "map" | "select" | "reject" | "selectattr" | "rejectattr")
+    {
         return Err(unsupported(&format!("`map` with the filter '{}'", super::value::shortened(&filter))));
     }
     value.items(budget)?.iter().map(|item| call(&filter, item, passed.clone(), budget)).collect()

@@ -10,6 +10,7 @@
 
 mod ast;
 mod date;
+mod filter_names;
 mod filters;
 mod format;
 #[cfg(test)]

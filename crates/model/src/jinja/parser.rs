@@ -6,7 +6,7 @@ use super::ast::{
     Arguments, CallExpression, Comparison, Constant, Expression, FilterCall, For, Kind, Macro, Operator, Special,
     Statement, Target,
 };
-use super::filters;
+use super::filter_names;
 use super::lexer::{Token, tokens};
 use super::limits::{Fault, NESTING, SOURCE_BYTES, unsupported};
 use super::predicates;
@@ -735,7 +735,7 @@ impl Parser {
 
     fn filter_call(&mut self) -> Parsed<FilterCall> {
         let name = self.dotted_name()?;
-        if !filters::is_known(&name) {
+        if !filter_names::is_known(&name) {
             return self.fail(format!("no filter named '{name}'"));
         }
         let arguments = if self.is_op("(") { self.arguments()? } else { Arguments::default() };

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::ast::Operator;
-use super::filters;
+use super::filter_names;
 use super::limits::{Budget, Fault, unsupported};
 use super::numbers;
 use super::passed::{Passed, text_of};
@@ -92,7 +92,7 @@ pub fn call(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Resul
         }
         "defined" => !matches!(value, Value::Undefined(_)),
         "undefined" => matches!(value, Value::Undefined(_)),
-        "filter" => filters::is_known(&text_of("the name of a filter", value)?),
+        "filter" => filter_names::is_known(&text_of("the name of a filter", value)?),
         "test" => is_known(&text_of("the name of a test", value)?),
         "none" => matches!(value, Value::None),
         "boolean" => matches!(value, Value::Bool(_)),

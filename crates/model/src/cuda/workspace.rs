@@ -1,0 +1,69 @@
+//! Buffers that the engine keeps from one use to the next: activations of rows, and what steps pick and record.
+
+use std::time::Duration;
+
+use spattn_attention::{DeviceRoom, DeviceScratch};
+use spattn_cuda::{AttentionRoom, Buffer, Mirrored, Recording, Timeline};
+
+use super::host::HostRoom;
+
+/// The layers of a step whose shape repeats.
+pub(super) struct Recorded {
+    /// All that launching them depends on.
+    pub(super) key: Vec<u64>,
+    /// Made when the shape comes up a second time.
+    pub(super) recording: Option<Recording>,
+}
+
+/// What is kept for rows that the device picks for together.
+#[derive(Default)]
+pub(super) struct PickRoom {
+    pub(super) rows: Mirrored<u32>,
+    pub(super) counters: Mirrored<u64>,
+    pub(super) counters_of_kept: Mirrored<u64>,
+    pub(super) own: DeviceRoom,
+}
+
+/// What a layer of a step is for a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    /// How long the host was picking.
+    pub(super) host: Duration,
+    /// Rows that the device picked for.
+    pub(super) picked_rows: usize,
+    /// Tokens attended, summed over rows and KV heads; at most, where the device picks them.
+    pub(super) tokens: usize,
+}
+
+/// Activations of so many rows, kept from one use to the next.
+pub(super) struct Room {
+    pub(super) rows: usize,
+    pub(super) tokens: Buffer,
+    pub(super) positions: Buffer,
+    /// f32, `[hidden]` a row.
+    pub(super) x: Buffer,
+    pub(super) normed: Buffer,
+    pub(super) qkv: Buffer,
+    pub(super) attended: Buffer,
+    /// The same in f32, where the host looks at it.
+    pub(super) wide: Option<Buffer>,
+    pub(super) gate_up: Buffer,
+    pub(super) gated: Buffer,
+    pub(super) broken: Buffer,
+    pub(super) places: Option<Buffer>,
+    /// Frequencies of a step.
+    pub(super) inverse: Option<Buffer>,
+    pub(super) logits: Option<Buffer>,
+    pub(super) attention: AttentionRoom,
+    /// One for each of what the layers of a step attend, where nothing is picked.
+    pub(super) exact: Vec<AttentionRoom>,
+    pub(super) recorded: Option<Recorded>,
+    /// Of a step in which tokens are picked: four marks a layer.
+    pub(super) timeline: Timeline,
+    /// Of the same, for each layer and stream.
+    pub(super) work: Vec<Work>,
+    /// Of rows that the device picks for, method by method.
+    pub(super) picks: Vec<PickRoom>,
+    pub(super) scratch: DeviceScratch,
+    pub(super) host: HostRoom,
+}

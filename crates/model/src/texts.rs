@@ -1,0 +1,63 @@
+//! The texts of a model's files, wherever they are from, and how JSON in them is read.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+use spattn_base::error::UsageError;
+
+#[cfg(doc)]
+use crate::files::{
+    ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
+};
+
+/// A text with the name that errors about it use.
+#[derive(Debug, Clone)]
+pub struct TextFile {
+    /// Path, or a label for built-in files.
+    pub name: String,
+    /// Contents.
+    pub text: Cow<'static, str>,
+}
+
+/// What the files of a model say besides its weights.
+#[derive(Debug)]
+pub struct ModelTexts {
+    /// The model as records name it: `builtin`, the folder, or the hub id.
+    pub id: String,
+    /// Commit on the hub, where there is one.
+    pub revision: Option<String>,
+    /// [`CONFIG`].
+    pub config: TextFile,
+    /// [`TOKENIZER`].
+    pub tokenizer: TextFile,
+    /// [`TOKENIZER_CONFIG`].
+    pub tokenizer_config: Option<TextFile>,
+    /// [`GENERATION_CONFIG`].
+    pub generation_config: Option<TextFile>,
+    /// [`CHAT_TEMPLATE`].
+    pub chat_template: Option<TextFile>,
+    /// [`SPECIAL_TOKENS`].
+    pub special_tokens: Option<TextFile>,
+    /// [`ADDED_TOKENS`].
+    pub added_tokens: Option<TextFile>,
+    /// What the user should know about how the files were found, a line each.
+    pub notes: Vec<String>,
+}
+
+/// The object that a file holds; an empty one where there is no file.
+///
+/// # Errors
+/// A text that is no JSON object, with the file's name.
+pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
+    let Some(file) = file else { return Ok(Map::new()) };
+    match serde_json::from_str(&file.text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(UsageError::new(format!("{}: expected a JSON object", file.name))),
+        Err(e) => Err(UsageError::new(format!("{}: not valid JSON: {e}", file.name))),
+    }
+}
+
+/// A special token is written as its text or as an object with the text.
+pub(super) fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
