@@ -1,0 +1,280 @@
+//! The order of the code itself: no files of a crate import each other in a circle, and no two public types of a crate share a name.
+//!
+//! That no crate imports from one above it, the compiler holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::visit::{self, Visit};
+
+/// Crates with the folder of their source.
+const CRATES: [(&str, &str); 8] = [
+    ("spattn-base", "crates/base/src"),
+    ("spattn-stats", "crates/stats/src"),
+    ("spattn-kernels", "crates/kernels/src"),
+    ("spattn-cuda", "crates/cuda/src"),
+    ("spattn-attention", "crates/attention/src"),
+    ("spattn-model", "crates/model/src"),
+    ("spattn-tasks", "crates/tasks/src"),
+    ("spattn", "src"),
+];
+
+/// A module by the names from the root of its crate down.
+type Module = Vec<String>;
+
+/// A source file of a crate, without what is only compiled for tests.
+struct Source {
+    path: PathBuf,
+    items: Vec<syn::Item>,
+}
+
+fn sources(folder: &str) -> BTreeMap<Module, Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") && !is_of_tests(&stem) {
+                let text = fs::read_to_string(&path).unwrap();
+                let items = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display())).items;
+                let items = items.into_iter().filter(|item| !is_test(attributes(item))).collect();
+                found.insert(module_of(path.strip_prefix(&root).unwrap()), Source { path, items });
+            }
+        }
+    }
+    found
+}
+
+fn is_of_tests(stem: &str) -> bool {
+    matches!(stem, "tests" | "testing") || stem.ends_with("_tests")
+}
+
+fn module_of(file: &Path) -> Module {
+    let mut names: Module = file.with_extension("").iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    if names.last().is_some_and(|name| matches!(name.as_str(), "mod" | "lib" | "main")) {
+        names.pop();
+    }
+    names
+}
+
+fn attributes(item: &syn::Item) -> &[syn::Attribute] {
+    use syn::Item::*;
+    match item {
+        Const(i) => &i.attrs,
+        Enum(i) => &i.attrs,
+        Fn(i) => &i.attrs,
+        Impl(i) => &i.attrs,
+        Mod(i) => &i.attrs,
+        Static(i) => &i.attrs,
+        Struct(i) => &i.attrs,
+        Trait(i) => &i.attrs,
+        Type(i) => &i.attrs,
+        Use(i) => &i.attrs,
+        _ => &[],
+    }
+}
+
+fn is_test(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        syn::Meta::List(list) if list.path.is_ident("cfg") => {
+            let condition = list.tokens.to_string();
+            condition == "test" || condition.starts_with("all (test")
+        }
+        _ => false,
+    })
+}
+
+/// The paths of a `use`, each in full, with whether it gives its end another name.
+fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, String)>) {
+    let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+    match tree {
+        syn::UseTree::Path(path) => paths_of(&path.tree, &with(&path.ident), out),
+        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| paths_of(tree, before, out)),
+        syn::UseTree::Name(name) if name.ident == "self" => {
+            out.push((before.to_vec(), before.last().cloned().unwrap_or_default()));
+        }
+        syn::UseTree::Name(name) => out.push((with(&name.ident), name.ident.to_string())),
+        syn::UseTree::Rename(rename) => out.push((with(&rename.ident), rename.rename.to_string())),
+        syn::UseTree::Glob(_) => out.push((before.to_vec(), "*".to_owned())),
+    }
+}
+
+/// A path from the root of the crate; `None` for one that leads to another crate.
+fn absolute(path: &[String], module: &Module) -> Option<Module> {
+    let mut at = module.clone();
+    let mut rest = path;
+    match path.first().map(String::as_str)? {
+        "crate" => {
+            at.clear();
+            rest = &path[1..];
+        }
+        "self" => rest = &path[1..],
+        "super" => {
+            while rest.first().is_some_and(|name| name == "super") {
+                at.pop()?;
+                rest = &rest[1..];
+            }
+        }
+        _ => return None,
+    }
+    Some([at, rest.to_vec()].concat())
+}
+
+/// What a file names: paths in code and in imports that it does not pass on.
+struct Named<'a> {
+    module: &'a Module,
+    children: BTreeSet<String>,
+    paths: Vec<Module>,
+}
+
+impl Named<'_> {
+    fn add(&mut self, path: Module) {
+        // A child module may be named without `self`.
+        let path = match path.first() {
+            Some(first) if self.children.contains(first) => [vec!["self".to_owned()], path].concat(),
+            _ => path,
+        };
+        self.paths.extend(absolute(&path, self.module));
+    }
+}
+
+impl<'ast> Visit<'ast> for Named<'_> {
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        // What a module passes on for its children is no import of its own.
+        if matches!(item.vis, syn::Visibility::Inherited) {
+            let mut paths = Vec::new();
+            paths_of(&item.tree, &[], &mut paths);
+            paths.into_iter().for_each(|(path, _)| self.add(path));
+        }
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if path.segments.len() > 1 {
+            self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+/// What each module passes on: by the name that it is passed on by, where it is from.
+fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), Module> {
+    let mut passed = BTreeMap::new();
+    for (module, source) in sources {
+        for item in &source.items {
+            let syn::Item::Use(item) = item else { continue };
+            if matches!(item.vis, syn::Visibility::Inherited) {
+                continue;
+            }
+            let mut paths = Vec::new();
+            paths_of(&item.tree, &[], &mut paths);
+            for (path, name) in paths {
+                let path = match path.first().map(String::as_str) {
+                    Some("crate" | "self" | "super") => path,
+                    _ => [vec!["self".to_owned()], path].concat(),
+                };
+                passed.extend(absolute(&path, module).map(|path| ((module.clone(), name), path)));
+            }
+        }
+    }
+    passed
+}
+
+/// The file that defines what a path leads to.
+fn file_of(
+    path: &Module,
+    sources: &BTreeMap<Module, Source>,
+    passed: &BTreeMap<(Module, String), Module>,
+) -> Option<Module> {
+    let mut path = path.clone();
+    // Names may be passed on several times.
+    for _ in 0..8 {
+        let depth = (0..=path.len()).rev().find(|depth| sources.contains_key(&path[..*depth]))?;
+        let module = path[..depth].to_vec();
+        let next = path.get(depth).and_then(|name| passed.get(&(module.clone(), name.clone())));
+        match next {
+            Some(from) if *from != path => path = [from.clone(), path[depth + 1..].to_vec()].concat(),
+            _ => return Some(module),
+        }
+    }
+    None
+}
+
+fn imports(sources: &BTreeMap<Module, Source>) -> BTreeMap<Module, BTreeSet<Module>> {
+    let passed = passed_on(sources);
+    let of = |(module, source): (&Module, &Source)| {
+        let is_child = |path: &&Module| path.len() == module.len() + 1 && path.starts_with(module);
+        let children = sources.keys().filter(is_child).filter_map(|path| path.last().cloned()).collect();
+        let mut named = Named { module, children, paths: Vec::new() };
+        source.items.iter().for_each(|item| named.visit_item(item));
+        let files = named.paths.iter().filter_map(|path| file_of(path, sources, &passed));
+        (module.clone(), files.filter(|file| file != module).collect())
+    };
+    sources.iter().map(of).collect()
+}
+
+/// All that can be reached from a file by imports.
+fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
+    let mut reached = BTreeSet::new();
+    let mut left = vec![from.clone()];
+    while let Some(next) = left.pop() {
+        let new = imports.get(&next).into_iter().flatten().filter(|file| reached.insert((*file).clone()));
+        left.extend(new.cloned());
+    }
+    reached
+}
+
+/// The circles among imports: sets of files each of which reaches all others.
+fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
+    let all: BTreeMap<&Module, BTreeSet<Module>> = imports.keys().map(|file| (file, reached(file, imports))).collect();
+    let circle = |(file, reached): (&&Module, &BTreeSet<Module>)| {
+        let members: BTreeSet<Module> = reached.iter().filter(|other| all[other].contains(*file)).cloned().collect();
+        (members.len() > 1).then_some(members)
+    };
+    all.iter().filter_map(circle).collect()
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let mut found = Vec::new();
+    for (name, folder) in CRATES {
+        let sources = sources(folder);
+        assert!(sources.len() > 1, "{name}: no source in {folder}");
+        for circle in circles(&imports(&sources)) {
+            let files: Vec<String> = circle.iter().map(|file| sources[file].path.display().to_string()).collect();
+            found.push(format!("{name}:\n  {}", files.join("\n  ")));
+        }
+    }
+    assert!(found.is_empty(), "files that import each other, directly or around:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_circle_is_found_and_a_name_that_is_passed_on_is_followed() {
+    let parse = |text: &str| Source { path: PathBuf::new(), items: syn::parse_file(text).unwrap().items };
+    let module = |path: &str| path.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect::<Module>();
+    let crate_of = |files: &[(&str, &str)]| files.iter().map(|(path, text)| (module(path), parse(text))).collect();
+    let circle: BTreeMap<Module, Source> = crate_of(&[
+        ("", "mod a; mod b; mod c; pub use b::B; use c::C;"),
+        ("a", "use crate::B; pub struct A;"),
+        ("b", "pub struct B; fn f() { super::c::g(); }"),
+        ("c", "pub struct C; pub fn g() { let _ = crate::a::A; }"),
+    ]);
+    let expected = BTreeSet::from([["a", "b", "c"].map(module).into_iter().collect()]);
+    assert_eq!(circles(&imports(&circle)), expected);
+    let line: BTreeMap<Module, Source> = crate_of(&[
+        ("", "mod a; mod b; pub use a::A;"),
+        ("a", "pub struct A;"),
+        ("b", "use crate::A; #[cfg(test)] mod tests { use crate::b; }"),
+    ]);
+    assert_eq!(circles(&imports(&line)), BTreeSet::new());
+}
