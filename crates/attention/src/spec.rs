@@ -15,7 +15,7 @@ pub struct MethodSpec {
     pub name: String,
     /// `(key, value)` as written.
     pub params: Vec<(String, String)>,
-    /// Who reads the prompt: what was written before a `>`.
+    /// Who reads the prompt: what was written before a `+` or `>`.
     pub reader: Option<Box<MethodSpec>>,
 }
 
@@ -31,16 +31,16 @@ const MOST_SPECS: usize = 10_000;
 
 /// Expands one spec with grids and ranges into the specs it stands for, leftmost key varying slowest.
 ///
-/// `magicpig:K={8,9},L=75..150/25` gives eight specs. `hip:k={256,512}>full` gives two: of a reader of prompts, and of the
-/// method that goes on from there.
+/// `magicpig:K={8,9},L=75..150/25` gives eight specs. `hip:k={256,512}+full` gives two: of a reader of prompts, and of the
+/// method that goes on from there; `hip:k={256,512}>full` is the same.
 ///
 /// # Errors
 /// If it is malformed, or stands for more than 10,000 specs; none are made then.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
-    let Some((reader, decoder)) = text.split_once('>') else { return expand_one(text) };
-    if decoder.contains('>') {
-        return Err(UsageError::new(format!("method spec `{}` has several `>`", shortened(text)))
-            .hint("one method reads the prompt, another decodes: hip:k=512>full"));
+    let Some((reader, decoder)) = reader_and_decoder(text) else { return expand_one(text) };
+    if reader_and_decoder(decoder).is_some() {
+        return Err(UsageError::new(format!("method spec `{}` has more than two methods", shortened(text)))
+            .hint("one method reads the prompt, another decodes: hip:k=512+full"));
     }
     let (readers, decoders) = (expand_one(reader)?, expand_one(decoder)?);
     check_count(text, readers.len().saturating_mul(decoders.len()))?;
@@ -49,6 +49,18 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
         decoders.iter().map(move |decoder| MethodSpec { reader: Some(reader.clone()), ..decoder.clone() })
     };
     Ok(readers.iter().flat_map(with).collect())
+}
+
+/// The specs on both sides of a `+`, which no shell takes for anything else, or of the `>` of canonical names. A `+` within a value,
+/// as in `dense_layers=0+50%`, has no letter behind it.
+fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
+    let is_between = |(at, sign): &(usize, char)| match sign {
+        '>' => true,
+        '+' => text[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic()),
+        _ => false,
+    };
+    let (at, _) = text.char_indices().find(is_between)?;
+    Some((&text[..at], &text[at + 1..]))
 }
 
 /// That a grid does not stand for too many specs.
@@ -483,6 +495,20 @@ mod tests {
         assert_eq!(labels("m:K={8,9},L=1..2"), ["K=8,L=1", "K=8,L=2", "K=9,L=1", "K=9,L=2"]);
         assert_eq!(labels("m:r=0.1..0.3/0.1"), ["r=0.1", "r=0.2", "r=0.3"]);
         assert_eq!(labels("m:k={1..3,64}"), ["k=1", "k=2", "k=3", "k=64"]);
+    }
+
+    #[test]
+    fn a_reader_is_parted_by_a_plus_as_well() {
+        for (plus, canonical) in [
+            ("hip+topk", "hip>topk"),
+            ("hip:k={1,2},b_k=2+topk:k=3..4", "hip:k={1,2},b_k=2>topk:k=3..4"),
+            ("hip:dense_layers=0+50%+topk:dense_layers=1+50%", "hip:dense_layers=0+50%>topk:dense_layers=1+50%"),
+        ] {
+            let specs = expand_grid(plus).unwrap();
+            assert!(specs.iter().all(|spec| spec.reader.is_some()), "{plus}");
+            assert_eq!(specs, expand_grid(canonical).unwrap(), "{plus}");
+        }
+        assert_eq!(expand_grid("topk:dense_layers=0+50%").unwrap()[0].reader, None);
     }
 
     #[test]
