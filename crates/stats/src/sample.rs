@@ -1,0 +1,196 @@
+//! Values with their contexts, and the mean of them with its interval.
+
+use super::distributions::t_quantile;
+use super::level::Level;
+
+/// Share of samples whose interval contains the true value, or more.
+pub const CONFIDENCE: f64 = 0.95;
+
+/// Contexts needed before a difference counts as beyond noise: no test holds what it says with fewer.
+pub const LEAST_CONTEXTS: usize = 5;
+
+/// A mean and its 95 % interval, in the unit of the values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Mean of the values.
+    pub mean: f64,
+    /// Lower end, at most the mean, and upper end, at least the mean; `None` where values of one context are all there is.
+    pub ends: Option<(f64, f64)>,
+}
+
+impl Estimate {
+    /// With every number multiplied by a positive `factor`.
+    pub fn scaled(self, factor: f64) -> Self {
+        Self { mean: self.mean * factor, ends: self.ends.map(|(low, high)| (low * factor, high * factor)) }
+    }
+
+    /// The lower end, if there is one.
+    pub fn low(&self) -> Option<f64> {
+        self.ends.map(|(low, _)| low)
+    }
+
+    /// The upper end, if there is one.
+    pub fn high(&self) -> Option<f64> {
+        self.ends.map(|(_, high)| high)
+    }
+
+    /// Rounding may put an end beyond the mean by an ulp.
+    pub(crate) fn around(mean: f64, (low, high): (f64, f64)) -> Self {
+        Self { mean, ends: Some((low.min(mean), high.max(mean))) }
+    }
+}
+
+/// Values of examples, and which of them share a context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub(crate) values: Vec<f64>,
+    /// The values' places, those of a context together.
+    pub(crate) places: Vec<usize>,
+    /// Where the places of each context end.
+    pub(crate) ends: Vec<usize>,
+}
+
+impl Sample {
+    /// Of values in the order of the examples, each with its context.
+    pub fn new<C: Ord>(observed: impl IntoIterator<Item = (C, f64)>) -> Self {
+        let (contexts, values): (Vec<C>, Vec<f64>) = observed.into_iter().unzip();
+        let mut places: Vec<usize> = (0..values.len()).collect();
+        places.sort_by(|a, b| contexts[*a].cmp(&contexts[*b]));
+        let is_last = |at: &usize| places.get(at + 1).is_none_or(|next| contexts[*next] != contexts[places[*at]]);
+        let ends = (0..places.len()).filter(is_last).map(|at| at + 1).collect();
+        Self { values, places, ends }
+    }
+
+    /// Of values that have a context each.
+    pub fn independent(values: &[f64]) -> Self {
+        Self::new(values.iter().copied().enumerate())
+    }
+
+    /// Number of contexts: what is independent.
+    pub fn contexts(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The values' places, by context.
+    pub(crate) fn by_context(&self) -> impl Iterator<Item = &[usize]> {
+        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        begins.zip(&self.ends).map(|(begin, end)| &self.places[begin..*end])
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    pub(crate) fn n(&self) -> f64 {
+        self.values.len() as f64
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        mean(&self.values)
+    }
+
+    /// Whether every example has a context of its own.
+    pub(crate) fn is_independent(&self) -> bool {
+        self.ends.len() == self.values.len()
+    }
+
+    /// Variance of the sum of the values around `centre` times their number, estimated from the sums of contexts.
+    pub(crate) fn variance_of_sum(&self, centre: f64) -> f64 {
+        let sum = |context: &[usize]| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
+        let groups = self.ends.len() as f64;
+        groups / (groups - 1.0) * self.by_context().map(|context| sum(context).powi(2)).sum::<f64>()
+    }
+
+    /// How many independent examples would do if those of a context were all alike.
+    pub(crate) fn least_effective(&self) -> f64 {
+        self.n().powi(2) / self.by_context().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
+    }
+
+    /// The number of independent all-or-nothing examples, whose mean has the variance `whole` over their number, that
+    /// would tell this sample's mean as well as the sample does, at a level. `is_whole`: whether its values are all or nothing.
+    ///
+    /// That is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between
+    /// contexts, with Student's t for their number. Few contexts may be alike by chance, so one more is added to what was
+    /// measured, in which all examples are alike and all or nothing. There must be two contexts.
+    pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
+        const NO_VARIANCE: f64 = 1e-12;
+        let (n, least) = (self.n(), self.least_effective());
+        if is_whole && self.is_independent() {
+            return n;
+        }
+        if whole < NO_VARIANCE {
+            return least;
+        }
+        let groups = self.ends.len() as f64;
+        // Both in units of the variance of independent all-or-nothing examples.
+        let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
+        let design = ((groups - 1.0) * measured + most) / groups;
+        n / design * (level.z() / level.t(groups - 1.0)).powi(2)
+    }
+}
+
+/// Mean of values of any size with its 95 % interval by Student's t over contexts; `None` for none, no ends for a single
+/// context. Where nothing varies the interval has no width: for counts that are what they are, not for shares of answers,
+/// which [`score()`](super::score()) is for.
+pub fn mean_interval(values: &Sample) -> Option<Estimate> {
+    if values.is_empty() {
+        return None;
+    }
+    let mean = values.mean();
+    if values.contexts() < 2 {
+        return Some(Estimate { mean, ends: None });
+    }
+    let half = values.variance_of_sum(mean).sqrt() / values.n() * t_quantile(values.contexts() as f64 - 1.0);
+    Some(Estimate { mean, ends: Some((mean - half, mean + half)) })
+}
+
+/// Sum of the values over their number, in their order; 0 for none.
+pub fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}
+
+/// Quantile of sorted values, interpolated linearly between neighbours (NumPy's default).
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = share * (sorted.len() - 1) as f64;
+    let (below, part) = (at.floor() as usize, at.fract());
+    match sorted.get(below + 1) {
+        Some(above) => sorted[below] + part * (above - sorted[below]),
+        None => sorted[below],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distributions::Z;
+
+    #[test]
+    fn quantiles_interpolate() {
+        assert_eq!(quantile(&[0.0, 1.0, 2.0], 0.25), 0.5);
+        assert_eq!(quantile(&[0.0, 1.0, 2.0], 1.0), 2.0);
+    }
+
+    #[test]
+    fn examples_that_are_alike_within_contexts_count_once() {
+        let alike = Sample::new((0..60).map(|i| (i / 3, f64::from(u8::from(i / 3 % 2 == 0)))));
+        assert_eq!((alike.contexts(), alike.least_effective()), (20, 20.0));
+        // Twenty contexts, of which one is estimated, and Student's t for them.
+        let expected = 20.0 * (20.0 / 21.0) * (Z / 2.093_024_054_408_263).powi(2);
+        assert!(
+            (alike.effective(0.25, true, Level::SINGLE) - expected).abs() < 1e-6,
+            "{}",
+            alike.effective(0.25, true, Level::SINGLE)
+        );
+        // As many right as wrong in every context: nothing varies between contexts but the one that is added.
+        let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
+        assert!(mixed.effective(0.25, true, Level::SINGLE) > 40.0);
+    }
+
+    #[test]
+    fn whole_examples_with_contexts_of_their_own_count_as_they_are() {
+        let sample = Sample::independent(&[1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(sample.effective(0.1875, true, Level::SINGLE), 4.0);
+        assert_eq!(Sample::independent(&[1.0; 4]).effective(0.0, false, Level::SINGLE), 4.0);
+    }
+}
