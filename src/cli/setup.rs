@@ -13,7 +13,7 @@ use crate::eval::config::system_text;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::memory;
 use spattn_model::data::{DataFolder, DataSource};
-use spattn_tasks::assets;
+use spattn_tasks::data_files;
 
 /// Starts the threads of the whole program, once: so many, or as many as the machine has cores.
 ///
@@ -52,7 +52,7 @@ pub(super) fn write_errors_instead_of_signals() -> Result<()> {
 
 /// Where the data are, and what to record of them.
 pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
-    let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
+    let data = DataSource::parse(spec)?.resolve(&data_files::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));
     Ok(data)
 }

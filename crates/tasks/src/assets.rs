@@ -1,29 +1,30 @@
 //! Where tasks find their text: a data folder given by the user, or the offline defaults.
 //!
 //! An asset that is in the folder is used, and examples say so in their `source`; an asset that is
-//! not there has its default. Nothing is fetched here: who fetches asks for [`patterns`].
+//! not there has its default. Nothing is fetched here:
+//! [`data_files`](super::data_files) lists what a fetched folder may hold.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use super::TaskOptions;
 use super::rows::{self, RowSource};
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
-use super::{TaskOptions, choice, generation, long_sets, longbench};
 use spattn_base::error::UsageError;
 
-const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
-const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
-const BOOK_TEXTS: &[&str] = &["books/*.txt"];
-const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
-const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
-const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
-const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
+pub(super) const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
+pub(super) const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
+pub(super) const BOOK_TEXTS: &[&str] = &["books/*.txt"];
+pub(super) const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
+pub(super) const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
+pub(super) const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
+pub(super) const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
 /// Where LongBench's files may be in a data folder, and the archive in which they are published.
 const LONGBENCH_FOLDERS: &[&str] = &["longbench/", "LongBench/", "data/", ""];
-const LONGBENCH_FILES: &[&str] = &["longbench/*.jsonl", "LongBench/*.jsonl", "data/*.jsonl"];
-const LONGBENCH_ARCHIVES: &[&str] = &["data.zip", "longbench/data.zip", "LongBench/data.zip"];
+pub(super) const LONGBENCH_FILES: &[&str] = &["longbench/*.jsonl", "LongBench/*.jsonl", "data/*.jsonl"];
+pub(super) const LONGBENCH_ARCHIVES: &[&str] = &["data.zip", "longbench/data.zip", "LongBench/data.zip"];
 
 /// Where WikiText-2's test text is looked for.
 pub const WIKITEXT2: &[&str] = &[
@@ -35,18 +36,6 @@ pub const WIKITEXT2: &[&str] = &[
 ];
 /// Where PG-19's test books are looked for.
 pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
-
-/// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name. Where a file is looked for
-/// in an archive, it is the archive.
-pub fn patterns() -> Vec<&'static str> {
-    let longbench = longbench::file_names().collect::<Vec<_>>();
-    let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
-    let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
-    let texts = [WIKITEXT2, PG19];
-    let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
-    let all = fixed.into_iter().chain(choice::patterns()).chain(generation::patterns()).chain(long_sets::patterns());
-    all.map(|pattern| pattern.split_once(".zip/").map_or(pattern, |(name, _)| &pattern[..name.len() + 4])).collect()
-}
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
 /// or `essays/*.txt`, which every example reads from the beginning as published; or from `books/*.txt`, which
@@ -190,16 +179,5 @@ mod tests {
         std::fs::create_dir(dir.path().join("hotpotqa")).unwrap();
         std::fs::write(dir.path().join("hotpotqa/x.json"), "[]").unwrap();
         assert!(hotpotqa(&options).unwrap().ends_with("hotpotqa/x.json"));
-    }
-
-    #[test]
-    fn who_fetches_is_told_all_that_is_looked_for() {
-        let all = patterns();
-        for wanted in ["PaulGrahamEssays.json", "essays/*.txt", "wordlists/*.txt", "squad/dev-v2.0.json"] {
-            assert!(all.contains(&wanted), "{wanted}");
-        }
-        // Fetching understands no more than this.
-        let name = |pattern: &'static str| pattern.rsplit('/').next().unwrap();
-        assert!(all.iter().all(|p| p.matches('*').count() == name(p).matches('*').count().min(1)), "{all:?}");
     }
 }

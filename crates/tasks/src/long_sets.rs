@@ -13,8 +13,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::metrics::Metric;
-use super::rows::{Row, RowSource, Rows, text_or_number};
+use super::rows::{Row, RowSource, Rows};
 use super::templates::Fields;
+use super::values::text_or_number;
 use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;

@@ -223,6 +223,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::data_files;
     use crate::ruler::testing::shared_data;
 
     #[test]
@@ -245,7 +246,7 @@ mod tests {
                 None => *pattern == file.path,
                 Some((start, end)) => file.path.starts_with(start) && file.path.ends_with(end),
             };
-            assert!(assets::patterns().iter().any(fits), "no task looks for {}", file.path);
+            assert!(data_files::patterns().iter().any(fits), "no task looks for {}", file.path);
         }
         assert!(SETS.iter().all(|s| !s.how.is_empty() && !s.licence.is_empty()));
         assert_eq!(DataSet::find("longbnch").unwrap_err().hint.as_deref(), Some("did you mean `longbench`?"));

@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use zip::result::ZipError;
 
 use super::table::{self, LONGEST_LINE, TooLarge};
+pub use super::values::text_or_number;
 use super::{answers, digest};
 use spattn_base::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use spattn_base::error::UsageError;
@@ -341,17 +342,6 @@ impl Row {
     }
 }
 
-/// A value as an answer's text.
-pub fn text_or_number(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text.clone()),
-        // A whole number beyond 64 bits has lost its digits when it is read.
-        Value::Number(number) if number.as_f64().is_none_or(|x| number.is_f64() && x.abs() >= 1e15) => None,
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
 /// The rows of a file that cannot be used, of whatever format: what is said of them, and whether that ends the run.
 #[derive(Debug)]
 pub(super) struct Malformed {
@@ -621,21 +611,6 @@ mod tests {
 
     const MIXED: &[u8] =
         b"\xef\xbb\xbf{\"x\": \"1\"}\n\n{\"x\": 2}\n{\"x\": \"unwanted\"}\r\nnonsense\n\xff\xfe\n{\"x\": \"3\"}";
-
-    /// What was read in floating point has not the digits that were written.
-    #[test]
-    fn numbers_that_lose_digits_are_no_answers() {
-        let text = |json: &str| text_or_number(&serde_json::from_str(json).unwrap());
-        for (json, expected) in [
-            ("12", "12"),
-            ("-3.5", "-3.5"),
-            ("18446744073709551615", "18446744073709551615"),
-            ("\"12345678901234567890123\"", "12345678901234567890123"),
-        ] {
-            assert_eq!(text(json).as_deref(), Some(expected));
-        }
-        assert_eq!((text("12345678901234567890123"), text("1e300"), text("true")), (None, None, None));
-    }
 
     #[test]
     fn tables_have_the_rows_that_their_writer_gave_them() {

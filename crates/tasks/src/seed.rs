@@ -89,6 +89,9 @@ impl Draw {
     }
 }
 
+/// What the seeds of training rows hash in place of a task's name, or in front of it. No task's name starts with it.
+pub(crate) const TRAINING_DOMAIN: &str = "train/";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,8 +5,9 @@
 //! for, so that all depths of a sample share a context or its beginning, which is then read once.
 //!
 //! A task may be given options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. What is not the default is part of
-//! the name that is recorded. Adding a base: a file with a [`Base`], and a line in `BASES`.
+//! the name that is recorded. Adding a base: a file with a [`Base`](base::Base), and a line in `BASES`.
 
+mod base;
 mod depths;
 mod needle;
 mod passkey;
@@ -16,10 +17,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-pub use self::depths::Depths;
+use self::base::{Base, Options, Setting};
 use super::metrics::Metric;
-use super::options::Given;
-use super::ruler::fit::{self, Draft, Request, Units};
+use super::ruler::fit::{self, Draft, Request};
 use super::seed::example_seed;
 use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use spattn_base::error::UsageError;
@@ -27,142 +27,10 @@ use spattn_base::error::UsageError;
 /// Every base, in the order in which they are listed.
 static BASES: [&Base; 4] = [&needle::BASE, &passkey::BASE, &records::PAIRS, &records::LINES];
 
-/// Some tasks that are made alike.
-struct Base {
-    /// Name of the task, or of the group where there are several.
-    name: &'static str,
-    /// The tasks; their names are `NAME`, or `NAME/PART`.
-    members: fn() -> Vec<Member>,
-    /// Depths if none are given: so many at equal distances.
-    steps: usize,
-    /// The option that says how many units a context has, in place of a length.
-    count: Option<&'static str>,
-    /// Whether contexts may come from a file.
-    takes_file: bool,
-    /// Makes what one member asks about.
-    make: fn(&str, &Options, &TaskOptions) -> Result<Box<dyn Setting>>,
-}
-
-/// A task of a base, as it is listed.
-struct Member {
-    name: String,
-    about: String,
-    metric: Metric,
-    max_new_tokens: usize,
-}
-
-/// What a task asks about: the source of its scenes.
-trait Setting: Send + Sync {
-    /// Where text and words come from, for the record.
-    fn source(&self) -> String;
-    /// How many units a context of this length may have.
-    fn units(&self, length: usize) -> Units;
-    /// Draws what sample `request.index` is about; `attempt` sets one draw apart from others.
-    ///
-    /// # Errors
-    /// If data is malformed or runs out.
-    fn scene<'a>(&'a self, request: &'a Request<'a>, attempt: u64) -> Result<Box<dyn Scene + 'a>>;
-    /// Whether a sample has one context, and depths differ in what is asked about it.
-    fn one_context(&self) -> bool;
-    /// Number of samples, if a file fixes it.
-    fn available(&self) -> Option<usize> {
-        None
-    }
-    /// Digest of the data of a user that it draws from; empty where there are none.
-    fn data(&self) -> String {
-        String::new()
-    }
-    /// What the user should know about its data, one line each.
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-/// What is drawn for one sample.
-trait Scene {
-    /// The example with so many units of context that asks for what lies at `depth` percent.
-    fn draft(&mut self, units: usize, depth: f64) -> Draft;
-}
-
-/// Pairs or lines that a context can be asked to have.
-const MOST_RECORDS: usize = 1_000_000;
-
-/// What may follow the name of a task.
-#[derive(Debug, Clone, PartialEq)]
-struct Options {
-    depths: Depths,
-    count: Option<usize>,
-    file: Option<PathBuf>,
-}
-
-impl Options {
-    fn parse(base: &Base, text: &str) -> Result<Self, UsageError> {
-        let mut options = Self { depths: Depths::even(base.steps), count: None, file: None };
-        let mut given = Given::default();
-        for option in text.split(',').filter(|_| !text.is_empty()) {
-            let (key, value) = option.split_once('=').unwrap_or((option, ""));
-            // Both say where to ask.
-            given.once(text, key, if key == "depths" { "steps" } else { key })?;
-            match key {
-                "steps" => options.depths = Depths::of_steps(value)?,
-                "depths" => options.depths = Depths::parse(value)?,
-                "file" if base.takes_file && !value.is_empty() => options.file = Some(value.into()),
-                key if base.count == Some(key) => options.count = Some(at_least_two(key, value)?),
-                _ => return Err(UsageError::unknown(&format!("option of {}", base.name), key, base.options())),
-            }
-        }
-        if options.file.is_some() && options.count.is_some() {
-            return Err(UsageError::new(format!("`{text}`: the file says how many there are")).hint("leave one out"));
-        }
-        Ok(options)
-    }
-
-    /// What is not the default, as it follows the name; of a file its stem, as in other records.
-    fn canonical(&self, base: &Base, file: impl Fn(&PathBuf) -> String) -> String {
-        let given = [
-            self.file.as_ref().map(|path| format!("file={}", file(path))),
-            self.count.map(|n| format!("{}={n}", base.count.unwrap_or_default())),
-            (self.depths != Depths::even(base.steps)).then(|| self.depths.option()),
-        ];
-        let given: Vec<String> = given.into_iter().flatten().collect();
-        if given.is_empty() { String::new() } else { format!(":{}", given.join(",")) }
-    }
-}
-
-fn at_least_two(key: &str, value: &str) -> Result<usize, UsageError> {
-    let wrong = || {
-        UsageError::new(format!("`{key}={value}` is no number from 2 to {MOST_RECORDS}"))
-            .hint(format!("for example {key}=75"))
-    };
-    value.parse().ok().filter(|n| (2..=MOST_RECORDS).contains(n)).ok_or_else(wrong)
-}
-
-impl Base {
-    fn options(&self) -> Vec<&'static str> {
-        let file = self.takes_file.then_some("file");
-        ["steps", "depths"].into_iter().chain(self.count).chain(file).collect()
-    }
-
-    fn find(name: &str) -> Option<&'static Self> {
-        let is = |base: &&&Self| name == base.name || name.strip_prefix(base.name).is_some_and(|n| n.starts_with('/'));
-        BASES.iter().find(is).copied()
-    }
-
-    fn info(&self, member: Member) -> TaskInfo {
-        let mut parameters = vec![("steps".to_owned(), self.steps.to_string())];
-        parameters.extend(self.count.map(|count| (count.to_owned(), "to the length".to_owned())));
-        if self.takes_file {
-            parameters.push(("file".to_owned(), "none".to_owned()));
-        }
-        TaskInfo {
-            name: member.name,
-            about: member.about,
-            metric: Some(member.metric),
-            max_new_tokens: Some(member.max_new_tokens),
-            parameters,
-            stands_in_for: None,
-        }
-    }
+/// The base of the task or group `name`.
+fn find_base(name: &str) -> Option<&'static Base> {
+    let is = |base: &&&Base| name == base.name || name.strip_prefix(base.name).is_some_and(|n| n.starts_with('/'));
+    BASES.iter().find(is).copied()
 }
 
 /// The family: `needle/PART`, `passkey/PART`, `kv_retrieval`, `longeval_lines`, and the groups `needle`, `passkey`.
@@ -180,7 +48,7 @@ impl Family for Grids {
 
     fn expand(&self, name: &str, _: &TaskOptions) -> Option<Vec<String>> {
         let (bare, options) = name.split_once(':').unwrap_or((name, ""));
-        let base = Base::find(bare)?;
+        let base = find_base(bare)?;
         let members: Vec<String> = (base.members)().into_iter().map(|m| m.name).collect();
         let meant: Vec<String> = members.into_iter().filter(|m| bare == base.name || m == bare).collect();
         // Options that are wrong are reported when the task is made.
@@ -194,7 +62,7 @@ impl Family for Grids {
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
         let (bare, given) = name.split_once(':').unwrap_or((name, ""));
         let unknown = || UsageError::unknown("task", name, self.catalog().into_iter().map(|t| t.name));
-        let base = Base::find(bare).ok_or_else(unknown)?;
+        let base = find_base(bare).ok_or_else(unknown)?;
         let member = (base.members)().into_iter().find(|m| m.name == bare).ok_or_else(unknown)?;
         let given = Options::parse(base, given)?;
         let stem = |path: &PathBuf| path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());

@@ -8,8 +8,9 @@ use std::sync::LazyLock;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::{Base, Draft, Member, Options, Request, Scene, Setting, Units};
+use super::base::{Base, Member, Options, Scene, Setting};
 use crate::metrics::Metric;
+use crate::ruler::fit::{Draft, Request, Units};
 use crate::ruler::template::substitute;
 use crate::seed::Draw;
 use crate::text::essays::{Essays, Reader, sentences};

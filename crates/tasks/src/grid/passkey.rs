@@ -5,9 +5,10 @@ use std::sync::LazyLock;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::{Base, Draft, Member, Options, Request, Scene, Setting, Units};
+use super::base::{Base, Member, Options, Scene, Setting};
 use crate::TaskOptions;
 use crate::metrics::Metric;
+use crate::ruler::fit::{Draft, Request, Units};
 use crate::ruler::template::substitute;
 use spattn_base::error::UsageError;
 

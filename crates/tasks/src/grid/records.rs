@@ -8,8 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{Base, Draft, Member, Request, Scene, Setting, Units};
+use super::base::{Base, Member, Scene, Setting};
 use crate::rows::{RowSource, Rows};
+use crate::ruler::fit::{Draft, Request, Units};
 use crate::ruler::niah::uuid;
 use crate::seed::Draw;
 use crate::text::words::Words;

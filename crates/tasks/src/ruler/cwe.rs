@@ -7,9 +7,9 @@
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
 use super::template::{Definition, TaskDefinition, substitute};
-use super::{Base, Generator, shuffled_order};
 use crate::seed::Draw;
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
 use super::template::{Definition, TaskDefinition, substitute};
-use super::{Base, Generator, shuffled_order};
 use crate::TaskOptions;
 use crate::seed::Draw;
 

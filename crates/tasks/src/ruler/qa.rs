@@ -13,9 +13,11 @@ use anyhow::Result;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
+use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Fitted, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
-use super::{Base, Generator, qa_synth, shuffled_order};
+use super::numbered_documents::NumberedDocuments;
+use super::qa_synth;
+use super::template::{Definition, TaskDefinition};
 use crate::rows::Malformed;
 use crate::{Positions, TaskOptions, assets, digest, text};
 use spattn_base::error::{UsageError, in_plain_words};
@@ -37,11 +39,6 @@ const CHOICES: usize = 5;
 const CLOSE_ENOUGH: f64 = 0.01;
 
 #[derive(Debug, Clone, Deserialize)]
-struct Shared {
-    document: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "dataset", rename_all = "snake_case")]
 enum Parameters {
     Squad,
@@ -50,7 +47,7 @@ enum Parameters {
 }
 
 fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
-    let prompt = Prompt::new(definition)?;
+    let prompt = NumberedDocuments::new(definition)?;
     let collection = match task.read()? {
         Parameters::Synthetic { hops } => return qa_synth::make(prompt, definition, hops),
         Parameters::Squad => match assets::squad(options) {
@@ -72,34 +69,6 @@ fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -
 fn needs_data(task: &str, file: &str, stand_in: &str) -> UsageError {
     UsageError::new(format!("task `{task}` needs {file}, which is not in the data folder"))
         .hint(format!("give --data DIR, a folder that holds {file}, or run `{stand_in}`"))
-}
-
-/// The templates of the base task.
-pub struct Prompt {
-    definition: Definition,
-    document: String,
-}
-
-impl Prompt {
-    fn new(definition: &Definition) -> Result<Self> {
-        let shared: Shared = definition.own()?;
-        Ok(Self { definition: definition.clone(), document: shared.document })
-    }
-
-    /// `question` over `documents`, numbered from 1 in the order given.
-    pub fn draft<'a>(&self, documents: impl Iterator<Item = &'a str>, question: &str, references: &[String]) -> Draft {
-        let numbered: Vec<String> = documents
-            .enumerate()
-            .map(|(i, text)| substitute(&self.document, &[("i", &(i + 1).to_string()), ("document", text)]))
-            .collect();
-        Draft {
-            context: substitute(&self.definition.context_template, &[("context", &numbered.join("\n\n"))]),
-            question: substitute(&self.definition.question_template, &[("query", question)]),
-            answer_prefix: self.definition.answer_prefix.clone(),
-            references: references.to_vec(),
-            note: None,
-        }
-    }
 }
 
 /// A question with the documents it is about; documents are indices into the collection.
@@ -282,7 +251,7 @@ impl Sorted {
 }
 
 struct Documents {
-    prompt: Prompt,
+    prompt: NumberedDocuments,
     collection: Collection,
 }
 

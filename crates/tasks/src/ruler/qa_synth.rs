@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, HashSet};
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
 
+use super::base::{Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::qa::Prompt;
+use super::numbered_documents::NumberedDocuments;
 use super::template::{Definition, substitute};
-use super::{Generator, shuffled_order};
 use crate::seed::Draw;
 use crate::text::grammar::Grammar;
 
@@ -71,7 +71,7 @@ impl Question {
 }
 
 struct SyntheticQa {
-    prompt: Prompt,
+    prompt: NumberedDocuments,
     text: Synthetic,
     hops: usize,
 }
@@ -80,7 +80,7 @@ struct SyntheticQa {
 ///
 /// # Errors
 /// If the definition is malformed.
-pub fn make(prompt: Prompt, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
+pub fn make(prompt: NumberedDocuments, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
     let file: File = definition.own()?;
     Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }

@@ -11,8 +11,11 @@ use std::sync::LazyLock;
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::base::Base;
+use super::family::{self, BASES};
+use super::ruler_task::{RulerTask, info};
+use super::shape::Shape;
 use super::template::{Definition, TaskDefinition};
-use super::{BASES, Base, RulerTask, info};
 use crate::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use spattn_base::error::UsageError;
 
@@ -63,8 +66,13 @@ fn overlay(table: &mut toml::Table, over: &toml::Table) {
 }
 
 /// The definitions of all base tasks in all other wordings.
-pub fn definitions() -> impl Iterator<Item = &'static Definition> {
+fn definitions() -> impl Iterator<Item = &'static Definition> {
     REWORDED.iter().flat_map(|(_, wordings)| wordings)
+}
+
+/// The shapes of the base tasks in other words.
+pub fn reworded_shapes() -> impl Iterator<Item = Shape> {
+    definitions().map(Shape::of)
 }
 
 /// The reworded tasks: `ruler_reworded/<task>`, and the group `ruler_reworded`.
@@ -108,7 +116,7 @@ impl Family for Reworded {
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
         let (base, wordings, task) = Self::find(name)
             .ok_or_else(|| UsageError::unknown("task", name, self.catalog().into_iter().map(|t| t.name)))?;
-        let original = format!("{}{}", super::PREFIX, task.name);
+        let original = format!("{}{}", family::PREFIX, task.name);
         let make = |definition| RulerTask::new(name, &original, base, definition, task, options);
         Ok(Box::new(InTurn { wordings: wordings.iter().map(make).collect::<Result<_>>()? }))
     }

@@ -1,7 +1,11 @@
 //! Tests over all thirteen tasks: published templates, length, determinism.
 
+use super::family::DEFINITIONS;
 use super::testing::{Asked, Real, Subwords, Words, example, example_with, shared_data, task};
 use super::*;
+use crate::metrics::Metric;
+use crate::{Example, Family, Positions, PromptCounter, TaskOptions};
+use spattn_base::error::UsageError;
 
 /// The published templates (NVIDIA/RULER @c3f5e3b, `scripts/data/synthetic/constants.py`) and answer prefixes.
 const PUBLISHED: [(&str, &str, &str, usize); 5] = [

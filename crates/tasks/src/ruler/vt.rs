@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::base::{Base, Generator};
 use super::fit::{self, Draft, Request, Units};
 use super::template::{Definition, TaskDefinition, substitute};
-use super::{Base, Generator};
 use crate::seed::{Draw, example_seed};
 use crate::{Positions, TaskOptions};
 use spattn_base::error::UsageError;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use super::draw::percent;
 use super::page::{Class, Page};
-use super::percent;
 use crate::seed::Draw;
 use crate::text::{self, essays};
 use spattn_base::error::UsageError;

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
+use super::draw::{fraction, percent};
 use super::page::{Class, Page};
-use super::{DocumentWording, fraction, percent, wording};
+use super::train_file::DocumentWording;
+use super::wording;
 use crate::ruler::definition;
 use crate::ruler::qa_synth::{File, Question, Synthetic};
 use crate::ruler::template::substitute;

@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use super::draw::{fraction, percent};
 use super::needles::made_up;
 use super::page::{Class, Page};
-use super::{ListWording, fraction, numbered_item, percent, wording};
+use super::train_file::{ListWording, numbered_item};
+use super::wording;
 use crate::ruler::definition;
 use crate::seed::Draw;
 use crate::text::words::{Words, dictionary_words};

@@ -5,141 +5,34 @@
 //! the tasks make them, solved examples included. The rest is wider than the tasks: other numbers of
 //! keys and values, other words, other wordings (`tasks/train.toml`), and runs of real text.
 //!
-//! Seeds: a row's seed hashes the domain [`SEED_DOMAIN`] where an evaluated example hashes its task's
+//! Seeds: a row's seed hashes the domain [`TRAINING_DOMAIN`] where an evaluated example hashes its task's
 //! name. No task's name starts with it, so no row is drawn from the seed of any evaluated example.
 
 mod books;
 mod documents;
+mod draw;
 mod lists;
 mod needles;
 mod page;
 mod records;
 mod shaped;
 mod tokens;
+mod train_file;
 mod variables;
 mod wording;
 
-use std::sync::LazyLock;
-
 use anyhow::Result;
-use serde::Deserialize;
 
 pub use self::books::Books;
 use self::page::Page;
 pub use self::page::{Class, Encoder, Row, Segment};
 pub use self::tokens::PieceEncoder;
-use super::seed::{Draw, example_seed};
+use self::train_file::{FILE, FamilyShare};
+use super::seed::{Draw, TRAINING_DOMAIN, example_seed};
 use spattn_base::error::UsageError;
-
-/// What the seeds of training rows hash in place of a task's name, or in front of it.
-pub const SEED_DOMAIN: &str = "train/";
 
 /// The family of the books' tails, which no other family uses.
 pub const HELD_OUT: &str = "held_out";
-
-static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
-    toml::from_str(include_str!("../../tasks/train.toml")).expect("tasks/train.toml is well-formed")
-});
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TrainFile {
-    family: Vec<FamilyShare>,
-    shaped: ShapedShares,
-    wording: Wording,
-    kv: RecordText,
-    passkey: RecordText,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FamilyShare {
-    name: String,
-    share: usize,
-    from: usize,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ShapedShares {
-    share: usize,
-    from: usize,
-    tasks: Vec<(String, usize)>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Wording {
-    percent: usize,
-    drawn: usize,
-    words: Vec<String>,
-    items: Vec<String>,
-    frames: Vec<String>,
-    needles: Vec<NeedleWording>,
-    chains: Vec<ChainWording>,
-    common: Vec<ListWording>,
-    frequent: Vec<ListWording>,
-    documents: Vec<DocumentWording>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NeedleWording {
-    intro: String,
-    statement: String,
-    ask: String,
-    prefix: String,
-    ask_all: String,
-    prefix_all: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChainWording {
-    intro: String,
-    first: String,
-    link: String,
-    ask: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ListWording {
-    intro: String,
-    ask: String,
-    /// One word of the list.
-    #[serde(default = "numbered_item")]
-    item: String,
-}
-
-fn numbered_item() -> String {
-    "{number}. {word}".to_owned()
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DocumentWording {
-    intro: String,
-    ask: String,
-    prefix: String,
-    /// A document and its number.
-    #[serde(default = "numbered_document")]
-    frame: String,
-}
-
-fn numbered_document() -> String {
-    "Document {i}:\n{document}".to_owned()
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RecordText {
-    context: String,
-    #[serde(default)]
-    statement: String,
-    ask: String,
-}
 
 /// Makes rows of one mix of families.
 pub struct Trainer {
@@ -179,7 +72,7 @@ impl Trainer {
         family: Option<&str>,
         encoder: &dyn Encoder,
     ) -> Result<Row> {
-        let of_row = example_seed(seed, SEED_DOMAIN, length, index);
+        let of_row = example_seed(seed, TRAINING_DOMAIN, length, index);
         let name = match family {
             Some(name) => name,
             None => self.choose(length, &mut Draw::new(of_row, 0)),
@@ -229,22 +122,6 @@ impl Trainer {
         }
         HELD_OUT
     }
-}
-
-/// A number in 0..1.
-fn fraction(draw: &mut Draw) -> f64 {
-    const STEPS: usize = 1 << 30;
-    draw.below(STEPS) as f64 / STEPS as f64
-}
-
-/// A number between `low` and `high`, every factor equally likely.
-fn log_uniform(low: f64, high: f64, draw: &mut Draw) -> usize {
-    (low * (high / low).max(1.0).powf(fraction(draw))) as usize
-}
-
-/// Whether something happens that happens `percent` times in a hundred.
-fn percent(percent: usize, draw: &mut Draw) -> bool {
-    draw.below(100) < percent
 }
 
 #[cfg(test)]

@@ -5,8 +5,10 @@ use std::collections::HashSet;
 use anyhow::{Context, Result};
 
 use super::books::Books;
+use super::draw::{fraction, log_uniform, percent};
 use super::page::{Class, Page, scatter};
-use super::{NeedleWording, fraction, log_uniform, percent, wording};
+use super::train_file::NeedleWording;
+use super::wording;
 use crate::ruler::definition;
 use crate::ruler::niah::{Kind, Shared, enumerate};
 use crate::ruler::template::{Definition, substitute};

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use super::books::Books;
+use super::draw::percent;
 use super::needles::{hay, word_key};
 use super::page::{Class, Page, scatter};
-use super::{FILE, percent};
+use super::train_file::FILE;
 use crate::ruler::definition;
 use crate::ruler::niah::{Shared, uuid};
 use crate::ruler::template::substitute;

@@ -43,15 +43,17 @@ fn no_row_shares_a_seed_with_an_evaluated_example() {
     // By construction: what is hashed differs, because no task's name starts with the domain.
     let all = ["ruler", "ruler/qa_synth", "ruler/qa_synth_hop2"].map(str::to_owned);
     for task in resolve(&all, &TaskOptions::default()).unwrap() {
-        assert!(!task.name().starts_with(SEED_DOMAIN));
+        assert!(!task.name().starts_with(TRAINING_DOMAIN));
     }
-    assert!(crate::catalog().iter().all(|t| !t.name.starts_with(SEED_DOMAIN)));
+    assert!(crate::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
     for (name, _) in &FILE.shaped.tasks {
         let task = crate::ruler::for_training(name, &TaskOptions::default()).unwrap();
-        assert_eq!(task.name(), format!("{SEED_DOMAIN}{name}"));
+        assert_eq!(task.name(), format!("{TRAINING_DOMAIN}{name}"));
         for (length, index) in [(1024, 0), (4096, 7)] {
-            let seeds: HashSet<u64> =
-                [name.as_str(), task.name(), SEED_DOMAIN].iter().map(|t| example_seed(0, t, length, index)).collect();
+            let seeds: HashSet<u64> = [name.as_str(), task.name(), TRAINING_DOMAIN]
+                .iter()
+                .map(|t| example_seed(0, t, length, index))
+                .collect();
             assert_eq!(seeds.len(), 3);
         }
     }

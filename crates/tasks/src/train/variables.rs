@@ -6,9 +6,11 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::books::Books;
+use super::draw::{log_uniform, percent};
 use super::needles::hay;
 use super::page::{Class, Page};
-use super::{ChainWording, log_uniform, percent, wording};
+use super::train_file::ChainWording;
+use super::wording;
 use crate::ruler::definition;
 use crate::ruler::template::substitute;
 use crate::seed::Draw;

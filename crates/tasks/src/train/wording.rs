@@ -4,7 +4,8 @@
 //! other wordings has no fixed text at all: words drawn around the placeholders, the same throughout a row. What is
 //! left to learn is the task: find what stands with the key, wherever and however it does.
 
-use super::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording, percent};
+use super::draw::percent;
+use super::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
 use crate::ruler::niah::Kind;
 use crate::ruler::qa_synth::Synthetic;
 use crate::seed::Draw;

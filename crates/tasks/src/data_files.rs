@@ -1,0 +1,35 @@
+//! The files that any task looks for in a data folder.
+
+use super::assets::{
+    BOOK_TEXTS, ESSAY_FILES, ESSAY_TEXTS, HOTPOTQA, HOTPOTQA_FILES, LONGBENCH_ARCHIVES, LONGBENCH_FILES, PG19, SQUAD,
+    WIKITEXT2, WORD_LISTS,
+};
+use super::{choice, generation, long_sets, longbench};
+
+/// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name. Where a file is looked for
+/// in an archive, it is the archive.
+pub fn patterns() -> Vec<&'static str> {
+    let longbench = longbench::file_names().collect::<Vec<_>>();
+    let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
+    let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
+    let texts = [WIKITEXT2, PG19];
+    let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
+    let all = fixed.into_iter().chain(choice::patterns()).chain(generation::patterns()).chain(long_sets::patterns());
+    all.map(|pattern| pattern.split_once(".zip/").map_or(pattern, |(name, _)| &pattern[..name.len() + 4])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_fetches_is_told_all_that_is_looked_for() {
+        let all = patterns();
+        for wanted in ["PaulGrahamEssays.json", "essays/*.txt", "wordlists/*.txt", "squad/dev-v2.0.json"] {
+            assert!(all.contains(&wanted), "{wanted}");
+        }
+        // Fetching understands no more than this.
+        let name = |pattern: &'static str| pattern.rsplit('/').next().unwrap();
+        assert!(all.iter().all(|p| p.matches('*').count() == name(p).matches('*').count().min(1)), "{all:?}");
+    }
+}

@@ -1,0 +1,49 @@
+//! What a base task is: a definition file and the generator of its examples.
+
+use anyhow::Result;
+
+use super::fit::{Draft, Request};
+use super::published;
+use super::template::{Definition, TaskDefinition};
+use crate::seed::Draw;
+use crate::{Positions, TaskOptions};
+
+/// A base task: its definition file and its generator.
+pub(crate) struct Base {
+    /// Name, which is also that of the group of its tasks.
+    pub(super) name: &'static str,
+    /// The definition file's text.
+    pub(super) file: &'static str,
+    /// Makes the generator of one task.
+    pub(super) make: fn(&Definition, &TaskDefinition, &TaskOptions) -> Result<Box<dyn Generator>>,
+}
+
+/// Makes the examples of one task.
+pub(crate) trait Generator: Send + Sync {
+    /// Where text and words come from, for the record.
+    fn source(&self) -> String;
+    /// The largest example that fits the request.
+    fn generate(&self, request: &Request) -> Result<Draft>;
+    /// Number of examples, if a data set limits it.
+    fn available(&self) -> Option<usize> {
+        None
+    }
+    /// Digest of the data of a user that it draws from; empty where there are none.
+    fn data(&self) -> String {
+        String::new()
+    }
+    /// What the user should know about its data, one line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The order of `count` things: the published fixed shuffle, or one of `draw`.
+pub(super) fn shuffled_order(count: usize, positions: Positions, draw: &mut Draw) -> Vec<usize> {
+    if positions == Positions::Published {
+        return published::order(count);
+    }
+    let mut order: Vec<usize> = (0..count).collect();
+    draw.shuffle(&mut order);
+    order
+}

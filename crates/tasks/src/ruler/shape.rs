@@ -1,0 +1,28 @@
+//! How rows of a prepared file are recognised as those of a task of RULER.
+
+use super::template::Definition;
+use crate::metrics::Metric;
+
+/// How rows of a prepared RULER file are told apart, and what they are scored with.
+pub struct Shape {
+    /// Beginnings of the question.
+    pub question_marks: &'static [String],
+    /// Beginning of the answer prefix.
+    pub prefix_mark: &'static str,
+    /// How predictions are scored.
+    pub metric: Metric,
+    /// Tokens to generate at most.
+    pub max_new_tokens: usize,
+}
+
+impl Shape {
+    /// The shape of the tasks of a definition.
+    pub(super) fn of(definition: &'static Definition) -> Self {
+        Self {
+            question_marks: &definition.question_marks,
+            prefix_mark: &definition.prefix_mark,
+            metric: definition.metric,
+            max_new_tokens: definition.tokens_to_generate,
+        }
+    }
+}
