@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use spattn::eval::store;
+use spattn::eval::records::store;
 use spattn::report::merge;
 use tempfile::TempDir;
 

@@ -117,8 +117,9 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 // ---- records ----
 
 use proptest::prelude::*;
-use spattn::eval::record::{Record, Spread};
-use spattn::eval::{store, summary};
+use spattn::eval::records::record::{Record, Spread};
+use spattn::eval::records::store;
+use spattn::eval::summary;
 use spattn::report::Report;
 use spattn::stats::{self, Sample};
 use spattn::tasks::likelihood::Measure;

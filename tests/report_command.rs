@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use spattn::eval::prompts;
-use spattn::eval::record::Record;
-use spattn::eval::store::{OpenMode, Store, load_records};
+use spattn::eval::records::prompts;
+use spattn::eval::records::record::Record;
+use spattn::eval::records::store::{OpenMode, Store, load_records};
 use tempfile::TempDir;
 
 struct Ran {

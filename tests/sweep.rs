@@ -12,8 +12,9 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};
 use spattn::attention::RecentQueries;
 use spattn::eval::manifest::RESULTS_VERSION;
-use spattn::eval::record::Record;
-use spattn::eval::{store, summary};
+use spattn::eval::records::record::Record;
+use spattn::eval::records::store;
+use spattn::eval::summary;
 use spattn::report::merge;
 use tempfile::TempDir;
 

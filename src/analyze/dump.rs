@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::picked::picks_of;
 use super::{Choices, Document, Method};
-use crate::eval::owned;
+use crate::eval::folder::owned_files;
 
 /// Numbers with their name and shape.
 struct Tensor {
@@ -73,7 +73,7 @@ pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Pa
     let views = views.collect::<Result<Vec<_>, _>>().context("a tensor has another size than its shape")?;
     let metadata = HashMap::from([("spattn".to_owned(), about.to_string())]);
     let bytes = serialize(views, Some(metadata)).context("cannot put tensors into a file")?;
-    let written = owned::write_all(folder, &[(format!("{DUMP}/{number:04}.safetensors"), bytes)])?;
+    let written = owned_files::write_all(folder, &[(format!("{DUMP}/{number:04}.safetensors"), bytes)])?;
     written.into_iter().next().context("nothing was written")
 }
 

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::{Loaded, Method, Reader, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
 use crate::eval::estimate::reading_seconds;
+use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::eval::manifest::RESULTS_VERSION;
-use crate::eval::owned::{self, OwnFolder};
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
 use crate::version;
 use spattn_attention::Policy;
@@ -86,7 +86,7 @@ impl<'a> Order<'a> {
     /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
     pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Ended> {
         if self.overwrite {
-            OwnFolder::of(self.folder)?.clear(&[&owned::UNITS])?;
+            OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
         }
         std::fs::create_dir_all(self.folder).map_err(|e| {
             UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
@@ -111,7 +111,7 @@ impl<'a> Order<'a> {
                             reading = reading.loaded()?;
                             let seen = self.unit(reading.weights()?, identity, (at, task), *length, unit)?;
                             let text = format!("{}\n", serde_json::to_string(&seen)?);
-                            owned::write_all(self.folder, &[(self.name(task, *length, unit), text)])?;
+                            owned_files::write_all(self.folder, &[(self.name(task, *length, unit), text)])?;
                             tell(&format!("{} of {count}: {task}, {length} tokens, unit {unit}", done + 1));
                             // As it will be read again, to the last digit.
                             read(&path)?

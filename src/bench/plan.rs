@@ -23,7 +23,7 @@ use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{Sequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
-use crate::eval::record::REFERENCE;
+use crate::eval::records::record::REFERENCE;
 use spattn_attention::kv::LayerKv;
 use spattn_attention::{Configured, PromptNeed, Rotation, mix_seed};
 use spattn_base::error::UsageError;

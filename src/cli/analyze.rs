@@ -13,7 +13,7 @@ use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use crate::eval::config::parse_dtype;
-use crate::eval::owned::{self, OwnFolder};
+use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::report::analyses as drawing;
 use crate::version;
 use spattn_attention::Policy;
@@ -268,7 +268,7 @@ impl AnalyzeArgs {
     /// That nothing is in the folder, unless it may be written over.
     fn check_free(&self) -> Result<(), UsageError> {
         // What is another's comes first: no flag replaces it.
-        owned::check(&self.out, &owned::ANALYSIS)?;
+        owned_files::check(&self.out, &owned_files::ANALYSIS)?;
         if !self.overwrite && self.out.join(drawing::RESULT).exists() {
             let what = format!("{} holds an earlier analysis", self.out.display());
             return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
@@ -286,7 +286,7 @@ impl AnalyzeArgs {
         })?;
         if self.dump {
             // What an earlier one left would pass for this one's.
-            OwnFolder::of(&self.out)?.clear(&[&owned::DUMP])?;
+            OwnFolder::of(&self.out)?.clear(&[&owned_files::DUMP])?;
         }
         Ok(self.dump.then_some(self.out.as_path()))
     }

@@ -13,9 +13,9 @@ use super::setup::stop_on_interrupt;
 use super::{Done, listed, numbers};
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use crate::eval::config::{parse_dtype, parse_matmul_precision};
+use crate::eval::folder::owned_files;
 use crate::eval::manifest::cpu_name;
-use crate::eval::owned;
-use crate::eval::record::REFERENCE;
+use crate::eval::records::record::REFERENCE;
 use crate::report::bench as drawing;
 use crate::version;
 use spattn_attention::methods::configure;
@@ -267,7 +267,7 @@ impl BenchArgs {
     fn check_free(&self) -> Result<(), UsageError> {
         let Some(folder) = &self.out else { return Ok(()) };
         // What is another's comes first: no flag replaces it.
-        owned::check(folder, &owned::BENCH)?;
+        owned_files::check(folder, &owned_files::BENCH)?;
         if !self.overwrite && folder.join("bench.json").exists() {
             let what = format!("{} holds an earlier bench", folder.display());
             return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));

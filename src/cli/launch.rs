@@ -14,9 +14,9 @@ use super::eval::RunArgs;
 use super::matrix::{OnFailure, Shares};
 use super::numbers;
 use super::output::{print, print_json};
-use crate::eval::attempts::now;
 use crate::eval::config::RunConfig;
-use crate::eval::owned;
+use crate::eval::folder::attempts::now;
+use crate::eval::folder::owned_files;
 use crate::launch::plan::{PLAN, Submission, SweepPlan, ranges};
 use crate::launch::script::{SITE, Script, Template};
 use crate::launch::status::{State, Watched};
@@ -116,7 +116,7 @@ pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) ->
     let settings = run.over(Some(config))?;
     let matrix = toml::to_string(&settings).context("the matrix cannot be written down")?;
     let known = known_plan(&dir, is_resumed)?;
-    owned::check(&dir, &owned::SWEEP)?;
+    owned_files::check(&dir, &owned_files::SWEEP)?;
     let jobs = args.jobs.or(known.as_ref().map(|plan| plan.shards.len())).unwrap_or(JOBS);
     let shares = run.run("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
     let sweep = Sweep::of(dir, known, shares)?;
@@ -207,7 +207,7 @@ impl Sweep {
             return Ok(());
         }
         let about = "# The matrix as it was planned, flags and config together; the tasks read it.\n";
-        owned::write_all(&self.dir, &[(MATRIX, format!("{about}{matrix}")), (SCRIPT, script.to_owned())])?;
+        owned_files::write_all(&self.dir, &[(MATRIX, format!("{about}{matrix}")), (SCRIPT, script.to_owned())])?;
         self.plan.save(&self.dir)
     }
 

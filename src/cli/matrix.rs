@@ -17,23 +17,25 @@ use super::output::{print, print_json, width};
 use super::progress::Meter;
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Advised, Done, listed};
-use crate::eval::attempts::{self, Ending, Log};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
 use crate::eval::config::RunConfig;
 use crate::eval::contexts::Shard;
 use crate::eval::estimate::{Estimate, estimate_by_products};
+use crate::eval::folder::attempts::{self, Ending, Log};
+use crate::eval::folder::owned_files;
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
-use crate::eval::owned;
 use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
-use crate::eval::record::{REFERENCE, Record};
+use crate::eval::records::record::{REFERENCE, Record};
+use crate::eval::records::store::{
+    MANIFEST, NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records,
+};
 use crate::eval::renamed::Recorded;
 use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::stated::{self, Stated};
-use crate::eval::store::{MANIFEST, NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
 use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::report::table::Form;
@@ -275,7 +277,7 @@ impl Run {
         check_free(&self.out, self.mode)?;
         match self.on_failure {
             OnFailure::Stop => Ok(()),
-            OnFailure::GoOn => owned::check(&self.out, &owned::ATTEMPTS),
+            OnFailure::GoOn => owned_files::check(&self.out, &owned_files::ATTEMPTS),
         }
     }
 

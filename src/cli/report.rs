@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 use super::listed;
 use super::output::{print, print_data, print_json, print_line, width};
 use crate::eval::checks::in_short;
-use crate::eval::owned;
-use crate::eval::store::load_manifest;
+use crate::eval::folder::owned_files;
+use crate::eval::records::store::load_manifest;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
@@ -175,7 +175,7 @@ impl ReportArgs {
                 .into());
         }
         let out = self.out.as_deref().unwrap_or(dir);
-        owned::check(out, &owned::BENCH_PAGE)?;
+        owned_files::check(out, &owned_files::BENCH_PAGE)?;
         let mut stored = bench::read(dir)?;
         if privacy::is_left_out() {
             stored.rows.iter_mut().for_each(|row| row.shape = privacy::name_of_source(&row.shape));
@@ -215,7 +215,7 @@ pub fn run(args: ReportArgs) -> Result<()> {
             .into());
     }
     if let Some(out) = args.folder() {
-        owned::check(&out, &owned::REPORT)?;
+        owned_files::check(&out, &owned_files::REPORT)?;
     }
     let empty = merged.sources.iter().filter(|source| source.records == 0);
     empty.for_each(|source| eprintln!("note: there is no record in {}", source.dir.display()));

@@ -17,16 +17,16 @@ use super::{Done, numbers};
 use crate::analyze::units::{Ended, Order, Outlook};
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
+use crate::eval::folder::owned_files;
 use crate::eval::learned::Lesson;
-use crate::eval::owned;
 use crate::eval::papers::item::{Item, Variant};
 use crate::eval::papers::learning::Learning;
 use crate::eval::papers::measure::Evidence;
 use crate::eval::papers::outcome::{Outcome, judge};
 use crate::eval::papers::seen::{Observing, Seen};
 use crate::eval::papers::select;
-use crate::eval::record::Record;
-use crate::eval::store::{OpenMode, load_manifest};
+use crate::eval::records::record::Record;
+use crate::eval::records::store::{OpenMode, load_manifest};
 use crate::report::{merge, papers};
 use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::given;
@@ -225,9 +225,9 @@ impl ReproduceArgs {
 
     /// That nothing of another's would be replaced.
     fn check_free(&self, items: &[Named]) -> Result<(), UsageError> {
-        owned::check(&self.out, &owned::PAPERS)?;
+        owned_files::check(&self.out, &owned_files::PAPERS)?;
         for Named { name, .. } in items {
-            owned::check(&self.out.join(papers::folder_of(name, self.variant().name())), &owned::ITEM)?;
+            owned_files::check(&self.out.join(papers::folder_of(name, self.variant().name())), &owned_files::ITEM)?;
         }
         Ok(())
     }
@@ -422,7 +422,7 @@ impl ReproduceArgs {
             write_manifest(&dir, &looked)?;
         }
         let all = papers::read_all(&self.out)?;
-        owned::write_all(&self.out, &[("RESULTS.md", papers::page(&all))])?;
+        owned_files::write_all(&self.out, &[("RESULTS.md", papers::page(&all))])?;
         print(&papers::item(&outcome))
     }
 }
@@ -518,5 +518,5 @@ fn write_manifest(dir: &Path, manifest: &Value) -> Result<()> {
         .filter(|(key, _)| KEPT.contains(&key.as_str()))
         .map(|(k, v)| (k.clone(), v.clone()))
         .collect();
-    owned::write_all(dir, &[("manifest.json", format!("{:#}\n", json!(kept)))]).map(drop)
+    owned_files::write_all(dir, &[("manifest.json", format!("{:#}\n", json!(kept)))]).map(drop)
 }

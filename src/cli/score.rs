@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::output::{print_json, print_line};
-use crate::eval::store::SAMPLES;
+use crate::eval::records::store::SAMPLES;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_stats::mean;

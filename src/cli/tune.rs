@@ -10,9 +10,9 @@ use super::tune_args::TuneArgs;
 use super::{Done, listed, tune_schedules, tune_shapes};
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
-use crate::eval::owned;
-use crate::eval::record::Record;
-use crate::eval::store::OpenMode;
+use crate::eval::folder::owned_files;
+use crate::eval::records::record::Record;
+use crate::eval::records::store::OpenMode;
 use crate::report::tuning as drawing;
 use crate::tune::grid::{Asked, ladders};
 use crate::tune::{Batch, Goal, Tuning, fewest_samples};
@@ -38,7 +38,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
     if args.schedules {
         return tune_schedules::run(&args);
     }
-    owned::check(&args.out, &owned::TUNE)?;
+    owned_files::check(&args.out, &owned_files::TUNE)?;
     let settings = args.settings();
     settings.check_values().map_err(of_flag)?;
     let asked = Asked { parameter: &args.parameter, range: args.range.as_deref(), steps: args.steps };

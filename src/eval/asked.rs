@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::material::Material;
-use super::record::Record;
+use crate::eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Measure, Scoring};
 
@@ -131,7 +131,7 @@ pub(super) fn abridged(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::eval::cut::Fitted;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use spattn_model::tokenizer::PromptTokens;
     use spattn_tasks::likelihood::{Continuation, Passage};
     use spattn_tasks::metrics::Metric;

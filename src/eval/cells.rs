@@ -1,7 +1,7 @@
 //! Cells: the records of a summary's row, one a sample, grouped and in order.
 
-use super::order::{Given, compare};
-use super::record::{Likelihood, REFERENCE, Record};
+use crate::eval::records::order::{Given, compare};
+use crate::eval::records::record::{Likelihood, REFERENCE, Record};
 use rayon::prelude::*;
 use spattn_stats::Sample;
 use spattn_stats::ratios::{self, Window};
@@ -202,7 +202,7 @@ pub(super) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::{perplexity as text, record};
+    use crate::eval::records::record::tests::{perplexity as text, record};
 
     fn of_seed(seed: u64, sample: usize, score: f64) -> Record {
         Record { seed, question: format!("{seed} {sample}").into(), ..record("vt", "topk", sample, score) }

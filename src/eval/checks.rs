@@ -4,10 +4,10 @@
 //! methods, and show in the records if one looks. Nothing here stops a run.
 
 use super::cells::{Cell, group, merit, place};
-use super::record::REFERENCE;
-use super::record::{Conditions, Record};
-use super::shared::Text;
 use super::times::{Times, prevailing};
+use crate::eval::records::interning::Text;
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::record::{Conditions, Record};
 use rayon::prelude::*;
 use serde::Serialize;
 use spattn_model::source::RANDOM;
@@ -624,7 +624,7 @@ fn errors_by_layer(cell: &Cell) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::{Fidelity, tests::record};
+    use crate::eval::records::record::{Fidelity, tests::record};
 
     const TASK: &str = "ruler/vt";
 
@@ -945,7 +945,7 @@ mod tests {
 
     #[test]
     fn less_perplexity_is_better() {
-        use crate::eval::record::tests::perplexity;
+        use crate::eval::records::record::tests::perplexity;
         let of = |method: &str, density: f64, nats: f64| -> Vec<Record> {
             let params = format!("k={density}");
             let make =

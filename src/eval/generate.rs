@@ -12,9 +12,11 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::reading;
-use super::record::{Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
 use super::shares::{Clock, Step, share_out};
 use super::solo::{self, Script};
+use crate::eval::records::record::{
+    Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits,
+};
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{

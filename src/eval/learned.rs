@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::calibration::{Order, Plan, Text};
 use super::estimate::reading_seconds;
 use super::manifest::RESULTS_VERSION;
-use super::owned::{self, OwnFolder};
 use super::papers::learning::{Learned, Learning, by_layer};
 use super::papers::seen::Seen;
+use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::version;
 use spattn_base::error::UsageError;
 use spattn_model::device::Device;
@@ -63,7 +63,7 @@ impl Lesson<'_> {
     /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
     pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<Seen>>> {
         if self.overwrite {
-            OwnFolder::of(self.folder)?.clear(&[&owned::UNITS])?;
+            OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
         }
         std::fs::create_dir_all(self.folder).map_err(|e| {
             UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
@@ -90,7 +90,7 @@ impl Lesson<'_> {
                 held_out: self.held_out(at)?,
                 csv,
             };
-            owned::write_all(self.folder, &[(name(at), format!("{}\n", serde_json::to_string(&learned)?))])?;
+            owned_files::write_all(self.folder, &[(name(at), format!("{}\n", serde_json::to_string(&learned)?))])?;
             tell(&format!("{} of {count}: {}", at + 1, learned.calibration));
             all.push(learned);
         }

@@ -13,9 +13,9 @@ use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
 use super::reading;
-use super::record::{Parts, REFERENCE, four_digits};
 use super::shares::{Clock, Piece, Step, pool_weights, share_out};
 use super::solo::{self, Script};
+use crate::eval::records::record::{Parts, REFERENCE, four_digits};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use spattn_base::error::UsageError;

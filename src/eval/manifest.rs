@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::{RunConfig, Settings, Variant};
 use super::protocol::Protocol;
-use super::record::Latency;
-use super::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
+use crate::eval::records::record::Latency;
+use crate::eval::records::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::version;
 use spattn_attention::{Configured, PromptNeed};
 use spattn_base::clock;

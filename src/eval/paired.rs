@@ -65,8 +65,8 @@ fn differences(pairs: &[Pair]) -> Vec<Sample> {
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::{perplexity, record};
 
     /// What `use_it` makes of the cells of two methods, which come by task.
     fn with<R>(records: &[Record], use_it: impl FnOnce(&[&Cell], &[&Cell]) -> R) -> R {

@@ -7,7 +7,7 @@ use std::path::{Path, absolute};
 use serde_json::Value;
 
 use super::manifest::TOKENIZER_VALUE;
-use super::store::{INPUTS, identities};
+use crate::eval::records::store::{INPUTS, identities};
 use spattn_model::OpenModel;
 use spattn_tasks::Task;
 

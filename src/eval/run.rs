@@ -23,13 +23,13 @@ use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity, without_content};
 use super::material::{self, Material};
 use super::plan::{Cell, Place, Plan, Planner};
-use super::prompts;
 use super::protocol::Protocol;
 use super::reading;
-use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
-use super::shared::{Shared, Text};
-use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
+use crate::eval::records::interning::{Shared, Text};
+use crate::eval::records::prompts;
+use crate::eval::records::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
+use crate::eval::records::store::Store;
 use spattn_attention::{Configured, FIRST_REVISION};
 use spattn_kernels::isa_name;
 use spattn_model::Model;
@@ -686,7 +686,7 @@ mod tests {
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
     use crate::eval::cut::fit;
-    use crate::eval::store::{OpenMode, load_records};
+    use crate::eval::records::store::{OpenMode, load_records};
     use spattn_attention::cost::Cost;
     use spattn_attention::{HeadPrefix, Method, Picks, Selection, Step};
     use spattn_model::source::ModelSource;
@@ -1304,7 +1304,7 @@ mod tests {
 
     #[test]
     fn sums_become_a_likelihood_or_a_choice() {
-        let record = || crate::eval::record::tests::record("given", "topk", 0, 0.0);
+        let record = || crate::eval::records::record::tests::record("given", "topk", 0, 0.0);
         let sums = |nll: f64, kl_sum: f64| likelihood::Sums { nll, same_top: 2, kl_sum, kl: vec![kl_sum / 2.0; 2] };
         let mut text = passage(vec![1], 1);
         text.continuations.truncate(1);

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::record::{REFERENCE, Record};
+use crate::eval::records::record::{REFERENCE, Record};
 use spattn_tasks::likelihood::Measure;
 
 /// What of a record current scores are made of; reads as one.
@@ -147,7 +147,7 @@ impl Scores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::tests::{perplexity, record};
 
     fn of(records: &[Record]) -> Scores {
         let mut scores = Scores::default();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::record::Record;
+use crate::eval::records::record::Record;
 
 /// The prefills of a run, those that were shared and those that were not.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -67,7 +67,7 @@ impl fmt::Display for Sharing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
 
     #[test]
     fn every_example_counts_once() {

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::record::{Solo, four_digits};
+use crate::eval::records::record::{Solo, four_digits};
 use spattn_attention::{Configured, Fork, IndexCache};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};

@@ -4,8 +4,10 @@
 //! of the examples.
 
 use super::cells::{Cell, group, perplexity, place};
-use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow};
 use super::times::{Times, prevailing};
+use crate::eval::records::record::{
+    Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow,
+};
 use rayon::prelude::*;
 use spattn_stats::ratios::{self, Window};
 use spattn_stats::{Estimate, Level};
@@ -229,8 +231,8 @@ impl MeanSpread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::KvTokens;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::KvTokens;
+    use crate::eval::records::record::tests::record;
 
     fn method(name: &str, params: &str, sample: usize, score: f64) -> Record {
         Record {
@@ -281,7 +283,7 @@ mod tests {
 
     #[test]
     fn perplexity_is_of_the_sums_and_its_difference_is_paired() {
-        use crate::eval::record::tests::perplexity;
+        use crate::eval::records::record::tests::perplexity;
         let mut records = vec![perplexity("full", 0, 1.0), perplexity("full", 1, 3.0)];
         records.extend([perplexity("topk", 0, 1.5), perplexity("topk", 1, 3.5), perplexity("topk", 2, 9.0)]);
         let long = records[1].likelihood.as_mut().unwrap();

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::cells::Cell;
-use super::record::{Conditions, Latency, Record, Solo};
-use super::shared::Shared;
+use crate::eval::records::interning::Shared;
+use crate::eval::records::record::{Conditions, Latency, Record, Solo};
 use spattn_stats::ratios::rate_interval;
 use spattn_stats::{Estimate, Sample, median_interval};
 
@@ -89,7 +89,7 @@ fn parts_ms<'r>(records: impl Iterator<Item = &'r Record> + Clone) -> Option<[f6
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
 
     fn under(fidelity: bool, together: usize) -> Option<Conditions> {
         let (latency, cpu, gpu, select_on) = (None, None, None, None);

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::record::Record;
+use crate::eval::records::record::Record;
 
 /// What one step of the loop tells whoever shows progress.
 pub struct Progress<'a> {

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::eval::attempts::Failed;
-use crate::eval::owned;
+use crate::eval::folder::attempts::Failed;
+use crate::eval::folder::owned_files;
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
 
@@ -102,7 +102,7 @@ impl SweepPlan {
     /// If it cannot be written.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        owned::write_all(dir, &[(PLAN, text)]).map(drop).context("the plan cannot be kept")
+        owned_files::write_all(dir, &[(PLAN, text)]).map(drop).context("the plan cannot be kept")
     }
 
     /// Whether another plan is of the same matrix in the same shards.

@@ -15,10 +15,10 @@ use serde::Serialize;
 use super::plan::{PlannedShard, SweepPlan};
 use super::slurm::{self, Task};
 use super::{LOGS, SCRIPT, shard_folder};
-use crate::eval::attempts::{self, Attempt, Ending, Failed};
-use crate::eval::lease::Owner;
+use crate::eval::folder::attempts::{self, Attempt, Ending, Failed};
+use crate::eval::folder::lease::Owner;
+use crate::eval::records::store::SAMPLES;
 use crate::eval::scores::Scores;
-use crate::eval::store::SAMPLES;
 use spattn_base::error::UsageError;
 
 /// What a shard is doing.
@@ -396,9 +396,9 @@ fn error_in(log: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::attempts::Log;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::record;
+    use crate::eval::folder::attempts::Log;
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::record;
     use std::io::Write;
 
     fn append(dir: &Path, records: &[Record], torn: &str) {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::pivot::Table;
 use crate::eval::cells::Cell;
 use crate::eval::paired;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use spattn_attention::Role;
 use spattn_stats::Level;
 
@@ -119,8 +119,8 @@ pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::{perplexity, record};
     use crate::report::Report;
     use crate::report::pivot::{self, Layout};
 

@@ -13,7 +13,7 @@ use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
 use crate::eval::cells::Cell;
 use crate::eval::paired;
-use crate::eval::record::{REFERENCE, SummaryRow};
+use crate::eval::records::record::{REFERENCE, SummaryRow};
 use spattn_attention::Role;
 use spattn_stats::{Estimate, Level, mean};
 
@@ -313,8 +313,8 @@ fn scored(setting: &Setting, is_perplexity: bool) -> String {
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::{perplexity, record};
     use crate::eval::summary;
 
     /// The runs of a method at a density, which it costs as well: of `n` examples, all but the first `lost` are right.

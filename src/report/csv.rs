@@ -1,6 +1,6 @@
 //! `summary.csv`: the contract for scripts.
 
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use anyhow::Result;
 use spattn_base::text;
 
@@ -209,7 +209,7 @@ fn fixed(x: f64, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use crate::eval::summary::summarize;
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Report;
 use super::format::{distinct, tokens};
-use crate::eval::record::REFERENCE;
+use crate::eval::records::record::REFERENCE;
 
 /// So many tasks are named one by one.
 const FEW: usize = 4;
@@ -137,8 +137,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::record;
     use crate::report::merge::Source;
 
     fn source(created: &str, program: Value, identity: Value) -> Source {

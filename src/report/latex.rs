@@ -9,7 +9,7 @@ use super::format::{Column, capital, columns, fitting, setting, tokens, without_
 use super::pivot::{ShownNotes, Table, is_about};
 use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use spattn_base::text::in_line;
 
 /// What a document needs, and what makes bold numbers stay numbers.
@@ -478,8 +478,8 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
-    use crate::eval::record::{KvTokens, Record};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::record::{KvTokens, Record};
 
     /// Twenty examples of dense attention, of a method as good, and of one that is worse.
     fn records() -> Vec<Record> {

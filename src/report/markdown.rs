@@ -7,7 +7,7 @@ use super::pivot::{Entry, ShownNotes, Table, is_about};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use crate::eval::sharing::Sharing;
 use spattn_base::text::in_markdown;
 use std::fmt::Write as _;
@@ -245,8 +245,8 @@ pub(super) fn rule(text: usize, numbers: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
-    use crate::eval::record::{KvTokens, Record};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::record::{KvTokens, Record};
 
     #[test]
     fn the_page_has_every_part() {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::eval::cells::Cell;
-use crate::eval::record::REFERENCE;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::record::SummaryRow;
 use spattn_stats::Estimate;
 use spattn_stats::several::{detectable_of, mean_of};
 
@@ -251,8 +251,8 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::tests::record;
-    use crate::eval::record::{Latency, Record};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::record::{Latency, Record};
     use crate::eval::summary::summarize;
 
     /// (task, method, scores).

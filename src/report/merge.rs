@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::eval::record::Record;
-use crate::eval::shared::Text;
-use crate::eval::store::{
+use crate::eval::records::interning::Text;
+use crate::eval::records::record::Record;
+use crate::eval::records::store::{
     CALIBRATION, CONTENT, Loaded, NOTES, SAMPLES, differing, drop_repeated, identities, load_run,
 };
 use spattn_base::privacy;
@@ -340,8 +340,8 @@ fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
-    use crate::eval::store::{IDENTITY, INPUTS, OpenMode, Store};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::store::{IDENTITY, INPUTS, OpenMode, Store};
     use serde_json::json;
 
     /// A run of the fixture's model, protocol and seed, with what else is said of it.
@@ -432,7 +432,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |name: &str, inputs: Value, records: &[Record]| {
             let path = run(&dir.path().join(name), json!({}), json!({}), records);
-            let mut manifest = crate::eval::store::load_manifest(&path).unwrap();
+            let mut manifest = crate::eval::records::store::load_manifest(&path).unwrap();
             manifest[INPUTS] = json!({ "jsonl:validation": inputs });
             std::fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
             path

@@ -40,8 +40,8 @@ use self::merge::{Merged, Source};
 use self::plots::{Figure, MOST_PAGES, depths, png};
 use crate::eval::cells::{self, Cell};
 use crate::eval::checks::{self, Warning};
-use crate::eval::owned::{self, OwnFolder};
-use crate::eval::record::{Record, SummaryRow};
+use crate::eval::folder::owned_files::{self, OwnFolder};
+use crate::eval::records::record::{Record, SummaryRow};
 use crate::eval::summary;
 
 /// All that reports are drawn from.
@@ -157,7 +157,7 @@ impl<'a> Report<'a> {
             ];
             files.extend(texts.map(|(ending, text)| (format!("tables/{name}.{ending}"), text)));
         }
-        owned::write_all(dir, &files)
+        owned_files::write_all(dir, &files)
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::csv::finished;
 use crate::eval::cells::place;
-use crate::eval::record::{Record, SummaryRow};
+use crate::eval::records::record::{Record, SummaryRow};
 use spattn_stats::mean;
 
 /// The mean score of one row of the summary by one further metric.
@@ -76,7 +76,7 @@ pub fn csv(scores: &[OtherScore]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use crate::eval::summary::summarize;
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::format::distinct;
 use super::means::{self, shared_sets};
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use spattn_stats::Estimate;
 
 /// What a column of the overview may stand for.
@@ -60,7 +60,7 @@ fn averaged(rows: &[SummaryRow], by: &str) -> BTreeSet<Rows> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use crate::eval::summary::summarize;
 
     #[test]

@@ -21,9 +21,9 @@ use super::markdown::counted;
 use super::merge::Source;
 use super::plots::{Figure, Figures};
 use super::{Report, conclusion, heading, overview};
-use crate::eval::prompts::{self, PROMPTS};
-use crate::eval::record::{Record, four_digits};
-use crate::eval::store::identities;
+use crate::eval::records::prompts::{self, PROMPTS};
+use crate::eval::records::record::{Record, four_digits};
+use crate::eval::records::store::identities;
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_tasks::stand_ins;
@@ -358,7 +358,7 @@ impl<'a> Samples<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
 
     #[test]
     fn text_of_records_is_never_markup() {

@@ -235,8 +235,8 @@ mod tests {
     use crate::eval::papers::item::Variant;
     use crate::eval::papers::measure::Evidence;
     use crate::eval::papers::outcome::judge;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::record;
 
     const ITEM: &str = "
 title = 'a table'

@@ -16,9 +16,9 @@ use super::format::{direction, distinct, number, params_without, setting_name, s
 use super::{means, stand_ins};
 use crate::eval::cells::Cell;
 use crate::eval::checks::{MANY, Warning};
-use crate::eval::order::natural;
-use crate::eval::record::REFERENCE;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::order::natural;
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::record::SummaryRow;
 use crate::eval::summary;
 use spattn_attention::Role;
 use spattn_base::error::UsageError;
@@ -679,8 +679,8 @@ pub fn csv(tables: &[Table]) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::{perplexity, record};
     use std::collections::BTreeMap;
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {

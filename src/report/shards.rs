@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde_json::Value;
 
 use super::merge::Source;
-use crate::eval::record::Record;
+use crate::eval::records::record::Record;
+use crate::eval::records::store::IDENTITY;
 use crate::eval::stated::Stated;
-use crate::eval::store::IDENTITY;
 
 /// So many shards are named that are missing.
 const NAMED: usize = 8;
@@ -130,7 +130,7 @@ fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::eval::contexts::Shard;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use serde_json::json;
 
     /// A shard's folder, with as many records as it was to make, less some.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::eval::owned::{self, OwnFolder};
-use crate::eval::store::OpenMode;
+use crate::eval::folder::owned_files::{self, OwnFolder};
+use crate::eval::records::store::OpenMode;
 use spattn_base::disk::open_here;
 use spattn_base::error::UsageError;
 
@@ -39,7 +39,7 @@ impl Journal {
     pub fn open(folder: &Path, mode: OpenMode, identity: &Value) -> Result<Self> {
         let path = folder.join(FILE);
         // What is another's comes first: no flag replaces it.
-        OwnFolder::of(folder)?.check(&owned::TUNE)?;
+        OwnFolder::of(folder)?.check(&owned_files::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
             let what = format!("{} holds what was tuned before", folder.display());
             let hint = "go on with --resume, choose another --out folder, or throw it away with --overwrite";
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(journal.known("a 1"), None);
         drop(journal);
         std::fs::remove_file(&path).unwrap();
-        owned::write_all(folder.path(), &[(ANSWER, "{}")]).unwrap();
+        owned_files::write_all(folder.path(), &[(ANSWER, "{}")]).unwrap();
         assert!(said(OpenMode::Fresh, &identity).contains("holds what was tuned before"));
     }
 }

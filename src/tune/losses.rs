@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::eval::record::Record;
+use crate::eval::records::record::Record;
 use spattn_stats::evidence::Evidence;
 use spattn_stats::mean;
 use spattn_tasks::Task;
@@ -97,8 +97,8 @@ impl Losses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::REFERENCE;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::REFERENCE;
+    use crate::eval::records::record::tests::record;
     use spattn_tasks::{TaskOptions, resolve};
 
     fn losses(scores: &[(&str, &str, usize, f64)]) -> Losses {

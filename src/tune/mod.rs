@@ -24,7 +24,7 @@ use self::grid::Ladder;
 use self::losses::{Look, Losses};
 pub use self::search::{Answer, Verdict};
 use self::search::{Found, Search};
-use crate::eval::record::{REFERENCE, Record};
+use crate::eval::records::record::{REFERENCE, Record};
 use spattn_stats::evidence::{Evidence, Side, fewest_rounds};
 use spattn_tasks::Task;
 

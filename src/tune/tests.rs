@@ -1,6 +1,6 @@
 use super::grid::{Asked, ladders};
 use super::*;
-use crate::eval::record::tests::record;
+use crate::eval::records::record::tests::record;
 use spattn_attention::Policy;
 use spattn_tasks::{TaskOptions, resolve};
 

@@ -10,7 +10,7 @@ use super::times::{Timed, Times};
 use super::values::Value;
 use crate::eval::cells::{Cell, group};
 use crate::eval::config::Settings;
-use crate::eval::record::Record;
+use crate::eval::records::record::Record;
 use crate::eval::summary;
 use spattn_base::error::UsageError;
 use spattn_stats::several::mean_of;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::eval::record::{Fidelity, Record};
+use crate::eval::records::record::{Fidelity, Record};
 
 /// A number of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Which rows of a scene are one line of a figure, and how it looks.
 
 use crate::bench::BenchRow;
-use crate::eval::record::REFERENCE;
+use crate::eval::records::record::REFERENCE;
 use crate::report::format::{distinct, setting_name};
 use crate::report::plots::axis::tick_label;
 use crate::report::plots::chart::Measured;

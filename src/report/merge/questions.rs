@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Source;
-use crate::eval::record::Record;
-use crate::eval::shared::Text;
-use crate::eval::store::INPUTS;
+use crate::eval::records::interning::Text;
+use crate::eval::records::record::Record;
+use crate::eval::records::store::INPUTS;
 
 /// A task on a model.
 type Named = (Text, Text);

@@ -12,7 +12,7 @@ use super::pen::{
 };
 use super::{Figures, Pages, end_of, suffix};
 use crate::eval::protocol::Protocol;
-use crate::eval::record::{Latency, SummaryRow};
+use crate::eval::records::record::{Latency, SummaryRow};
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
 
@@ -292,8 +292,8 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
-    use crate::eval::record::{Conditions, Record};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::record::{Conditions, Record};
     use crate::report::Report;
     use crate::report::plots::Figure;
 

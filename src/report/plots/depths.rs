@@ -10,8 +10,8 @@ use anyhow::Result;
 use super::axis::tick_label;
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
-use crate::eval::order::{Given, compare_tasks, natural};
-use crate::eval::record::Record;
+use crate::eval::records::order::{Given, compare_tasks, natural};
+use crate::eval::records::record::Record;
 use crate::report::csv::finished;
 use crate::report::format::{distinct, setting_name, tokens};
 
@@ -174,7 +174,7 @@ fn length_label(cells: &[&Cell], length: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
 
     fn at(method: &str, length: usize, depth: f64, sample: usize, score: f64) -> Record {
         let key = format!("{method}{length}{depth}{sample}");

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, end_of, suffix};
 use crate::eval::cells::Cell;
-use crate::eval::record::HeadFidelity;
+use crate::eval::records::record::HeadFidelity;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// What is drawn: file, title, whether 0 is the best, and where it is kept.
@@ -49,7 +49,7 @@ pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-fn heads(r: &crate::eval::record::Record) -> Option<&HeadFidelity> {
+fn heads(r: &crate::eval::records::record::Record) -> Option<&HeadFidelity> {
     r.fidelity.as_ref()?.heads.as_ref()
 }
 
@@ -62,7 +62,7 @@ fn grid(quantity: &Quantity, cells: &[&Cell], (model, protocol, length): &(Strin
     });
     // Dense attention has nothing to show: no error, and all of everything.
     let maps: Vec<(String, Vec<Vec<f64>>)> =
-        maps.filter(|(name, map)| !map.is_empty() && name != crate::eval::record::REFERENCE).collect();
+        maps.filter(|(name, map)| !map.is_empty() && name != crate::eval::records::record::REFERENCE).collect();
     let values = || maps.iter().flat_map(|(_, map)| map.iter().flatten().copied());
     let most = |size: fn(&Vec<Vec<f64>>) -> usize| maps.iter().map(|(_, map)| size(map)).max().unwrap_or(0);
     let names = |n: usize| (0..n).map(|i| i.to_string()).collect();
@@ -111,8 +111,8 @@ fn mean_map<'a>(
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::tests::record;
-    use crate::eval::record::{Fidelity, Record};
+    use crate::eval::records::record::tests::record;
+    use crate::eval::records::record::{Fidelity, Record};
 
     fn with_heads(method: &str, sample: usize, error: f64) -> Record {
         let map = |value: f64| vec![vec![value, 0.0], vec![0.0, value]];

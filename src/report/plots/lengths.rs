@@ -6,7 +6,7 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
-use crate::eval::record::{REFERENCE, SummaryRow};
+use crate::eval::records::record::{REFERENCE, SummaryRow};
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// One figure for each model, protocol and measure that has rows at several lengths; `means` as for
@@ -99,8 +99,8 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::record;
     use crate::eval::summary::summarize;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which colour, marker and dashes a method has: the same in every figure, by its place in the registry.
 
 use super::pen::Look;
-use crate::eval::record::REFERENCE;
+use crate::eval::records::record::REFERENCE;
 use spattn_attention::{Role, methods};
 
 /// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and

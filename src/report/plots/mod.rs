@@ -25,7 +25,7 @@ use self::chart::Chart;
 use self::grid::Grid;
 use self::pen::page_title;
 use super::Report;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::record::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// One drawing.
@@ -291,8 +291,8 @@ mod tests {
 
     #[test]
     fn of_a_kind_so_many_pages_are_drawn_and_the_others_are_said_in_one_line() {
-        use crate::eval::record::Record;
-        use crate::eval::record::tests::record;
+        use crate::eval::records::record::Record;
+        use crate::eval::records::record::tests::record;
         let at = |task: String, length, method: &str, score| Record {
             length,
             key: format!("{task}{length}{method}"),

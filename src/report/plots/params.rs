@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of};
-use crate::eval::order::natural;
-use crate::eval::record::SummaryRow;
+use crate::eval::records::order::natural;
+use crate::eval::records::record::SummaryRow;
 use crate::report::format::{params_without, tokens};
 
 /// The rows in which two numeric parameters vary and all else is one setting.
@@ -128,8 +128,8 @@ impl<'a> Plane<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::record;
     use crate::eval::summary::summarize;
 
     #[test]

@@ -11,7 +11,7 @@ use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::pen::Look;
 use super::{Figures, end_of, suffix};
-use crate::eval::record::{Latency, REFERENCE, SummaryRow};
+use crate::eval::records::record::{Latency, REFERENCE, SummaryRow};
 use crate::report::format::{distinct, latency_of, tokens};
 use spattn_attention::Role;
 use spattn_tasks::likelihood::Measure;
@@ -296,8 +296,8 @@ fn front(points: &[Measured], less_is_better: bool) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
-    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::records::record::Record;
+    use crate::eval::records::record::tests::{perplexity, record};
     use crate::eval::summary::summarize;
     use crate::report::plots::Figure;
 

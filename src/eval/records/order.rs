@@ -39,7 +39,7 @@ impl<'o> Given<'o> {
 
 /// Orders records as the summary's rows: by model, protocol, task and length, then `full`, then methods as they were given, then
 /// the rest in natural order.
-pub(super) fn compare(a: &Record, b: &Record, given: &Given) -> Ordering {
+pub(crate) fn compare(a: &Record, b: &Record, given: &Given) -> Ordering {
     let method = |r: &Record| given.rank(&r.method, &r.params);
     natural(&a.model, &b.model)
         .then_with(|| natural(&a.protocol, &b.protocol))
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn rows_are_listed_by_model_protocol_task_length_and_method() {
-        use crate::eval::record::tests::record;
+        use crate::eval::records::record::tests::record;
         type Change = fn(&mut Record);
         let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
         let order = [("topk".to_owned(), "k=8".to_owned())];

@@ -3,12 +3,12 @@
 //! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
-use super::changed::{self, AXES, Changes};
-use super::lease::{Lease, OWNER, Owner, Refused};
-use super::owned::{self, OwnFolder};
-use super::place::{self, Place};
+use super::changes::{self, AXES, Changes};
+use super::lines::{is_torn, read_line, repair, said};
 use super::record::{Record, Said};
-use super::tail::{is_torn, read_line, repair, said};
+use crate::eval::folder::lease::{Lease, OWNER, Owner, Refused};
+use crate::eval::folder::open_file::{self, Place};
+use crate::eval::folder::owned_files::{self, OwnFolder};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -107,7 +107,7 @@ impl Store {
         let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
         Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
             // A folder that is refused is left as it was; the lock is held until it is gone.
-            if !had_lock && place::is_of(&dir.join(LOCK), &held) {
+            if !had_lock && open_file::is_of(&dir.join(LOCK), &held) {
                 let _ = fs::remove_file(dir.join(LOCK));
             }
         })
@@ -125,7 +125,7 @@ impl Store {
         check_free(dir, mode)?;
         let mut own = OwnFolder::of(dir)?;
         if mode == OpenMode::Overwrite {
-            own.clear(&[&owned::RUN, &owned::REPORT, &owned::TUNE])?;
+            own.clear(&[&owned_files::RUN, &owned_files::REPORT, &owned_files::TUNE])?;
         }
         let path = dir.join(SAMPLES);
         let manifest = match holds_records(dir) {
@@ -196,13 +196,13 @@ impl Store {
         if !self.lease.is_held() {
             let owner = Owner::of(&self.dir)
                 .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
-            let why = match place::is_of(&self.dir.join(LOCK), &self.lock) {
+            let why = match open_file::is_of(&self.dir.join(LOCK), &self.lock) {
                 true => "this process was silent for too long".to_owned(),
                 false => format!("its {LOCK} was removed meanwhile"),
             };
             anyhow::bail!("{} is now written by {owner}: {why}", self.dir.display());
         }
-        place::check(&self.samples.path, &self.samples.file)?;
+        open_file::check(&self.samples.path, &self.samples.file)?;
         self.samples.check_whole()?;
         self.samples.append(&line(record)?)?;
         self.keys.insert(record.key.clone());
@@ -408,7 +408,7 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
         check_plain(&path).map_err(|e| not_ours(&path, &e))?;
     }
     // What is another's comes first: no flag replaces it.
-    owned::check(dir, &owned::RUN)?;
+    owned_files::check(dir, &owned_files::RUN)?;
     match mode == OpenMode::Fresh && holds_records(dir) {
         true => Err(already_there(dir)),
         false => Ok(()),
@@ -514,7 +514,7 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
         let compared = identities(manifest).into_iter().map(|now| {
             let mut changes = Changes::new();
-            changed::compare("", then, now, &mut changes);
+            changes::compare("", then, now, &mut changes);
             (AXES.iter().filter(|axis| changes.contains_key(**axis)).count(), changes)
         });
         let nearest = compared.min_by_key(|(axes, changes)| (*axes, changes.len()));
@@ -522,19 +522,19 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         // All of another model is other.
         let is_other_model = changes.contains_key("model");
         let axes = AXES.iter().filter_map(|axis| Some((*axis, changes.remove(*axis)?)));
-        lacking.extend(axes.map(|(axis, (then, _))| changed::lacking(axis, &then)).collect::<Vec<_>>());
+        lacking.extend(axes.map(|(axis, (then, _))| changes::lacking(axis, &then)).collect::<Vec<_>>());
         // That there is none any more says it.
         if changes.contains_key("chat_template") {
             changes.remove("tokens.chat_template_sha256");
         }
         if !is_other_model {
-            changed.extend(changes.iter().map(|(key, (then, now))| changed::in_words(key, then, now)));
+            changed.extend(changes.iter().map(|(key, (then, now))| changes::in_words(key, then, now)));
         }
     }
     let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
     let mut changes = Changes::new();
-    changed::compare(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut changes);
-    changed.extend(changes.iter().map(|(key, (then, now))| changed::in_words(key, then, now)));
+    changes::compare(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut changes);
+    changed.extend(changes.iter().map(|(key, (then, now))| changes::in_words(key, then, now)));
     if !changed.is_empty() || !lacking.is_empty() {
         let hint = match changed.is_empty() {
             true => "a matrix may grow: ask for what it has as well, or use another --out folder (or --overwrite)",
@@ -622,7 +622,7 @@ fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use serde_json::json;
 
     fn manifest(seed: u64) -> Value {
@@ -813,7 +813,7 @@ mod tests {
     fn overwriting_removes_what_was_drawn_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         stored(dir.path(), 2);
-        owned::write_all(dir.path(), &[("summary.csv", "x"), ("plots/old.svg", "x")]).unwrap();
+        owned_files::write_all(dir.path(), &[("summary.csv", "x"), ("plots/old.svg", "x")]).unwrap();
         for name in ["notes.txt", "plots/notes.txt", "plots/mine.svg"] {
             fs::write(dir.path().join(name), "x").unwrap();
         }

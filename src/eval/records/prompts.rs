@@ -8,8 +8,8 @@ use anyhow::Result;
 use flate2::read::MultiGzDecoder;
 use flate2::{Compression, GzBuilder};
 
-use super::owned;
 use super::record::Record;
+use crate::eval::folder::owned_files;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_model::checksum::sha256_hex;
@@ -40,7 +40,7 @@ pub fn keep(dir: &Path, name: &str, prompt: &str) -> Result<()> {
     // Without a time, so that the same prompt is the same file.
     let mut packer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     packer.write_all(prompt.as_bytes())?;
-    owned::add(dir, &format!("{PROMPTS}/{name}"), &packer.finish()?)
+    owned_files::add(dir, &format!("{PROMPTS}/{name}"), &packer.finish()?)
 }
 
 /// Where the prompt of a record is among runs' folders, if any of them kept it.
@@ -66,7 +66,7 @@ pub fn read(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use std::fs;
 
     #[test]

@@ -134,7 +134,7 @@ fn ends_wrongly(path: &Path) -> UsageError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::records::record::tests::record;
     use std::fs;
 
     fn lines(text: &[u8]) -> Vec<Vec<u8>> {

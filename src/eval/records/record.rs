@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::shared::{Pool, Shared, Text};
+use super::interning::{Pool, Shared, Text};
 use spattn_attention::FIRST_REVISION;
 use spattn_attention::cost::Cost;
 use spattn_base::error::UsageError;

@@ -201,8 +201,8 @@ fn at_most(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::{perplexity, record};
-    use crate::eval::record::{Solo, Spread};
+    use crate::eval::records::record::tests::{perplexity, record};
+    use crate::eval::records::record::{Solo, Spread};
 
     #[test]
     fn what_no_run_records_is_named() {

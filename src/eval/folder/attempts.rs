@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::lease::host;
-use super::owned::OwnFolder;
+use super::owned_files::OwnFolder;
 use spattn_base::disk::{open_here, read_here};
 use spattn_base::error::{RunFailure, in_one_line};
 use spattn_base::{clock, privacy};

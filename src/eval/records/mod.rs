@@ -1,0 +1,12 @@
+//! What a run stores: records, the file that they are appended to, and the prompts beside it.
+//!
+//! How records are made is in `run`, what is computed from them in `summary`.
+
+pub(crate) mod changes;
+pub mod interning;
+pub(crate) mod lines;
+pub mod order;
+pub mod prompts;
+pub mod record;
+pub mod store;
+pub(crate) mod validity;
