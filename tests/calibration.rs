@@ -13,7 +13,7 @@ use spattn::attention::{
 };
 use spattn::cost::Cost;
 use spattn::eval::calibration::{Checkpoints, Order, Outcome, Plan, Text, supply};
-use spattn::eval::counter::Counter;
+use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kv::quantised::QuantisedRows;

@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};
 use spattn::attention::RecentQueries;
-use spattn::eval::manifest::RESULTS_VERSION;
+use spattn::eval::plan::manifest::RESULTS_VERSION;
 use spattn::eval::records::record::Record;
 use spattn::eval::records::store;
 use spattn::eval::summary;

@@ -11,8 +11,8 @@ use super::documents::{Part, parts};
 use super::head::{Head, Query};
 use crate::eval::calibration::read_text;
 use crate::eval::capture::read_apart;
-use crate::eval::counter::Counter;
-use crate::eval::cut;
+use crate::eval::examples::token_counter::Counter;
+use crate::eval::examples::truncate;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvDtype, LayerKv, Prefix};
 use spattn_attention::{Configured, IndexCache, Picked, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed};
@@ -257,9 +257,9 @@ impl Loaded {
             Source::Tasks(tasks) => {
                 let example = tasks[task].example(self.length, number, self.seed, &Counter(tokenizer))?;
                 let limit = self.model.dimensions.config().context_limit();
-                cut::check_bytes(&example.user_turn(), &self.model, limit)?;
-                let prompt = cut::encode(tokenizer, &example)?;
-                cut::check_said(&example, &prompt, tokenizer)?;
+                truncate::check_bytes(&example.user_turn(), &self.model, limit)?;
+                let prompt = truncate::encode(tokenizer, &example)?;
+                truncate::check_said(&example, &prompt, tokenizer)?;
                 if prompt.ids.len() > limit {
                     let what = format!("a prompt of {}, {} tokens, is beyond", tasks[task].name(), prompt.ids.len());
                     let what = format!("{what} the context of {} ({limit})", self.model.id);

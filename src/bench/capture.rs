@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::prefill::Prompt;
 use crate::eval::calibration::{found, read_text};
 use crate::eval::capture::read_apart;
-use crate::eval::counter::Counter;
+use crate::eval::examples::token_counter::Counter;
 use spattn_attention::artefact::{Artefact, ArtefactError, ModelShape};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvDtype, LayerKv};

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::data_sets::default_folder;
 use super::output::{print_json, print_line};
-use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
+use crate::eval::plan::manifest::{RESULTS_VERSION, cpu_name};
 use crate::version;
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::device::{self, GpuDevice};

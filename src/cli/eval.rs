@@ -8,8 +8,8 @@ use clap::Args;
 
 use super::matrix::{OnFailure, Run};
 use super::{Done, numbers};
-use crate::eval::config::{RunConfig, Settings, Several, Wrong};
-use crate::eval::contexts::Shard;
+use crate::eval::config::run_config::{RunConfig, Settings, Several, Wrong};
+use crate::eval::plan::contexts::Shard;
 use crate::eval::records::record::Latency;
 use crate::eval::records::store::OpenMode;
 use spattn_base::clock;

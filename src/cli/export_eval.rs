@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::numbers;
 use super::output::Export;
 use super::setup::{find_data, system_prompt};
-use crate::eval::counter::Counter;
+use crate::eval::examples::token_counter::Counter;
 use spattn_base::error::UsageError;
 use spattn_base::text::shown_json;
 use spattn_model::source::ModelSource;

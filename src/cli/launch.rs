@@ -14,7 +14,7 @@ use super::eval::RunArgs;
 use super::matrix::{OnFailure, Shares};
 use super::numbers;
 use super::output::{print, print_json};
-use crate::eval::config::RunConfig;
+use crate::eval::config::run_config::RunConfig;
 use crate::eval::folder::attempts::now;
 use crate::eval::folder::owned_files;
 use crate::launch::plan::{PLAN, Submission, SweepPlan, ranges};

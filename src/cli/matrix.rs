@@ -19,24 +19,24 @@ use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Advised, Done, listed};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
-use crate::eval::config::RunConfig;
-use crate::eval::contexts::Shard;
+use crate::eval::config::run_config::RunConfig;
 use crate::eval::estimate::{Estimate, estimate_by_products};
+use crate::eval::examples::observer::{Failure, Progress, Watch};
 use crate::eval::folder::attempts::{self, Ending, Log};
 use crate::eval::folder::owned_files;
 use crate::eval::generate::Spent;
-use crate::eval::manifest::{ModelPart, example_bytes, manifest};
-use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
+use crate::eval::plan::contexts::Shard;
+use crate::eval::plan::manifest::{ModelPart, example_bytes, manifest};
+use crate::eval::plan::planner::{Cell, DealtCell, Plan, Planner, gpu_need};
+use crate::eval::plan::renamed::Recorded;
+use crate::eval::plan::shard_statement::{self, Stated};
 use crate::eval::records::record::{REFERENCE, Record};
 use crate::eval::records::store::{
     MANIFEST, NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records,
 };
-use crate::eval::renamed::Recorded;
 use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
-use crate::eval::stated::{self, Stated};
-use crate::eval::watch::{Failure, Progress, Watch};
 use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
@@ -211,8 +211,8 @@ impl Run {
         let (mut records, mut whole) = (0usize, 0usize);
         for slot in &ready.slots {
             let planner = ready.planner(&slot.config, slot.opened(), self);
-            let own = stated::records(&planner, &slot.plan);
-            let all = if self.shard.count == 1 { own } else { stated::whole(&planner, &slot.plan)? };
+            let own = shard_statement::records(&planner, &slot.plan);
+            let all = if self.shard.count == 1 { own } else { shard_statement::whole(&planner, &slot.plan)? };
             (records, whole) = (records.saturating_add(own), whole.saturating_add(all));
         }
         Ok(Some(Stated::new(self.shard, records, whole)))

@@ -7,7 +7,7 @@ use super::Done;
 use super::eval::RunArgs;
 use super::launch::{self, LaunchArgs};
 use super::matrix::OnFailure;
-use crate::eval::config::RunConfig;
+use crate::eval::config::run_config::RunConfig;
 
 /// Run a matrix: models, tasks, lengths, protocols, seeds and methods with grids.
 ///

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::counter::Counter;
+use crate::eval::examples::token_counter::Counter;
 use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
 use spattn_attention::calibration::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,

@@ -8,15 +8,15 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::config::{RunConfig, Settings};
-use super::contexts::Shard;
 use super::generate::{Request, Spent, run_example};
-use super::manifest::example_bytes;
-use super::material::Material;
-use super::plan::{Cell, Plan, Planner};
-use super::protocol::Protocol;
 use super::run::Runner;
 use super::solo;
+use crate::eval::config::protocol::Protocol;
+use crate::eval::config::run_config::{RunConfig, Settings};
+use crate::eval::examples::example_input::Material;
+use crate::eval::plan::contexts::Shard;
+use crate::eval::plan::manifest::example_bytes;
+use crate::eval::plan::planner::{Cell, Plan, Planner};
 use crate::eval::records::record::Latency;
 use spattn_attention::Configured;
 use spattn_model::Model;
@@ -296,7 +296,7 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::watch::{Failure, Progress, Watch};
+    use crate::eval::examples::observer::{Failure, Progress, Watch};
     use spattn_tasks::{TaskOptions, resolve};
 
     #[test]

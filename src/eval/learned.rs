@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::calibration::{Order, Plan, Text};
 use super::estimate::reading_seconds;
-use super::manifest::RESULTS_VERSION;
 use super::papers::learning::{Learned, Learning, by_layer};
 use super::papers::seen::Seen;
 use crate::eval::folder::owned_files::{self, OwnFolder};
+use crate::eval::plan::manifest::RESULTS_VERSION;
 use crate::version;
 use spattn_base::error::UsageError;
 use spattn_model::device::Device;

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::asked;
-use super::material;
-use super::plan::Planner;
+use crate::eval::examples::example_input;
+use crate::eval::examples::question_digest;
+use crate::eval::plan::planner::Planner;
 use crate::eval::records::record::Record;
 use crate::eval::records::store::{INPUTS, Loaded};
 use crate::version;
@@ -54,10 +54,11 @@ impl Planner<'_> {
     fn compared(&self, dir: &Path, (task, length, seed, sample): Place, records: &[&Record]) -> Result<()> {
         let name = self.tasks[task].name();
         let of = self.tasks[task].as_ref();
-        let material = material::make(of, length, sample, seed, self.model, self.most_tokens()).with_context(|| {
-            format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
-        })?;
-        match records.iter().find_map(|record| asked::difference(record, &material)) {
+        let material =
+            example_input::make(of, length, sample, seed, self.model, self.most_tokens()).with_context(|| {
+                format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
+            })?;
+        match records.iter().find_map(|record| question_digest::difference(record, &material)) {
             None => Ok(()),
             Some(what) => {
                 let example = format!("{name}, example {sample}");

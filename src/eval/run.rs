@@ -13,19 +13,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::asked;
-use super::config::Variant;
-use super::cut::Fitted;
 use super::estimate::OF_FILES;
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
-use super::given::passage_tokens;
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
-use super::manifest::{cpu_name, identity, without_content};
-use super::material::{self, Material};
-use super::plan::{Cell, Place, Plan, Planner};
-use super::protocol::Protocol;
 use super::reading;
-use super::watch::{Failure, Progress, Watch};
+use crate::eval::config::protocol::Protocol;
+use crate::eval::config::run_config::Variant;
+use crate::eval::examples::example_input::{self, Material};
+use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::examples::question_digest;
+use crate::eval::examples::truncate::Fitted;
+use crate::eval::plan::given_prompts::passage_tokens;
+use crate::eval::plan::manifest::{cpu_name, identity, without_content};
+use crate::eval::plan::planner::{Cell, Place, Plan, Planner};
 use crate::eval::records::interning::{Shared, Text};
 use crate::eval::records::prompts;
 use crate::eval::records::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
@@ -255,7 +255,7 @@ impl Runner<'_> {
                 None => {
                     let material = match self.material(place, index, seed) {
                         Ok(material) => {
-                            let digest = asked::digest(&material);
+                            let digest = question_digest::digest(&material);
                             Some((Rc::new(material), digest.into()))
                         }
                         Err(error) => {
@@ -396,7 +396,7 @@ impl Runner<'_> {
     /// What an example is made of.
     pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
         let task = &self.tasks[place.task];
-        let make = || material::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
+        let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
         make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
     }
@@ -457,7 +457,7 @@ impl Runner<'_> {
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
-                question: asked::abridged(&example.question).into(),
+                question: question_digest::abridged(&example.question).into(),
                 prediction: prediction.into(),
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
@@ -683,9 +683,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::eval::config::{RunConfig, Settings};
-    use crate::eval::contexts::Shard;
-    use crate::eval::cut::fit;
+    use crate::eval::config::run_config::{RunConfig, Settings};
+    use crate::eval::examples::truncate::fit;
+    use crate::eval::plan::contexts::Shard;
     use crate::eval::records::store::{OpenMode, load_records};
     use spattn_attention::cost::Cost;
     use spattn_attention::{HeadPrefix, Method, Picks, Selection, Step};

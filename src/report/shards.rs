@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde_json::Value;
 
 use super::merge::Source;
+use crate::eval::plan::shard_statement::Stated;
 use crate::eval::records::record::Record;
 use crate::eval::records::store::IDENTITY;
-use crate::eval::stated::Stated;
 
 /// So many shards are named that are missing.
 const NAMED: usize = 8;
@@ -129,7 +129,7 @@ fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::contexts::Shard;
+    use crate::eval::plan::contexts::Shard;
     use crate::eval::records::record::tests::record;
     use serde_json::json;
 

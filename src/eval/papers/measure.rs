@@ -9,7 +9,7 @@ use super::seen::{Found, Seen, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
 use crate::eval::cells::{Cell, group};
-use crate::eval::config::Settings;
+use crate::eval::config::run_config::Settings;
 use crate::eval::records::record::Record;
 use crate::eval::summary;
 use spattn_base::error::UsageError;

@@ -193,7 +193,7 @@ mod tests {
     use super::item::Variant;
     use super::outcome::published_verdict;
     use super::*;
-    use crate::eval::config::RunConfig;
+    use crate::eval::config::run_config::RunConfig;
     use crate::eval::papers::claims::Verdict;
 
     #[test]

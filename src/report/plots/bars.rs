@@ -11,7 +11,7 @@ use super::pen::{
     self, CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
 use super::{Figures, Pages, end_of, suffix};
-use crate::eval::protocol::Protocol;
+use crate::eval::config::protocol::Protocol;
 use crate::eval::records::record::{Latency, SummaryRow};
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};

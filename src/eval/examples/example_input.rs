@@ -2,23 +2,23 @@
 
 use anyhow::Result;
 
-use super::counter::Counter;
-use super::cut::{Fitted, check_bytes, check_said, fit};
-use super::protocol::Protocol;
+use super::token_counter::Counter;
+use super::truncate::{Fitted, check_bytes, check_said, fit};
+use crate::eval::config::protocol::Protocol;
 use spattn_model::OpenModel;
 use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
 use spattn_tasks::{Cut, Task};
 
 /// What an example is made of.
-pub(super) enum Material {
+pub(crate) enum Material {
     Prompt(Box<Fitted>),
     Passage(Passage),
 }
 
 /// Tokens of an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Size {
+pub(crate) struct Size {
     /// Of its prompt.
     pub prompt: usize,
     /// Steps after the prefix, under all protocols together, if answers are as long as their keys.
@@ -30,7 +30,7 @@ pub(super) struct Size {
 ///
 /// # Errors
 /// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
-pub(super) fn make(
+pub(crate) fn make(
     task: &dyn Task,
     length: usize,
     index: usize,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::contexts::Shard;
-use super::plan::{DealtCell, Plan, Planner};
+use super::planner::{DealtCell, Plan, Planner};
 
 /// Key of the manifest.
 const SHARD: &str = "shard";
@@ -60,7 +60,7 @@ impl Stated {
 /// Records that a plan makes.
 pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
     let of_cell =
-        |cell: &super::plan::Cell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
+        |cell: &super::planner::Cell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
     plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
 }
 

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use super::config::{RunConfig, Variant};
 use super::contexts::{Contexts, Shard, ShareSize, Undealt};
-use super::counter::Counter;
-use super::deal::{Deal, Loads, Work};
 use super::manifest::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
-use super::material;
-use super::watch::{Failure, Watch};
+use super::sharding::{Deal, Loads, Work};
+use crate::eval::config::run_config::{RunConfig, Variant};
+use crate::eval::examples::example_input;
+use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::token_counter::Counter;
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
@@ -58,7 +58,7 @@ pub struct Plan {
 
 impl Plan {
     /// Leaves methods out at a place under some variants.
-    pub(super) fn leave_out(&mut self, place: Place, variants: &[Variant], methods: &[Configured]) {
+    pub(crate) fn leave_out(&mut self, place: Place, variants: &[Variant], methods: &[Configured]) {
         let holes = variants.iter().flat_map(|v| methods.iter().map(move |m| (place, *v, m.label())));
         self.holes.extend(holes);
     }
@@ -69,7 +69,7 @@ impl Plan {
     }
 }
 
-pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
 
 /// How much longer a product takes in a step of one row than in a prompt, which is read in large pieces.
 const STEP_FACTOR: u64 = 4;
@@ -130,12 +130,12 @@ impl DealtCell {
     }
 
     /// The examples of all shards, where they are listed.
-    pub(super) fn listed(&self) -> Vec<usize> {
+    pub(crate) fn listed(&self) -> Vec<usize> {
         self.all.listed()
     }
 
     /// Leaves out examples that are listed; the others stay with their shards.
-    pub(super) fn leave_out(&mut self, examples: &HashSet<usize>) {
+    pub(crate) fn leave_out(&mut self, examples: &HashSet<usize>) {
         self.all.leave_out(&mut self.deal, examples);
     }
 }
@@ -206,7 +206,7 @@ impl Planner<'_> {
     }
 
     /// How many tokens an example of a task has besides its context: the first at the least length that can be made.
-    fn sample_of(&self, task: &dyn Task) -> Option<material::Size> {
+    fn sample_of(&self, task: &dyn Task) -> Option<example_input::Size> {
         let mut lengths = self.lengths_of(task).to_vec();
         // Nothing is made of which it is known that it is not run.
         let can_be = |length: usize| self.is_within_context(task, length) && self.too_long(task, length).is_none();
@@ -215,13 +215,13 @@ impl Planner<'_> {
         let (model, seed) = (self.model, self.config.seeds[0]);
         let made = lengths
             .into_iter()
-            .find_map(|length| material::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
+            .find_map(|length| example_input::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
         made.size(&self.config.protocols, &model.tokenizer)
     }
 
     /// Work of a task's contexts at a length, under all seeds, protocols and methods. A prompt is taken to be as long as
     /// was asked for, its question and answer as long as those of the sample.
-    fn work(&self, task: &dyn Task, length: usize, sample: material::Size) -> Work {
+    fn work(&self, task: &dyn Task, length: usize, sample: example_input::Size) -> Work {
         let prompt = if task.is_sized() && length > 0 { length } else { sample.prompt };
         let (seeds, methods) = (self.config.seeds.len() as u64, self.config.methods.len() as u64);
         let products = |rows: usize, tokens: usize| self.model.dimensions.products(rows, tokens);
@@ -339,7 +339,7 @@ impl Planner<'_> {
     }
 
     /// Model, task and length, to read.
-    pub(super) fn name_of(&self, place: Place) -> String {
+    pub(crate) fn name_of(&self, place: Place) -> String {
         let (model, task) = (&self.model.id, self.tasks[place.task].name());
         match place.length {
             0 => format!("{model}, {task}"),
@@ -347,7 +347,7 @@ impl Planner<'_> {
         }
     }
 
-    pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
+    pub(crate) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
         let limit = self.model.dimensions.config().context_limit();
         if length <= limit || self.config.allow_extrapolation {
             return self.check_memory(length, what);
@@ -385,7 +385,7 @@ impl Planner<'_> {
     }
 
     /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
-    pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
+    pub(crate) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
         match methods.iter().flat_map(Configured::parts).find(moves) {
             Some(method) if self.model.dimensions.rotation(tokens).is_none() => Err(UsageError::new(format!(
@@ -436,7 +436,7 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::config::Settings;
+    use crate::eval::config::run_config::Settings;
     use spattn_attention::methods::configure;
     use spattn_attention::{Policy, expand_grid};
     use spattn_model::config::RopeScaling;
@@ -449,7 +449,7 @@ mod tests {
     struct Told(Vec<(String, String)>);
 
     impl Watch for Told {
-        fn progress(&mut self, _: crate::eval::watch::Progress<'_>) {}
+        fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
 
         fn failed(&mut self, failure: Failure) -> Result<()> {
             self.0.push((failure.what, failure.error.to_string()));

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::config::{RunConfig, Settings, Variant};
-use super::protocol::Protocol;
+use crate::eval::config::protocol::Protocol;
+use crate::eval::config::run_config::{RunConfig, Settings, Variant};
 use crate::eval::records::record::Latency;
 use crate::eval::records::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::version;
@@ -181,7 +181,7 @@ pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
 }
 
 /// The same for an example of so many tokens.
-pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+pub(crate) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let shape = model.dimensions.prompt_shape(tokens);
     // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
@@ -196,14 +196,14 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
 
 /// Bytes of a prefix that waits while another is read: what methods that read densely go on from is kept for the next example, while
 /// each of those that read by a mask reads the prompt for itself.
-pub(super) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+pub(crate) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let [masked, dense] = [true, false].map(|masks| config.methods.iter().any(|m| m.masks_prefill() == masks));
     let is_waiting = config.protocols.contains(&Protocol::Prefill) && masked && dense;
     if is_waiting { memory::product([tokens, model.dimensions.kv_bytes_per_token()]) } else { 0 }
 }
 
 /// Whether a method has to see all of a prompt at each layer.
-pub(super) fn masks_whole_prompt(config: &RunConfig) -> bool {
+pub(crate) fn masks_whole_prompt(config: &RunConfig) -> bool {
     config.methods.iter().any(Configured::masks_whole_prompt)
 }
 

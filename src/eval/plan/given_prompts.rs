@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::cut::Fitted;
-use super::material::{self, Material};
-use super::plan::{DealtCell, LENGTH_HINT, Place, Plan, Planner};
-use super::watch::{Failure, Watch};
+use super::planner::{DealtCell, LENGTH_HINT, Place, Plan, Planner};
+use crate::eval::examples::example_input::{self, Material};
+use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::truncate::Fitted;
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 use spattn_tasks::Task;
@@ -26,7 +26,7 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// What `watch` returns.
-    pub(super) fn check_given(&self, plan: &mut Plan, watch: &mut dyn Watch) -> Result<()> {
+    pub(crate) fn check_given(&self, plan: &mut Plan, watch: &mut dyn Watch) -> Result<()> {
         let Plan { cells, notes, .. } = plan;
         let mut emptied = Vec::new();
         for cell in cells.iter_mut().filter(|cell| self.tasks[cell.place.task].is_given()) {
@@ -87,7 +87,8 @@ impl Planner<'_> {
     /// Makes an example of a file, and checks it against the model.
     fn given(&self, place: Place, index: usize) -> Result<()> {
         let task = self.tasks[place.task].as_ref();
-        let material = material::make(task, place.length, index, self.config.seeds[0], self.model, self.most_tokens())?;
+        let material =
+            example_input::make(task, place.length, index, self.config.seeds[0], self.model, self.most_tokens())?;
         Ok(self.check_fits(task, &material)?)
     }
 
@@ -103,12 +104,12 @@ impl Planner<'_> {
     }
 
     /// Tokens that a prompt may have at most, its answer included.
-    pub(super) fn most_tokens(&self) -> usize {
+    pub(crate) fn most_tokens(&self) -> usize {
         if self.config.allow_extrapolation { MOST_TOKENS } else { self.model.dimensions.config().context_limit() }
     }
 
     /// Checks an example against the model's vocabulary and context, and whether it says anything to it.
-    pub(super) fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
+    pub(crate) fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         match material {
             Material::Prompt(fitted) => {
@@ -131,7 +132,7 @@ impl Planner<'_> {
 }
 
 /// Tokens of a passage with its longest continuation.
-pub(super) fn passage_tokens(passage: &Passage) -> usize {
+pub(crate) fn passage_tokens(passage: &Passage) -> usize {
     passage.prompt.len() + passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0)
 }
 
@@ -142,8 +143,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::eval::config::{RunConfig, Settings};
-    use crate::eval::contexts::Shard;
+    use crate::eval::config::run_config::{RunConfig, Settings};
+    use crate::eval::plan::contexts::Shard;
     use spattn_model::OpenModel;
     use spattn_model::source::ModelSource;
     use spattn_model::texts::TextFile;
@@ -154,7 +155,7 @@ mod tests {
     struct Told(Vec<String>);
 
     impl Watch for Told {
-        fn progress(&mut self, _: crate::eval::watch::Progress<'_>) {}
+        fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
 
         fn failed(&mut self, failure: Failure) -> Result<()> {
             let hint = failure.error.downcast_ref::<UsageError>().and_then(|e| e.hint.clone()).unwrap_or_default();

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::deal::{Deal, Loads, MOST_SHARDS, Work};
+use super::sharding::{Deal, Loads, MOST_SHARDS, Work};
 use spattn_base::error::UsageError;
 use spattn_tasks::Task;
 

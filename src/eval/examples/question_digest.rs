@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::material::Material;
+use super::example_input::Material;
 use crate::eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Measure, Scoring};
@@ -13,7 +13,7 @@ const DIGITS: usize = 32;
 /// Digest of an example: all tokens that are read or scored, the answer key, how it is scored, and where answers end.
 ///
 /// It is made of JSON, so it is the same on every machine and with every version of the compiler.
-pub(super) fn digest(material: &Material) -> String {
+pub(crate) fn digest(material: &Material) -> String {
     let content = match material {
         Material::Prompt(fitted) => {
             let (e, handling) = (&fitted.example, &fitted.example.handling);
@@ -34,7 +34,7 @@ pub(super) fn digest(material: &Material) -> String {
 }
 
 /// How the example that a record was made of differs from `material`; `None` if it does not, as far as the record tells.
-pub(super) fn difference(record: &Record, material: &Material) -> Option<String> {
+pub(crate) fn difference(record: &Record, material: &Material) -> Option<String> {
     let is_same = match &record.example_sha256 {
         Some(then) => digest(material) == **then,
         None => false,
@@ -116,7 +116,7 @@ fn short(value: &Value) -> String {
 }
 
 /// A text of at most a few hundred characters: the middle of a longer one is left out.
-pub(super) fn abridged(text: &str) -> String {
+pub(crate) fn abridged(text: &str) -> String {
     const HALF: usize = 250;
     let text = text.trim();
     let from = |at: usize| text.char_indices().nth(at).map(|(i, _)| i);
@@ -130,7 +130,7 @@ pub(super) fn abridged(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cut::Fitted;
+    use crate::eval::examples::truncate::Fitted;
     use crate::eval::records::record::tests::record;
     use spattn_model::tokenizer::PromptTokens;
     use spattn_tasks::likelihood::{Continuation, Passage};

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::config::{Settings, Wrong};
+use super::run_config::{Settings, Wrong};
 use spattn_base::error::{UsageError, in_plain_words};
 
 const HINT: &str = "`spattn list configs` shows configs that work";
@@ -30,7 +30,7 @@ impl Settings {
 ///
 /// # Errors
 /// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, or a value of the wrong type.
-pub(super) fn parse_toml<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, UsageError> {
+pub(crate) fn parse_toml<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, UsageError> {
     toml::from_str(text).map_err(|e: toml::de::Error| {
         let at = e.span().map(|span| span.start);
         let key = at.and_then(|at| key_at(text, at)).map_or(String::new(), |key| format!("`{key}`: "));

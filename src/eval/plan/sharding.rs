@@ -106,7 +106,7 @@ pub enum Deal {
 
 impl Deal {
     /// Contexts of the full rounds, and the one that a shard has beyond them.
-    pub(super) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
+    pub(crate) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
         match self {
             Self::Each(_) => None,
             Self::Rounds { contexts, rest, .. } => {

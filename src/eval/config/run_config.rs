@@ -32,14 +32,14 @@ pub struct ShippedConfig {
 
 /// Configs that can be named without a path.
 pub const SHIPPED: &[ShippedConfig] = &[
-    ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") },
-    ShippedConfig { name: "methods", text: include_str!("../../configs/methods.toml") },
-    ShippedConfig { name: "budgets", text: include_str!("../../configs/budgets.toml") },
-    ShippedConfig { name: "kl-grid", text: include_str!("../../configs/kl-grid.toml") },
-    ShippedConfig { name: "lengths", text: include_str!("../../configs/lengths.toml") },
-    ShippedConfig { name: "protocols", text: include_str!("../../configs/protocols.toml") },
-    ShippedConfig { name: "parity", text: include_str!("../../configs/parity.toml") },
-    ShippedConfig { name: "prefill", text: include_str!("../../configs/prefill.toml") },
+    ShippedConfig { name: "quick", text: include_str!("../../../configs/quick.toml") },
+    ShippedConfig { name: "methods", text: include_str!("../../../configs/methods.toml") },
+    ShippedConfig { name: "budgets", text: include_str!("../../../configs/budgets.toml") },
+    ShippedConfig { name: "kl-grid", text: include_str!("../../../configs/kl-grid.toml") },
+    ShippedConfig { name: "lengths", text: include_str!("../../../configs/lengths.toml") },
+    ShippedConfig { name: "protocols", text: include_str!("../../../configs/protocols.toml") },
+    ShippedConfig { name: "parity", text: include_str!("../../../configs/parity.toml") },
+    ShippedConfig { name: "prefill", text: include_str!("../../../configs/prefill.toml") },
 ];
 
 /// Examples for each task and length that can be asked for: more than can be run, and far from where sums overflow.
@@ -551,7 +551,7 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
 ///
 /// # Errors
 /// If sinks, windows, dense layers or tails are several, or wrong.
-pub(super) fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
+pub(crate) fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     let mut policies = policies(s)?;
     match policies.len() {
         1 => Ok(policies.remove(0)),

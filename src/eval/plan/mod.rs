@@ -1,0 +1,11 @@
+//! What is to be run, before any weights are read: cells and their contexts, shards, memory, and the manifest.
+//!
+//! Nothing here runs a model.
+
+pub mod contexts;
+pub(crate) mod given_prompts;
+pub mod manifest;
+pub mod planner;
+pub mod renamed;
+pub mod shard_statement;
+pub mod sharding;
