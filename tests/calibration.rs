@@ -12,7 +12,7 @@ use spattn::attention::{
     Configured, Context, Depth, Fork, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Step, expand_grid,
 };
 use spattn::cost::Cost;
-use spattn::eval::calibration::{Checkpoints, Order, Outcome, Plan, Text, supply};
+use spattn::eval::calibration::calibrate::{Checkpoints, Order, Outcome, Plan, Text, supply};
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;

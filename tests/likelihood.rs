@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Policy, expand_grid};
-use spattn::eval::likelihood::{Outcome, Request, Text, run_in_parallel, run_passage};
+use spattn::eval::run::score_text::{Outcome, Request, Text, run_in_parallel, run_passage};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;

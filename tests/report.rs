@@ -119,7 +119,7 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 use proptest::prelude::*;
 use spattn::eval::records::record::{Record, Spread};
 use spattn::eval::records::store;
-use spattn::eval::summary;
+use spattn::eval::summary::summarize;
 use spattn::report::Report;
 use spattn::stats::{self, Sample};
 use spattn::tasks::likelihood::Measure;
@@ -309,7 +309,7 @@ fn records_come_back_from_the_folder_and_give_the_same_summary() {
     drop(store);
     let loaded = store::load_records(dir.path()).unwrap();
     assert!(loaded.notices.is_empty());
-    let csv = |records| spattn::report::csv::render(&summary::summarize(records, &[])).unwrap();
+    let csv = |records| spattn::report::csv::render(&summarize::summarize(records, &[])).unwrap();
     assert_eq!(csv(&loaded.records), csv(&records));
 }
 
@@ -351,7 +351,7 @@ proptest! {
 
     #[test]
     fn the_summary_does_not_depend_on_the_order_of_records(shuffled in Just(sweep()).prop_shuffle()) {
-        prop_assert_eq!(summary::summarize(&shuffled, &[]), summary::summarize(&sweep(), &[]));
-        prop_assert_eq!(spattn::eval::checks::check(&shuffled, &[]), spattn::eval::checks::check(&sweep(), &[]));
+        prop_assert_eq!(summarize::summarize(&shuffled, &[]), summarize::summarize(&sweep(), &[]));
+        prop_assert_eq!(spattn::eval::summary::self_checks::check(&shuffled, &[]), spattn::eval::summary::self_checks::check(&sweep(), &[]));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_grid};
-use spattn::eval::generate::{Held, Outcome, Request, run_example};
+use spattn::eval::run::generate::{Held, Outcome, Request, run_example};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::source::ModelSource;
@@ -67,7 +67,7 @@ fn run_before(
 
 /// All of an outcome that is not a time.
 fn bits(outcome: &Outcome) -> Vec<String> {
-    let of = |r: &spattn::eval::generate::Run| {
+    let of = |r: &spattn::eval::run::generate::Run| {
         format!(
             "{:?} {} {} {:?} {:?} {:?} {:?} {:?} {:?} {} {:?}",
             r.tokens,

@@ -14,7 +14,7 @@ use spattn::attention::RecentQueries;
 use spattn::eval::plan::manifest::RESULTS_VERSION;
 use spattn::eval::records::record::Record;
 use spattn::eval::records::store;
-use spattn::eval::summary;
+use spattn::eval::summary::summarize;
 use spattn::report::merge;
 use tempfile::TempDir;
 
@@ -218,7 +218,7 @@ fn two_shards_merged_are_one_run() {
     whole.values_mut().for_each(|record| drop(record.shift_remove("density_by_layer")));
     assert_eq!(by_key(&merged.records), whole);
     let summary = |records: &[Record]| {
-        let rows = summary::summarize(records, &[]);
+        let rows = summarize::summarize(records, &[]);
         rows.iter().map(|row| without_times(&serde_json::to_value(row).unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(summary(&merged.records), summary(&store::load_records(&m.out("whole")).unwrap().records));

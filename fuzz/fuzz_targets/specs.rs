@@ -6,7 +6,7 @@ use std::path::Path;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::attention::methods::configure;
 use spattn::attention::{DenseLayers, Policy, expand_grid};
-use spattn::eval::calibration::Order;
+use spattn::eval::calibration::calibrate::Order;
 use spattn::eval::plan::contexts::Shard;
 use spattn::eval::config::protocol::Protocol;
 use spattn::model::data::DataSource;

@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Point, Tally, Unit};
 use super::head::Head;
 use super::{Analysis, Document, Findings, Observation, Setup};
-use crate::eval::calibration::found;
+use crate::eval::calibration::calibrate::found;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "channels",

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Tally, Unit};
 use super::head::{Head, Query, cosine, wide};
 use super::{Analysis, Document, Findings, Observation, Setup};
-use crate::eval::calibration::found;
+use crate::eval::calibration::calibrate::found;
 use spattn_attention::methods::Embeddings as Nets;
 
 pub(super) const ANALYSIS: Analysis = Analysis {

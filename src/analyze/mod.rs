@@ -28,7 +28,7 @@ use anyhow::Result;
 
 pub use self::findings::Findings;
 pub use self::reading::{Choices, Document, Loaded, Reader, Request};
-use crate::eval::calibration::supply;
+use crate::eval::calibration::calibrate::supply;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, PromptNeed, expand_grid};
 use spattn_base::error::UsageError;

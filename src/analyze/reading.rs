@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::documents::{Part, parts};
 use super::head::{Head, Query};
-use crate::eval::calibration::read_text;
-use crate::eval::capture::read_apart;
+use crate::eval::calibration::calibrate::read_text;
+use crate::eval::calibration::capture::read_apart;
 use crate::eval::examples::token_counter::Counter;
 use crate::eval::examples::truncate;
 use spattn_attention::calibration::PrefillChunk;

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::{Loaded, Method, Reader, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
-use crate::eval::estimate::reading_seconds;
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
 use crate::eval::plan::manifest::RESULTS_VERSION;
+use crate::eval::run::estimate::reading_seconds;
 use crate::version;
 use spattn_attention::Policy;
 use spattn_base::error::UsageError;

@@ -9,8 +9,8 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use super::prefill::Prompt;
-use crate::eval::calibration::{found, read_text};
-use crate::eval::capture::read_apart;
+use crate::eval::calibration::calibrate::{found, read_text};
+use crate::eval::calibration::capture::read_apart;
 use crate::eval::examples::token_counter::Counter;
 use spattn_attention::artefact::{Artefact, ArtefactError, ModelShape};
 use spattn_attention::calibration::PrefillChunk;

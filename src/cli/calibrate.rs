@@ -12,7 +12,7 @@ use super::output::print_line;
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use super::{Done, numbers};
-use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
+use crate::eval::calibration::calibrate::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
 use spattn_attention::artefact;
 use spattn_base::disk::write_whole;
 use spattn_base::error::UsageError;

@@ -7,9 +7,9 @@ use clap::{Args, ValueEnum};
 
 use super::listed;
 use super::output::{print, print_data, print_json, print_line, width};
-use crate::eval::checks::in_short;
 use crate::eval::folder::owned_files;
 use crate::eval::records::store::load_manifest;
+use crate::eval::summary::self_checks::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;

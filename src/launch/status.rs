@@ -18,7 +18,7 @@ use super::{LOGS, SCRIPT, shard_folder};
 use crate::eval::folder::attempts::{self, Attempt, Ending, Failed};
 use crate::eval::folder::lease::Owner;
 use crate::eval::records::store::SAMPLES;
-use crate::eval::scores::Scores;
+use crate::eval::summary::running_scores::Scores;
 use spattn_base::error::UsageError;
 
 /// What a shard is doing.

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::pivot::Table;
-use crate::eval::cells::Cell;
-use crate::eval::paired;
 use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::cells::Cell;
+use crate::eval::summary::paired;
 use spattn_attention::Role;
 use spattn_stats::Level;
 
@@ -138,7 +138,7 @@ mod tests {
 
     /// Mean and interval by itself, as the table shows it.
     fn apart(run: &[Record]) -> (f64, f64, f64) {
-        let row = crate::eval::summary::summarize(run, &[]).remove(0);
+        let row = crate::eval::summary::summarize::summarize(run, &[]).remove(0);
         (row.score, row.ci_low.unwrap(), row.ci_high.unwrap())
     }
 

@@ -11,9 +11,9 @@ use serde::Serialize;
 use super::best::{self, Candidate};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
-use crate::eval::cells::Cell;
-use crate::eval::paired;
 use crate::eval::records::record::{REFERENCE, SummaryRow};
+use crate::eval::summary::cells::Cell;
+use crate::eval::summary::paired;
 use spattn_attention::Role;
 use spattn_stats::{Estimate, Level, mean};
 
@@ -312,10 +312,10 @@ fn scored(setting: &Setting, is_perplexity: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cells::group;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::{perplexity, record};
-    use crate::eval::summary;
+    use crate::eval::summary::cells::group;
+    use crate::eval::summary::summarize;
 
     /// The runs of a method at a density, which it costs as well: of `n` examples, all but the first `lost` are right.
     fn run(method: &str, density: f64, lost: usize, n: usize) -> Vec<Record> {
@@ -330,7 +330,7 @@ mod tests {
 
     fn made(records: &[Record]) -> (Vec<Conclusion>, String) {
         let cells = group(records, &[]);
-        all(&summary::rows(&cells), &cells)
+        all(&summarize::rows(&cells), &cells)
     }
 
     fn only(runs: &[Vec<Record>]) -> Conclusion {

@@ -210,7 +210,7 @@ fn fixed(x: f64, decimals: usize) -> String {
 mod tests {
     use super::*;
     use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
 
     #[test]
     fn columns_are_the_fields_of_a_row() {

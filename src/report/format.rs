@@ -1,7 +1,7 @@
 //! How numbers look to a reader, and the columns that the terminal's table and the page share.
 
-use crate::eval::checks::FEW_TELL;
 use crate::eval::records::record::{Latency, REFERENCE, SummaryRow};
+use crate::eval::summary::self_checks::FEW_TELL;
 use spattn_tasks::likelihood::Measure;
 
 /// The text with a large first letter.
@@ -410,8 +410,10 @@ mod tests {
     #[test]
     fn what_is_least_needed_is_left_out_first_and_what_it_is_about_never() {
         let rows = vec![
-            crate::eval::summary::summarize(&[crate::eval::records::record::tests::record("vt", "topk", 0, 1.0)], &[])
-                [0]
+            crate::eval::summary::summarize::summarize(
+                &[crate::eval::records::record::tests::record("vt", "topk", 0, 1.0)],
+                &[],
+            )[0]
             .clone(),
         ];
         let at_most = |n: usize| fitting(columns(&rows), |c: &[&Column]| c.len() <= n);

@@ -7,9 +7,9 @@ use super::Report;
 use super::best;
 use super::format::{Column, capital, columns, fitting, setting, tokens, without_interval};
 use super::pivot::{ShownNotes, Table, is_about};
-use crate::eval::cells::Cell;
-use crate::eval::checks::Warning;
 use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::cells::Cell;
+use crate::eval::summary::self_checks::Warning;
 use spattn_base::text::in_line;
 
 /// What a document needs, and what makes bold numbers stay numbers.

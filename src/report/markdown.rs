@@ -6,9 +6,9 @@ use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, ShownNotes, Table, is_about};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
-use crate::eval::checks::in_short;
 use crate::eval::records::record::SummaryRow;
-use crate::eval::sharing::Sharing;
+use crate::eval::summary::prefill_savings::Sharing;
+use crate::eval::summary::self_checks::in_short;
 use spattn_base::text::in_markdown;
 use std::fmt::Write as _;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::eval::cells::Cell;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::cells::Cell;
 use spattn_stats::Estimate;
 use spattn_stats::several::{detectable_of, mean_of};
 
@@ -250,10 +250,10 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cells::group;
     use crate::eval::records::record::tests::record;
     use crate::eval::records::record::{Latency, Record};
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::cells::group;
+    use crate::eval::summary::summarize::summarize;
 
     /// (task, method, scores).
     fn tables(given: &[(&str, &str, &[f64])]) -> Vec<MeanTable> {

@@ -38,11 +38,11 @@ use rayon::prelude::*;
 pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, MOST_PAGES, depths, png};
-use crate::eval::cells::{self, Cell};
-use crate::eval::checks::{self, Warning};
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::eval::records::record::{Record, SummaryRow};
-use crate::eval::summary;
+use crate::eval::summary::cells::{self, Cell};
+use crate::eval::summary::self_checks::{self, Warning};
+use crate::eval::summary::summarize;
 
 /// All that reports are drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,13 +80,13 @@ impl<'a> Report<'a> {
     /// Summarises and checks records; `order` lists (method, params) as the user gave them.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
         let cells = cells::group(records, order);
-        let rows = summary::rows(&cells);
+        let rows = summarize::rows(&cells);
         Self {
             means: means::over_tasks(&rows, &cells),
             records,
             rows,
             depths: depths::cells(records, order),
-            warnings: checks::check_cells(&cells),
+            warnings: self_checks::check_cells(&cells),
             cells,
             sources: &[],
             notes: &[],

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::Result;
 
 use super::csv::finished;
-use crate::eval::cells::place;
 use crate::eval::records::record::{Record, SummaryRow};
+use crate::eval::summary::cells::place;
 use spattn_stats::mean;
 
 /// The mean score of one row of the summary by one further metric.
@@ -77,7 +77,7 @@ pub fn csv(scores: &[OtherScore]) -> Result<String> {
 mod tests {
     use super::*;
     use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
 
     #[test]
     fn means_are_by_row_and_metric() {

@@ -61,7 +61,7 @@ fn averaged(rows: &[SummaryRow], by: &str) -> BTreeSet<Rows> {
 mod tests {
     use super::*;
     use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
 
     #[test]
     fn what_the_overview_averages_has_its_interval() {

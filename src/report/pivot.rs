@@ -14,12 +14,12 @@ use super::best::{self, Candidate, Shown};
 use super::csv::{COLUMNS, finished};
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
-use crate::eval::cells::Cell;
-use crate::eval::checks::{MANY, Warning};
 use crate::eval::records::order::natural;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::record::SummaryRow;
-use crate::eval::summary;
+use crate::eval::summary::cells::Cell;
+use crate::eval::summary::self_checks::{MANY, Warning};
+use crate::eval::summary::summarize;
 use spattn_attention::Role;
 use spattn_base::error::UsageError;
 use spattn_stats::{Estimate, mean};
@@ -267,7 +267,7 @@ fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
     let of_seed = |seed: u64| {
         let cells: Vec<Cell> = report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect();
-        OfSeed { seed: Some(seed), rows: summary::rows(&cells), cells }
+        OfSeed { seed: Some(seed), rows: summarize::rows(&cells), cells }
     };
     seeds.into_iter().map(of_seed).collect()
 }

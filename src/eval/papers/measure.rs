@@ -8,10 +8,10 @@ use super::item::{Item, Line, Select, Variant};
 use super::seen::{Found, Seen, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
-use crate::eval::cells::{Cell, group};
 use crate::eval::config::run_config::Settings;
 use crate::eval::records::record::Record;
-use crate::eval::summary;
+use crate::eval::summary::cells::{Cell, group};
+use crate::eval::summary::summarize;
 use spattn_base::error::UsageError;
 use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, Sample, correlation, mean_interval};
@@ -219,7 +219,7 @@ impl Scored<'_, '_> {
     /// The mean over tasks and lengths with its 95 % interval; `None` where it was not measured.
     fn estimate(&self) -> Option<Estimate> {
         let of_part = |cell: &&Cell<'_>| match (self.is_perplexity(), self.value.is_score()) {
-            (true, _) => summary::perplexity_estimate(cell),
+            (true, _) => summarize::perplexity_estimate(cell),
             (_, true) => spattn_stats::score(&cell.sample(|r| r.score)),
             _ => mean_interval(&of_cell(cell, self.value)?),
         };
@@ -234,7 +234,7 @@ impl Scored<'_, '_> {
         let is_paired = self.value == other.value && self.parts.len() == other.parts.len();
         match pairs.filter(|_| is_paired) {
             Some(pairs) if self.is_perplexity() && factor == 1.0 => {
-                mean_of(&pairs.iter().map(|(a, b)| summary::delta(a, b)).collect::<Option<Vec<_>>>()?)
+                mean_of(&pairs.iter().map(|(a, b)| summarize::delta(a, b)).collect::<Option<Vec<_>>>()?)
             }
             Some(pairs) if !self.is_perplexity() => {
                 let each = pairs.iter().map(|(a, b)| paired(a, b, self.value, factor));

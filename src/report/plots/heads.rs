@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, end_of, suffix};
-use crate::eval::cells::Cell;
 use crate::eval::records::record::HeadFidelity;
+use crate::eval::summary::cells::Cell;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// What is drawn: file, title, whether 0 is the best, and where it is kept.
@@ -110,9 +110,9 @@ fn mean_map<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cells::group;
     use crate::eval::records::record::tests::record;
     use crate::eval::records::record::{Fidelity, Record};
+    use crate::eval::summary::cells::group;
 
     fn with_heads(method: &str, sample: usize, error: f64) -> Record {
         let map = |value: f64| vec![vec![value, 0.0], vec![0.0, value]];

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
 
     #[test]
     fn lengths_need_to_differ() {

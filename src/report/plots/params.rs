@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
 
     #[test]
     fn two_values_of_two_parameters_make_a_map() {

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::{perplexity, record};
-    use crate::eval::summary::summarize;
+    use crate::eval::summary::summarize::summarize;
     use crate::report::plots::Figure;
 
     /// In their natural order, as far as that goes.

@@ -4,7 +4,7 @@
 //! a difference on the same examples tells more than two means with an interval each, and is told right where those are not.
 
 use super::cells::Cell;
-use super::summary::perplexity_difference;
+use super::summarize::perplexity_difference;
 use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
 use spattn_tasks::likelihood::Measure;
@@ -64,9 +64,9 @@ fn differences(pairs: &[Pair]) -> Vec<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cells::group;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::{perplexity, record};
+    use crate::eval::summary::cells::group;
 
     /// What `use_it` makes of the cells of two methods, which come by task.
     fn with<R>(records: &[Record], use_it: impl FnOnce(&[&Cell], &[&Cell]) -> R) -> R {

@@ -20,7 +20,7 @@ pub const STEPS: usize = 16;
 pub const REPEATS: usize = 5;
 
 /// What a method reads again.
-pub(super) struct Script {
+pub(crate) struct Script {
     /// The method, with what was solved for it.
     pub method: Configured,
     /// All that it read after the prefix.
@@ -43,7 +43,7 @@ impl Script {
 ///
 /// # Errors
 /// [`EngineError`].
-pub(super) fn time(
+pub(crate) fn time(
     decoder: &Decoder,
     cache: &mut IndexCache,
     scripts: &[Script],

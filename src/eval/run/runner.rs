@@ -15,8 +15,8 @@ use anyhow::{Context, Result, anyhow};
 
 use super::estimate::OF_FILES;
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
-use super::likelihood::{self, Scored, run_in_parallel, run_passage};
-use super::reading;
+use super::score_text::{self, Scored, run_in_parallel, run_passage};
+use super::shared_prefill;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::Variant;
 use crate::eval::examples::example_input::{self, Material};
@@ -307,7 +307,7 @@ impl Runner<'_> {
             Err(error) => error,
         };
         let what = format!("{}, {}", self.name_with_seed(*place, variant.seed), variant.protocol);
-        if reading::is_of_no_method(&error) {
+        if shared_prefill::is_of_no_method(&error) {
             let (unread, others) = sharing(variant.protocol, methods);
             plan.leave_out(*place, &[*variant], &unread);
             watch.failed(Failure { what, error })?;
@@ -376,7 +376,7 @@ impl Runner<'_> {
             Material::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
             Material::Passage(passage) => self.scored(item, passage, methods, carried, stop),
         });
-        let records = catch_unwind(run).unwrap_or_else(|panic| Err(reading::fault(&*panic)));
+        let records = catch_unwind(run).unwrap_or_else(|panic| Err(shared_prefill::fault(&*panic)));
         let records = records.and_then(|records| {
             let broken = records.iter().flatten().find_map(|record| record.check().err());
             broken.map_or(Ok(records), |why| Err(anyhow!("{why}: nothing can be said of it")))
@@ -394,7 +394,7 @@ impl Runner<'_> {
     }
 
     /// What an example is made of.
-    pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
+    pub(crate) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
         let task = &self.tasks[place.task];
         let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
@@ -485,8 +485,8 @@ impl Runner<'_> {
     ) -> Result<Option<Vec<Record>>> {
         let Wanted { place, index, variant, .. } = item.wanted;
         self.check_positions(methods, passage_tokens(passage))?;
-        let continuations: Vec<likelihood::Text> = passage.continuations.iter().map(likelihood::Text::from).collect();
-        let request = likelihood::Request {
+        let continuations: Vec<score_text::Text> = passage.continuations.iter().map(score_text::Text::from).collect();
+        let request = score_text::Request {
             prompt: &passage.prompt,
             prefix_tokens: item.prefix_tokens,
             longer: &item.longer,
@@ -623,7 +623,7 @@ fn comparable(run: &Run, variant: Variant, method: &Configured) -> Comparable {
 }
 
 /// The record with what the sums say of the passage.
-fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -> Record {
+fn scored_record(passage: &Passage, sums: &[score_text::Sums], record: Record) -> Record {
     match passage.scoring {
         Scoring::Perplexity => {
             let (text, sums) = (&passage.continuations[0], &sums[0]);
@@ -1305,7 +1305,7 @@ mod tests {
     #[test]
     fn sums_become_a_likelihood_or_a_choice() {
         let record = || crate::eval::records::record::tests::record("given", "topk", 0, 0.0);
-        let sums = |nll: f64, kl_sum: f64| likelihood::Sums { nll, same_top: 2, kl_sum, kl: vec![kl_sum / 2.0; 2] };
+        let sums = |nll: f64, kl_sum: f64| score_text::Sums { nll, same_top: 2, kl_sum, kl: vec![kl_sum / 2.0; 2] };
         let mut text = passage(vec![1], 1);
         text.continuations.truncate(1);
         text.continuations[0].tokens = vec![3; 4];

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::reading;
-use super::shares::{Clock, Step, share_out};
+use super::shared_prefill;
 use super::solo::{self, Script};
+use super::time_attribution::{Clock, Step, share_out};
 use crate::eval::records::record::{
     Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits,
 };
@@ -101,7 +101,7 @@ impl std::ops::AddAssign for Spent {
 }
 
 /// A clock for what is done one after the other.
-pub(super) struct Laps(Instant);
+pub(crate) struct Laps(Instant);
 
 impl Laps {
     pub fn start() -> Self {
@@ -213,7 +213,7 @@ impl Times {
 }
 
 /// A prefix, dense if methods share it, and what of the prompt bears on it.
-pub(super) struct SharedPrefix<'a> {
+pub(crate) struct SharedPrefix<'a> {
     /// The whole prompt.
     pub prompt: &'a [u32],
     /// How many of its tokens are the prefix.
@@ -245,15 +245,15 @@ impl<'a> SharedPrefix<'a> {
     ///
     /// # Errors
     /// [`EngineError`]; of a dense prefix, it says that no method is at fault.
-    pub(super) fn prepared(&self, decoder: &Decoder, held: Option<Held>) -> Result<Prepared> {
+    pub(crate) fn prepared(&self, decoder: &Decoder, held: Option<Held>) -> Result<Prepared> {
         let read = || Ok(Prepared::new(decoder, self, held)?);
         let gathers = self.methods.iter().any(|m| !m.method.prompt_needs().is_empty());
-        if self.reader.is_some() { read() } else { reading::shared(!gathers, read) }
+        if self.reader.is_some() { read() } else { shared_prefill::shared(!gathers, read) }
     }
 }
 
 /// A prefix, read now or before, and ready to be forked.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     /// What the next example may find read; its cache is what is forked.
     pub held: Held,
     /// Tokens that were not read again.
@@ -287,12 +287,12 @@ impl Prepared {
 
 impl Held {
     /// What methods are forked from.
-    pub(super) fn cache(&mut self) -> &mut IndexCache {
+    pub(crate) fn cache(&mut self) -> &mut IndexCache {
         &mut self.cache
     }
 
     /// Logits of the prefix's last token; empty if the prefix is.
-    pub(super) fn logits(&self) -> &[f32] {
+    pub(crate) fn logits(&self) -> &[f32] {
         &self.logits
     }
 }
@@ -382,7 +382,7 @@ fn read_from(
 }
 
 /// How many lanes share each step: all of them, unless threads work on lanes of their own.
-pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
+pub(crate) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
     lanes.div_ceil(decoder.groups(lanes).max(1)).max(1)
 }
 
@@ -611,7 +611,7 @@ impl StepBytes {
 
 impl Run {
     /// What `fork` counted over so many steps; nothing was generated.
-    pub(super) fn of(fork: &Fork, steps: usize, parts: Parts) -> Self {
+    pub(crate) fn of(fork: &Fork, steps: usize, parts: Parts) -> Self {
         let all = fork.costs().total(|_| true);
         let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
         Self {

@@ -12,7 +12,7 @@ use spattn_base::clock::Section;
 
 /// By what clock steps are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// The wall's: one group of lanes has all threads. Lanes that attend at the same time share the time that it takes.
     Wall,
     /// The processor's: groups step beside each other, each on a thread of its own, and may have to wait for one.
@@ -27,7 +27,7 @@ impl Clock {
 }
 
 /// A piece of work on one thread, by a clock.
-pub(super) struct Piece {
+pub(crate) struct Piece {
     clock: Clock,
     start: Instant,
     section: Section,
@@ -49,7 +49,7 @@ impl Piece {
 }
 
 /// A step of some lanes that is being measured.
-pub(super) struct Step {
+pub(crate) struct Step {
     piece: Piece,
     /// What attention had taken each lane before.
     before: Vec<AttentionTime>,
@@ -95,7 +95,7 @@ fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usi
 }
 
 /// Scales the parts of all lanes so that they add up to the time that passed.
-pub(super) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, passed: Duration) {
+pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, passed: Duration) {
     let lanes: Vec<&mut Parts> = lanes.into_iter().collect();
     let measured: f64 = lanes.iter().map(|parts| parts.all()).sum();
     if measured > 0.0 {
@@ -106,7 +106,7 @@ pub(super) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, pass
 
 /// Shares the weights of all lanes anew by the rows that each read: what lanes read by themselves that others read together
 /// is no more work for the method.
-pub(super) fn pool_weights(lanes: &mut [(&mut Parts, usize)]) {
+pub(crate) fn pool_weights(lanes: &mut [(&mut Parts, usize)]) {
     let weights: f64 = lanes.iter().map(|(parts, _)| parts.weights).sum();
     let rows = lanes.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
     lanes.iter_mut().for_each(|(parts, own)| parts.weights = weights * *own as f64 / rows);

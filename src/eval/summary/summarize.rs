@@ -133,7 +133,7 @@ fn score(cell: &Cell) -> Estimate {
 }
 
 /// The difference of the score to the reference's, over the examples that both have.
-pub(super) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
+pub(crate) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
     let delta = match cell.measure() {
         Measure::Perplexity => perplexity_difference(cell, full, Level::SINGLE),
         Measure::Score => {
@@ -168,13 +168,13 @@ fn window(r: &Record) -> Option<Window> {
     r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
 }
 
-pub(super) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
+pub(crate) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
     let windows = cell.contexts().iter().zip(&cell.records).filter_map(|(context, r)| Some((*context, window(r)?)));
     ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }
 
 /// The difference of the perplexities on common windows, with an interval that is as sure as the level says.
-pub(super) fn perplexity_difference(cell: &Cell, other: &Cell, level: Level) -> Option<Estimate> {
+pub(crate) fn perplexity_difference(cell: &Cell, other: &Cell, level: Level) -> Option<Estimate> {
     let pairs = cell.pairs(other).into_iter();
     let windows = pairs.filter_map(|(context, ours, theirs)| Some((context, window(ours)?, window(theirs)?)));
     ratios::perplexity_difference_at(&windows.collect::<Vec<_>>(), level)

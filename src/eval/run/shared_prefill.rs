@@ -16,7 +16,7 @@ struct Unread;
 ///
 /// # Errors
 /// Those of `read`, which [`is_of_no_method`] knows again.
-pub(super) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> Result<T> {
     if !is_of_none {
         return read().context(Unread);
     }
@@ -26,12 +26,12 @@ pub(super) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> R
 }
 
 /// Whether an error is of a prompt that methods share, and of none of them.
-pub(super) fn is_of_no_method(error: &anyhow::Error) -> bool {
+pub(crate) fn is_of_no_method(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Unread>().is_some()
 }
 
 /// The error that a panic is told as.
-pub(super) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
+pub(crate) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
     anyhow!("a fault of the program: {}", said(panic))
 }
 

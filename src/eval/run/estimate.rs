@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 
 use super::generate::{Request, Spent, run_example};
-use super::run::Runner;
+use super::runner::Runner;
 use super::solo;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::{RunConfig, Settings};
@@ -60,7 +60,7 @@ impl Estimate {
 const USUAL_QUESTION: usize = 64;
 const USUAL_ANSWER: usize = 32;
 /// Tokens that an example of a file is taken to have.
-pub(super) const OF_FILES: usize = 8192;
+pub(crate) const OF_FILES: usize = 8192;
 
 /// What a matrix will take on a model whose weights are not there, by multiplications: of prefill, and of the weights and the
 /// attention of steps, at the rate that the built-in model reads with. What methods pick with is not known beforehand.

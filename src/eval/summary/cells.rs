@@ -102,7 +102,7 @@ impl<'a> Cell<'a> {
     }
 
     /// The records of the examples that both have.
-    pub(super) fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
+    pub(crate) fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
         let mut theirs = other.records.iter().copied().peekable();
         let mut pairs = Vec::with_capacity(self.records.len().min(other.records.len()));
         for (context, ours) in self.contexts().iter().zip(&self.records) {
@@ -130,7 +130,7 @@ impl<'a> Cell<'a> {
     }
 
     /// The sums of the records that have them.
-    pub(super) fn likelihoods(&self) -> Vec<&'a Likelihood> {
+    pub(crate) fn likelihoods(&self) -> Vec<&'a Likelihood> {
         self.records.iter().filter_map(|r| r.likelihood.as_deref()).collect()
     }
 
@@ -195,7 +195,7 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
 }
 
 /// Exponential of all nats over all units of some sums.
-pub(super) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
+pub(crate) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
     ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
 }
 

@@ -88,8 +88,8 @@ fn parts_ms<'r>(records: impl Iterator<Item = &'r Record> + Clone) -> Option<[f6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::cells::group;
     use crate::eval::records::record::tests::record;
+    use crate::eval::summary::cells::group;
 
     fn under(fidelity: bool, together: usize) -> Option<Conditions> {
         let (latency, cpu, gpu, select_on) = (None, None, None, None);

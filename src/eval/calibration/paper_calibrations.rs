@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::calibration::{Order, Plan, Text};
-use super::estimate::reading_seconds;
-use super::papers::learning::{Learned, Learning, by_layer};
-use super::papers::seen::Seen;
+use super::calibrate::{Order, Plan, Text};
 use crate::eval::folder::owned_files::{self, OwnFolder};
+use crate::eval::papers::learning::{Learned, Learning, by_layer};
+use crate::eval::papers::seen::Seen;
 use crate::eval::plan::manifest::RESULTS_VERSION;
+use crate::eval::run::estimate::reading_seconds;
 use crate::version;
 use spattn_base::error::UsageError;
 use spattn_model::device::Device;

@@ -12,9 +12,9 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
-use super::reading;
-use super::shares::{Clock, Piece, Step, pool_weights, share_out};
+use super::shared_prefill;
 use super::solo::{self, Script};
+use super::time_attribution::{Clock, Piece, Step, pool_weights, share_out};
 use crate::eval::records::record::{Parts, REFERENCE, four_digits};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
@@ -227,7 +227,7 @@ pub fn run_passage(
 pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let Request { methods, compare, .. } = request;
     let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
-        true => reading::shared(true, || Ok(Pass::read_all(decoder, request, None, stop)?))?,
+        true => shared_prefill::shared(true, || Ok(Pass::read_all(decoder, request, None, stop)?))?,
         false => Some(Vec::new()),
     };
     let Some(mut dense) = dense else { return Ok(None) };

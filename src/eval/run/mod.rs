@@ -1,0 +1,10 @@
+//! Running examples: the loop over a plan, generation, scoring of given text, and the records that come of them.
+
+pub mod estimate;
+pub mod generate;
+pub(crate) mod recorded;
+pub mod runner;
+pub mod score_text;
+pub(crate) mod shared_prefill;
+pub(crate) mod solo;
+pub(crate) mod time_attribution;

@@ -1,0 +1,11 @@
+//! What is computed from records: cells, means, paired differences, times, and self-checks.
+//!
+//! Nothing here runs a model, and nothing is drawn.
+
+pub mod cells;
+pub mod paired;
+pub mod prefill_savings;
+pub mod running_scores;
+pub mod self_checks;
+pub mod summarize;
+pub mod times;
