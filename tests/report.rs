@@ -117,7 +117,8 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 // ---- records ----
 
 use proptest::prelude::*;
-use spattn::eval::records::record::{Record, Spread};
+use spattn::eval::records::fidelity::Spread;
+use spattn::eval::records::record::Record;
 use spattn::eval::records::store;
 use spattn::eval::summary::summarize;
 use spattn::report::Report;

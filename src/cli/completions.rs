@@ -9,7 +9,7 @@ use clap_complete::{Shell, generate};
 
 use crate::analyze::ANALYSES;
 use crate::eval::config::run_config::SHIPPED;
-use crate::eval::records::record::Latency;
+use crate::eval::records::timing::Latency;
 use spattn_attention::methods::{self, CALIBRATIONS};
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::metrics::datasets::DATASETS;

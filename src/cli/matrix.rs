@@ -27,10 +27,9 @@ use crate::eval::plan::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::plan::planner::{Cell, DealtCell, Plan, Planner, gpu_need};
 use crate::eval::plan::renamed::Recorded;
 use crate::eval::plan::shard_statement::{self, Stated};
+use crate::eval::records::manifest_keys::{MANIFEST, NOTES};
 use crate::eval::records::record::{REFERENCE, Record};
-use crate::eval::records::store::{
-    MANIFEST, NOTES, OpenMode, Store, check_free, identities, load_manifest, load_records,
-};
+use crate::eval::records::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::run::estimate::{Estimate, estimate_by_products};
 use crate::eval::run::generate::Spent;
 use crate::eval::run::runner::{End, Left, Runner};

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::pivot::Table;
-use crate::eval::records::record::SummaryRow;
 use crate::eval::summary::cells::Cell;
 use crate::eval::summary::paired;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_attention::Role;
 use spattn_stats::Level;
 

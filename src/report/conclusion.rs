@@ -11,9 +11,10 @@ use serde::Serialize;
 use super::best::{self, Candidate};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
-use crate::eval::records::record::{REFERENCE, SummaryRow};
+use crate::eval::records::record::REFERENCE;
 use crate::eval::summary::cells::Cell;
 use crate::eval::summary::paired;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_attention::Role;
 use spattn_stats::{Estimate, Level, mean};
 

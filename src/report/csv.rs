@@ -1,6 +1,6 @@
 //! `summary.csv`: the contract for scripts.
 
-use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::summary_row::SummaryRow;
 use anyhow::Result;
 use spattn_base::text;
 

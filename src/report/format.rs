@@ -1,7 +1,9 @@
 //! How numbers look to a reader, and the columns that the terminal's table and the page share.
 
-use crate::eval::records::record::{Latency, REFERENCE, SummaryRow};
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::timing::Latency;
 use crate::eval::summary::self_checks::FEW_TELL;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// The text with a large first letter.

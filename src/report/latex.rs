@@ -7,9 +7,9 @@ use super::Report;
 use super::best;
 use super::format::{Column, capital, columns, fitting, setting, tokens, without_interval};
 use super::pivot::{ShownNotes, Table, is_about};
-use crate::eval::records::record::SummaryRow;
 use crate::eval::summary::cells::Cell;
 use crate::eval::summary::self_checks::Warning;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text::in_line;
 
 /// What a document needs, and what makes bold numbers stay numbers.
@@ -478,8 +478,9 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::costs::KvTokens;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{KvTokens, Record};
 
     /// Twenty examples of dense attention, of a method as good, and of one that is worse.
     fn records() -> Vec<Record> {

@@ -6,9 +6,9 @@ use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, ShownNotes, Table, is_about};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
-use crate::eval::records::record::SummaryRow;
 use crate::eval::summary::prefill_savings::Sharing;
 use crate::eval::summary::self_checks::in_short;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text::in_markdown;
 use std::fmt::Write as _;
 
@@ -245,8 +245,9 @@ pub(super) fn rule(text: usize, numbers: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::costs::KvTokens;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{KvTokens, Record};
 
     #[test]
     fn the_page_has_every_part() {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::eval::records::record::REFERENCE;
-use crate::eval::records::record::SummaryRow;
 use crate::eval::summary::cells::Cell;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_stats::Estimate;
 use spattn_stats::several::{detectable_of, mean_of};
 
@@ -250,8 +250,9 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{Latency, Record};
+    use crate::eval::records::timing::Latency;
     use crate::eval::summary::cells::group;
     use crate::eval::summary::summarize::summarize;
 

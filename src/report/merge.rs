@@ -8,10 +8,9 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::eval::records::interning::Text;
+use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
 use crate::eval::records::record::Record;
-use crate::eval::records::store::{
-    CALIBRATION, CONTENT, Loaded, NOTES, SAMPLES, differing, drop_repeated, identities, load_run,
-};
+use crate::eval::records::store::{Loaded, SAMPLES, differing, drop_repeated, identities, load_run};
 use spattn_base::privacy;
 
 use super::format::distinct;
@@ -340,8 +339,9 @@ fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::manifest_keys::{IDENTITY, INPUTS};
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::store::{IDENTITY, INPUTS, OpenMode, Store};
+    use crate::eval::records::store::{OpenMode, Store};
     use serde_json::json;
 
     /// A run of the fixture's model, protocol and seed, with what else is said of it.

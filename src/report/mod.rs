@@ -39,10 +39,11 @@ pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, MOST_PAGES, depths, png};
 use crate::eval::folder::owned_files::{self, OwnFolder};
-use crate::eval::records::record::{Record, SummaryRow};
+use crate::eval::records::record::Record;
 use crate::eval::summary::cells::{self, Cell};
 use crate::eval::summary::self_checks::{self, Warning};
 use crate::eval::summary::summarize;
+use crate::eval::summary::summary_row::SummaryRow;
 
 /// All that reports are drawn from.
 #[derive(Debug, Clone, PartialEq)]

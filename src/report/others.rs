@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::Result;
 
 use super::csv::finished;
-use crate::eval::records::record::{Record, SummaryRow};
+use crate::eval::records::record::Record;
 use crate::eval::summary::cells::place;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_stats::mean;
 
 /// The mean score of one row of the summary by one further metric.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::format::distinct;
 use super::means::{self, shared_sets};
-use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_stats::Estimate;
 
 /// What a column of the overview may stand for.

@@ -16,10 +16,10 @@ use super::format::{direction, distinct, number, params_without, setting_name, s
 use super::{means, stand_ins};
 use crate::eval::records::order::natural;
 use crate::eval::records::record::REFERENCE;
-use crate::eval::records::record::SummaryRow;
 use crate::eval::summary::cells::Cell;
 use crate::eval::summary::self_checks::{MANY, Warning};
 use crate::eval::summary::summarize;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_attention::Role;
 use spattn_base::error::UsageError;
 use spattn_stats::{Estimate, mean};

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::merge::Source;
 use crate::eval::plan::shard_statement::Stated;
+use crate::eval::records::manifest_keys::IDENTITY;
 use crate::eval::records::record::Record;
-use crate::eval::records::store::IDENTITY;
 
 /// So many shards are named that are missing.
 const NAMED: usize = 8;

@@ -8,7 +8,7 @@ use super::format::{
 };
 use super::pivot::ShownNotes;
 use super::{MeanTable, Report, pivot};
-use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::summary_row::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
 /// A rule under the headings and nothing else.
@@ -249,8 +249,9 @@ fn cells(row: &SummaryRow, columns: &[&Column], form: Form, params: usize) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::costs::KvTokens;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{KvTokens, Record};
 
     #[test]
     fn tasks_are_named_once_and_kept_apart() {

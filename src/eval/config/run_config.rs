@@ -11,7 +11,7 @@ use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::protocol::Protocol;
-use crate::eval::records::record::Latency;
+use crate::eval::records::timing::Latency;
 use spattn_attention::kv::{KvDtype, MOST_TOKENS};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::eval::records::record::{Fidelity, Record};
+use crate::eval::records::fidelity::Fidelity;
+use crate::eval::records::record::Record;
 
 /// A number of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

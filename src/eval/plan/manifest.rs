@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::{RunConfig, Settings, Variant};
-use crate::eval::records::record::Latency;
-use crate::eval::records::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
+use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
+use crate::eval::records::timing::Latency;
 use crate::version;
 use spattn_attention::{Configured, PromptNeed};
 use spattn_base::clock;

@@ -7,7 +7,8 @@ use std::path::{Path, absolute};
 use serde_json::Value;
 
 use super::manifest::TOKENIZER_VALUE;
-use crate::eval::records::store::{INPUTS, identities};
+use crate::eval::records::manifest_keys::INPUTS;
+use crate::eval::records::store::identities;
 use spattn_model::OpenModel;
 use spattn_tasks::Task;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::store::{CALIBRATION, CONTENT, IDENTITY};
+use super::manifest_keys::{CALIBRATION, CONTENT, IDENTITY};
 
 /// Values then and now, by the key that they stand under, nested keys with dots.
 pub type Changes = BTreeMap<String, (Value, Value)>;

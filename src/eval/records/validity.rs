@@ -2,7 +2,10 @@
 //!
 //! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
 
-use super::record::{Choice, Comparable, Fidelity, KvTokens, Likelihood, Record};
+use super::costs::{Comparable, KvTokens};
+use super::fidelity::Fidelity;
+use super::record::Record;
+use super::text_scores::{Choice, Likelihood};
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_tasks::likelihood::Measure;
 
@@ -201,8 +204,9 @@ fn at_most(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::fidelity::Spread;
     use crate::eval::records::record::tests::{perplexity, record};
-    use crate::eval::records::record::{Solo, Spread};
+    use crate::eval::records::timing::Solo;
 
     #[test]
     fn what_no_run_records_is_named() {

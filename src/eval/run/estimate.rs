@@ -17,7 +17,7 @@ use crate::eval::examples::example_input::Material;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::manifest::example_bytes;
 use crate::eval::plan::planner::{Cell, Plan, Planner};
-use crate::eval::records::record::Latency;
+use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_model::Model;
 use spattn_model::decoder::Dimensions;

@@ -14,9 +14,9 @@ use rayon::prelude::*;
 use super::shared_prefill;
 use super::solo::{self, Script};
 use super::time_attribution::{Clock, Step, share_out};
-use crate::eval::records::record::{
-    Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits,
-};
+use crate::eval::records::costs::{Comparable, KvTokens};
+use crate::eval::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
+use crate::eval::records::timing::{Parts, Solo};
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{

@@ -15,7 +15,9 @@ use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_toge
 use super::shared_prefill;
 use super::solo::{self, Script};
 use super::time_attribution::{Clock, Piece, Step, pool_weights, share_out};
-use crate::eval::records::record::{Parts, REFERENCE, four_digits};
+use crate::eval::records::fidelity::four_digits;
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::timing::Parts;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use spattn_base::error::UsageError;

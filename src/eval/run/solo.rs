@@ -8,7 +8,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::eval::records::record::{Solo, four_digits};
+use crate::eval::records::fidelity::four_digits;
+use crate::eval::records::timing::Solo;
 use spattn_attention::{Configured, Fork, IndexCache};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};

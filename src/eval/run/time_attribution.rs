@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::eval::records::record::Parts;
+use crate::eval::records::timing::Parts;
 use spattn_attention::{AttentionTime, Fork};
 use spattn_base::clock::Section;
 

@@ -1,7 +1,8 @@
 //! Cells: the records of a summary's row, one a sample, grouped and in order.
 
 use crate::eval::records::order::{Given, compare};
-use crate::eval::records::record::{Likelihood, REFERENCE, Record};
+use crate::eval::records::record::{REFERENCE, Record};
+use crate::eval::records::text_scores::Likelihood;
 use rayon::prelude::*;
 use spattn_stats::Sample;
 use spattn_stats::ratios::{self, Window};

@@ -8,4 +8,5 @@ pub mod prefill_savings;
 pub mod running_scores;
 pub mod self_checks;
 pub mod summarize;
+pub mod summary_row;
 pub mod times;

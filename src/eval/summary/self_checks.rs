@@ -7,7 +7,8 @@ use super::cells::{Cell, group, merit, place};
 use super::times::{Times, prevailing};
 use crate::eval::records::interning::Text;
 use crate::eval::records::record::REFERENCE;
-use crate::eval::records::record::{Conditions, Record};
+use crate::eval::records::record::Record;
+use crate::eval::records::timing::Conditions;
 use rayon::prelude::*;
 use serde::Serialize;
 use spattn_model::source::RANDOM;
@@ -624,7 +625,8 @@ fn errors_by_layer(cell: &Cell) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::{Fidelity, tests::record};
+    use crate::eval::records::fidelity::Fidelity;
+    use crate::eval::records::record::tests::record;
 
     const TASK: &str = "ruler/vt";
 

@@ -4,10 +4,11 @@
 //! of the examples.
 
 use super::cells::{Cell, group, perplexity, place};
+use super::summary_row::SummaryRow;
 use super::times::{Times, prevailing};
-use crate::eval::records::record::{
-    Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow,
-};
+use crate::eval::records::fidelity::{Fidelity, FidelitySpread, Spread};
+use crate::eval::records::record::{REFERENCE, Record};
+use crate::eval::records::text_scores::{Choice, Likelihood};
 use rayon::prelude::*;
 use spattn_stats::ratios::{self, Window};
 use spattn_stats::{Estimate, Level};
@@ -231,7 +232,7 @@ impl MeanSpread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::KvTokens;
+    use crate::eval::records::costs::KvTokens;
     use crate::eval::records::record::tests::record;
 
     fn method(name: &str, params: &str, sample: usize, score: f64) -> Record {

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::cells::Cell;
 use crate::eval::records::interning::Shared;
-use crate::eval::records::record::{Conditions, Latency, Record, Solo};
+use crate::eval::records::record::Record;
+use crate::eval::records::timing::{Conditions, Latency, Solo};
 use spattn_stats::ratios::rate_interval;
 use spattn_stats::{Estimate, Sample, median_interval};
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Source;
 use crate::eval::records::interning::Text;
+use crate::eval::records::manifest_keys::INPUTS;
 use crate::eval::records::record::Record;
-use crate::eval::records::store::INPUTS;
 
 /// A task on a model.
 type Named = (Text, Text);

@@ -12,7 +12,8 @@ use super::pen::{
 };
 use super::{Figures, Pages, end_of, suffix};
 use crate::eval::config::protocol::Protocol;
-use crate::eval::records::record::{Latency, SummaryRow};
+use crate::eval::records::timing::Latency;
+use crate::eval::summary::summary_row::SummaryRow;
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
 
@@ -292,8 +293,9 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{Conditions, Record};
+    use crate::eval::records::timing::Conditions;
     use crate::report::Report;
     use crate::report::plots::Figure;
 

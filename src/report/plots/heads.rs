@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, end_of, suffix};
-use crate::eval::records::record::HeadFidelity;
+use crate::eval::records::fidelity::HeadFidelity;
 use crate::eval::summary::cells::Cell;
 use crate::report::format::{distinct, setting_name, tokens};
 
@@ -110,8 +110,9 @@ fn mean_map<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::records::fidelity::Fidelity;
+    use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::record::{Fidelity, Record};
     use crate::eval::summary::cells::group;
 
     fn with_heads(method: &str, sample: usize, error: f64) -> Record {

@@ -6,7 +6,8 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
-use crate::eval::records::record::{REFERENCE, SummaryRow};
+use crate::eval::records::record::REFERENCE;
+use crate::eval::summary::summary_row::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// One figure for each model, protocol and measure that has rows at several lengths; `means` as for

@@ -25,7 +25,7 @@ use self::chart::Chart;
 use self::grid::Grid;
 use self::pen::page_title;
 use super::Report;
-use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// One drawing.

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of};
 use crate::eval::records::order::natural;
-use crate::eval::records::record::SummaryRow;
+use crate::eval::summary::summary_row::SummaryRow;
 use crate::report::format::{params_without, tokens};
 
 /// The rows in which two numeric parameters vary and all else is one setting.

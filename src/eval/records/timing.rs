@@ -1,0 +1,141 @@
+//! What was timed of a run's steps, and under what.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use spattn_base::error::UsageError;
+use spattn_stats::median;
+
+/// What a time depends on besides the method and the example: only times under the same conditions can be compared.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
+    pub fidelity: bool,
+    /// Streams that took each step together; 1 where methods were timed alone.
+    pub together: usize,
+    /// What times of steps are; `None` for wall times of runs beside each other, in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+    /// Threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub simd: String,
+    /// Name of the processor, where the system says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Name of the GPU that the model was on, if it was on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Where tokens were picked, of a model on a GPU: `host`, or `device` where none were picked on the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select_on: Option<String>,
+}
+
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on } = self;
+        if let Some(gpu) = gpu {
+            write!(f, "on {gpu}, ")?;
+        }
+        if let Some(place) = select_on {
+            write!(f, "picks made on the {place}, ")?;
+        }
+        let fidelity = if *fidelity { ", with --fidelity" } else { "" };
+        let cpu = cpu.as_deref().unwrap_or("a processor without a name");
+        match latency {
+            Some(Latency::Solo) => write!(f, "each alone on {threads} threads{fidelity}, {simd}, {cpu}"),
+            Some(Latency::Shared) => {
+                write!(f, "shares of {together} together on {threads} threads{fidelity}, {simd}, {cpu}")
+            }
+            None => write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}"),
+        }
+    }
+}
+
+/// What the time of a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Latency {
+    /// A method's share of the time that steps of all methods take together.
+    #[default]
+    Shared,
+    /// The time of a step of one method that has all threads to itself.
+    Solo,
+}
+
+impl Latency {
+    /// All by name.
+    pub const NAMES: [&str; 2] = ["shared", "solo"];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl FromStr for Latency {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let known = [Self::Shared, Self::Solo].into_iter().find(|latency| latency.name() == text);
+        known.ok_or_else(|| UsageError::unknown("latency", text, Self::NAMES))
+    }
+}
+
+/// What a method's steps took, in seconds, by what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Parts {
+    /// Picking tokens.
+    pub select: f64,
+    /// Attending them.
+    pub attend: f64,
+    /// All else of a step.
+    pub weights: f64,
+    /// What was measured beside the steps and is no part of them: comparing with exact attention, scoring text.
+    pub beside: f64,
+}
+
+impl Parts {
+    /// What the steps took.
+    pub fn steps(&self) -> f64 {
+        self.select + self.attend + self.weights
+    }
+
+    /// All of it.
+    pub fn all(&self) -> f64 {
+        self.steps() + self.beside
+    }
+
+    /// With every part multiplied.
+    pub fn scaled(self, factor: f64) -> Self {
+        let Self { select, attend, weights, beside } = self;
+        Self { select: factor * select, attend: factor * attend, weights: factor * weights, beside: factor * beside }
+    }
+}
+
+impl std::ops::AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.select += other.select;
+        self.attend += other.attend;
+        self.weights += other.weights;
+        self.beside += other.beside;
+    }
+}
+
+/// What steps of a method took that had all threads to itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Solo {
+    /// Steps of one token that were timed each time.
+    pub steps: usize,
+    /// Their median in milliseconds, each time, to four digits.
+    pub ms: Vec<f64>,
+}
+
+impl Solo {
+    /// The median over all times, in milliseconds.
+    pub fn median(&self) -> Option<f64> {
+        median(self.ms.clone())
+    }
+}
