@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicBool;
 
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_grid};
-use spattn::eval::run::generate::{Held, Outcome, Request, run_example};
+use spattn::eval::run::generate::{Outcome, Request, run_example};
+use spattn::eval::run::prefix_reuse::Held;
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::source::ModelSource;
@@ -67,7 +68,7 @@ fn run_before(
 
 /// All of an outcome that is not a time.
 fn bits(outcome: &Outcome) -> Vec<String> {
-    let of = |r: &spattn::eval::run::generate::Run| {
+    let of = |r: &spattn::eval::run::method_result::Run| {
         format!(
             "{:?} {} {} {:?} {:?} {:?} {:?} {:?} {:?} {} {:?}",
             r.tokens,

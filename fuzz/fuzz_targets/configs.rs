@@ -2,7 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spattn::eval::config::run_config::{RunConfig, Settings};
+use spattn::eval::config::run_config::RunConfig;
+use spattn::eval::config::settings::Settings;
 use spattn_fuzz::read_usage;
 
 fuzz_target!(|text: &str| {

@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
 use crate::analyze::ANALYSES;
-use crate::eval::config::run_config::SHIPPED;
+use crate::eval::config::settings::SHIPPED;
 use crate::eval::records::timing::Latency;
 use spattn_attention::methods::{self, CALIBRATIONS};
 use spattn_tasks::metrics::Metric;

@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::matrix::{OnFailure, Run};
 use super::{Done, numbers};
-use crate::eval::config::run_config::{RunConfig, Settings, Several, Wrong};
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::config::settings::{Settings, Several, Wrong};
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::store::OpenMode;
 use crate::eval::records::timing::Latency;

@@ -4,7 +4,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::eval::config::run_config::MOST_SAMPLES;
+use crate::eval::config::settings::MOST_SAMPLES;
 use crate::eval::plan::sharding::MOST_SHARDS;
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;

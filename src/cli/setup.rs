@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::eval::config::run_config::system_text;
+use crate::eval::config::settings::system_text;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::memory;
 use spattn_model::data::{DataFolder, DataSource};

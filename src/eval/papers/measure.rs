@@ -8,7 +8,7 @@ use super::item::{Item, Line, Select, Variant};
 use super::seen::{Found, Seen, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
-use crate::eval::config::run_config::Settings;
+use crate::eval::config::settings::Settings;
 use crate::eval::records::record::Record;
 use crate::eval::summary::cells::{Cell, group};
 use crate::eval::summary::summarize;

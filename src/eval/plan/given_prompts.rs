@@ -143,7 +143,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::eval::config::run_config::{RunConfig, Settings};
+    use crate::eval::config::run_config::RunConfig;
+    use crate::eval::config::settings::Settings;
     use crate::eval::plan::contexts::Shard;
     use spattn_model::OpenModel;
     use spattn_model::source::ModelSource;

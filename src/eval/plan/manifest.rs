@@ -1,20 +1,18 @@
 //! The manifest of a run: what determines its results, and where it was made.
 
-use std::collections::BTreeSet;
+use super::memory::example_bytes;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use crate::eval::config::protocol::Protocol;
-use crate::eval::config::run_config::{RunConfig, Settings, Variant};
+use crate::eval::config::run_config::{RunConfig, Variant};
+use crate::eval::config::settings::Settings;
 use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::eval::records::timing::Latency;
 use crate::version;
-use spattn_attention::{Configured, PromptNeed};
-use spattn_base::clock;
-use spattn_base::memory;
-use spattn_base::privacy;
+use spattn_attention::Configured;
+use spattn_base::{clock, privacy};
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::OpenModel;
@@ -175,38 +173,6 @@ fn one_or_several(mut values: Vec<Value>) -> Value {
     if values.len() == 1 { values.remove(0) } else { Value::Array(values) }
 }
 
-/// Bytes that the largest example takes at most, beyond the weights, before any index is built.
-pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
-    bytes_of_example(config, model, config.lengths.iter().copied().max().unwrap_or(0))
-}
-
-/// The same for an example of so many tokens.
-pub(crate) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
-    let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let shape = model.dimensions.prompt_shape(tokens);
-    // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
-    let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
-    let gathered = needs.iter().map(|need| need.bytes(&shape)).fold(0, usize::saturating_add);
-    memory::sum([
-        model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)),
-        memory::product([copies, gathered]),
-        waiting_prefix_bytes(config, model, tokens),
-    ])
-}
-
-/// Bytes of a prefix that waits while another is read: what methods that read densely go on from is kept for the next example, while
-/// each of those that read by a mask reads the prompt for itself.
-pub(crate) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
-    let [masked, dense] = [true, false].map(|masks| config.methods.iter().any(|m| m.masks_prefill() == masks));
-    let is_waiting = config.protocols.contains(&Protocol::Prefill) && masked && dense;
-    if is_waiting { memory::product([tokens, model.dimensions.kv_bytes_per_token()]) } else { 0 }
-}
-
-/// Whether a method has to see all of a prompt at each layer.
-pub(crate) fn masks_whole_prompt(config: &RunConfig) -> bool {
-    config.methods.iter().any(Configured::masks_whole_prompt)
-}
-
 /// Hash of the artefact by its kind, for those that methods of the run were given.
 fn calibration(config: &RunConfig) -> Map<String, Value> {
     let one = |m: &Configured| Some((m.method.calibration()?.to_owned(), m.artefact.clone()?.into()));
@@ -226,6 +192,8 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::config::protocol::Protocol;
+    use crate::eval::plan::memory::bytes_of_example;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
 

@@ -5,7 +5,9 @@
 pub mod contexts;
 pub(crate) mod given_prompts;
 pub mod manifest;
+pub mod memory;
 pub mod planner;
 pub mod renamed;
 pub mod shard_statement;
 pub mod sharding;
+pub(crate) mod work;

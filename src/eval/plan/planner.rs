@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, Undealt};
-use super::manifest::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
+use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::sharding::{Deal, Loads, Work};
 use crate::eval::config::run_config::{RunConfig, Variant};
 use crate::eval::examples::example_input;
@@ -436,7 +436,7 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::config::run_config::Settings;
+    use crate::eval::config::settings::Settings;
     use spattn_attention::methods::configure;
     use spattn_attention::{Policy, expand_grid};
     use spattn_model::config::RopeScaling;

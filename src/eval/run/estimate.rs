@@ -4,18 +4,21 @@
 //! multiplications, indexes and steps along a straight line through both lengths. Answers are taken to be as long as
 //! their keys. That gives the order of magnitude, not minutes and seconds.
 
+use crate::eval::plan::work::{expected_tokens, prefill_work};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::generate::{Request, Spent, run_example};
+use super::generate::{Request, run_example};
 use super::runner::Runner;
 use super::solo;
+use super::stopwatch::Spent;
 use crate::eval::config::protocol::Protocol;
-use crate::eval::config::run_config::{RunConfig, Settings};
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::config::settings::Settings;
 use crate::eval::examples::example_input::Material;
 use crate::eval::plan::contexts::Shard;
-use crate::eval::plan::manifest::example_bytes;
+use crate::eval::plan::memory::example_bytes;
 use crate::eval::plan::planner::{Cell, Plan, Planner};
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
@@ -59,8 +62,6 @@ impl Estimate {
 /// Tokens of a question and of an answer, where no example is made.
 const USUAL_QUESTION: usize = 64;
 const USUAL_ANSWER: usize = 32;
-/// Tokens that an example of a file is taken to have.
-pub(crate) const OF_FILES: usize = 8192;
 
 /// What a matrix will take on a model whose weights are not there, by multiplications: of prefill, and of the weights and the
 /// attention of steps, at the rate that the built-in model reads with. What methods pick with is not known beforehand.
@@ -76,9 +77,9 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estima
         ..Estimate::default()
     };
     for cell in &plan.cells {
-        let tokens = if cell.place.length > 0 { cell.place.length } else { OF_FILES };
+        let tokens = expected_tokens(cell.place.length);
         let runs = cell.examples() as f64 * config.seeds.len() as f64;
-        estimate.prefill += runs * dimensions.prefill_products(tokens) as f64 / rate;
+        estimate.prefill += runs * prefill_work(dimensions, cell.place.length) as f64 / rate;
         estimate.steps += runs * dimensions.products(steps, tokens) as f64 / rate;
     }
     Ok(estimate)

@@ -3,20 +3,23 @@
 //! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what
 //! they have in common is then read once, whatever the order in which they were asked for.
 
+use super::record_of::{SharedReading, comparable, record_key, scored_record};
+use crate::eval::plan::work::prefill_work;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::estimate::OF_FILES;
-use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
+use super::generate::{Outcome, Request, run_example, run_from_first_token};
+use super::method_result::Run;
+use super::prefix_reuse::Held;
 use super::score_text::{self, Scored, run_in_parallel, run_passage};
 use super::shared_prefill;
+use super::stopwatch::Spent;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::Variant;
 use crate::eval::examples::example_input::{self, Material};
@@ -26,17 +29,14 @@ use crate::eval::examples::truncate::Fitted;
 use crate::eval::plan::given_prompts::passage_tokens;
 use crate::eval::plan::manifest::{cpu_name, identity, without_content};
 use crate::eval::plan::planner::{Cell, Place, Plan, Planner};
-use crate::eval::records::costs::Comparable;
 use crate::eval::records::interning::{Shared, Text};
 use crate::eval::records::prompts;
-use crate::eval::records::record::{REFERENCE, Record};
+use crate::eval::records::record::Record;
 use crate::eval::records::store::Store;
-use crate::eval::records::text_scores::{Choice, Likelihood};
 use crate::eval::records::timing::{Conditions, Latency};
-use spattn_attention::{Configured, FIRST_REVISION};
+use spattn_attention::Configured;
 use spattn_kernels::isa_name;
 use spattn_model::Model;
-use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Measure, Passage, Scoring};
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::seed::example_seed;
@@ -115,17 +115,6 @@ fn foresee(items: &mut [Item]) {
             items[at - 1].longer = longer;
         }
     }
-}
-
-/// The reading of a prefix that methods share.
-#[derive(Debug, Clone, Copy, Default)]
-struct SharedReading {
-    /// How long it took, whenever that was.
-    time: Duration,
-    /// How much of it was spent for an example before.
-    reused: Duration,
-    /// Tokens that were not read again.
-    reused_tokens: usize,
 }
 
 /// What is carried from example to example.
@@ -218,10 +207,9 @@ impl Runner<'_> {
         Left { plan: left, records }
     }
 
-    /// Work of an example: that of its prefill.
+    /// Work of an example of a cell.
     fn work(&self, length: usize) -> u64 {
-        let tokens = if length == 0 { OF_FILES } else { length };
-        self.model.dimensions.prefill_products(tokens)
+        prefill_work(&self.model.dimensions, length)
     }
 
     /// The examples of a context under all variants, with the methods whose records are not there.
@@ -612,53 +600,6 @@ impl Runner<'_> {
     }
 }
 
-/// The columns for published tables as far as they are known: of a prompt that a mask read, static tokens were not told
-/// apart, and `full` picks everything.
-fn comparable(run: &Run, variant: Variant, method: &Configured) -> Comparable {
-    let known = |value: Option<f64>| value.filter(|_| variant.protocol != Protocol::Prefill);
-    let Comparable { picked_density, cost2_picked, .. } = run.comparable;
-    match method.name == REFERENCE {
-        true => Comparable { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..run.comparable },
-        false => {
-            Comparable { picked_density: known(picked_density), cost2_picked: known(cost2_picked), ..run.comparable }
-        }
-    }
-}
-
-/// The record with what the sums say of the passage.
-fn scored_record(passage: &Passage, sums: &[score_text::Sums], record: Record) -> Record {
-    match passage.scoring {
-        Scoring::Perplexity => {
-            let (text, sums) = (&passage.continuations[0], &sums[0]);
-            let likelihood = Likelihood {
-                nll: sums.nll,
-                tokens: text.tokens.len(),
-                words: text.words,
-                bytes: text.bytes,
-                same_top: sums.same_top,
-                kl_sum: sums.kl_sum,
-                kl: if sums.kl_sum > 0.0 { sums.kl.clone() } else { Vec::new() },
-            };
-            Record { score: (sums.nll / text.tokens.len() as f64).exp(), likelihood: Some(likelihood.into()), ..record }
-        }
-        Scoring::Choice { right, normalised } => {
-            let choice = Choice::new(
-                sums.iter().map(|s| -s.nll).collect(),
-                passage.continuations.iter().map(|c| c.text.chars().count()).collect(),
-                right,
-            );
-            let chosen = if normalised { choice.most_likely_by_length } else { choice.most_likely };
-            Record {
-                score: f64::from(u8::from(chosen == right)),
-                prediction: passage.continuations[chosen].text.as_str().into(),
-                references: vec![passage.continuations[right].text.clone()].into(),
-                choice: Some(choice.into()),
-                ..record
-            }
-        }
-    }
-}
-
 /// Methods that share the dense reading of a prompt, and the others: sparse from the first token, those that read by a mask read for
 /// themselves. If none but these are there, all are of the first kind.
 fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<Configured>) {
@@ -667,26 +608,16 @@ fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<
     if dense.is_empty() { (others, dense) } else { (dense, others) }
 }
 
-/// Hash of all that determines a record; known before the example is made.
-fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &Configured) -> String {
-    let mut text = format!("{identity}\n{task}\n{length}\n{index}\n{}", method.label());
-    if method.revision != FIRST_REVISION {
-        text += &format!("\nrevision {}", method.revision);
-    }
-    for artefact in method.parts().filter_map(|part| part.artefact.as_ref()) {
-        text += &format!("\n{artefact}");
-    }
-    sha256_hex(text.as_bytes())[..32].to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::eval::config::run_config::{RunConfig, Settings};
+    use crate::eval::config::run_config::RunConfig;
+    use crate::eval::config::settings::Settings;
     use crate::eval::examples::truncate::fit;
     use crate::eval::plan::contexts::Shard;
     use crate::eval::records::store::{OpenMode, load_records};

@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
+use super::generate::lanes_together;
+use super::method_result::Run;
+use super::prefix_reuse::{Held, Prepared, SharedPrefix};
 use super::shared_prefill;
 use super::solo::{self, Script};
+use super::stopwatch::{Laps, Spent};
 use super::time_attribution::{Clock, Piece, Step, pool_weights, share_out};
 use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::record::REFERENCE;

@@ -1,0 +1,70 @@
+//! The time that the phases of examples take by the clock.
+
+use std::time::{Duration, Instant};
+
+/// Time by the clock, all threads together, of what examples take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Reading prefixes densely, with what is gathered about them on the way.
+    pub prefill: Duration,
+    /// Solving budgets and building indexes.
+    pub index: Duration,
+    /// Reading the rest of prompts and generating, or reading what is scored.
+    pub steps: Duration,
+    /// Taking steps again to time methods alone.
+    pub solo: Duration,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.prefill + self.index + self.steps + self.solo
+    }
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.index += other.index;
+        self.steps += other.steps;
+        self.solo += other.solo;
+    }
+}
+
+/// A clock for what is done one after the other.
+pub(crate) struct Laps(Instant);
+
+impl Laps {
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Time since the last call, or the start.
+    pub fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spent_times_add_up_by_what_they_were_spent_for() {
+        let ms = Duration::from_millis;
+        let mut sum = Spent { prefill: ms(1), index: ms(20), steps: ms(300), solo: ms(0) };
+        sum += Spent { prefill: ms(2), index: ms(30), steps: ms(400), solo: ms(5000) };
+        assert_eq!(sum, Spent { prefill: ms(3), index: ms(50), steps: ms(700), solo: ms(5000) });
+        assert_eq!(sum.total(), ms(5753));
+    }
+
+    #[test]
+    fn laps_are_counted_from_the_one_before() {
+        let start = Instant::now();
+        let mut laps = Laps::start();
+        std::thread::sleep(Duration::from_millis(5));
+        let (first, second) = (laps.lap(), laps.lap());
+        assert!(first >= Duration::from_millis(5) && first + second <= start.elapsed());
+    }
+}
