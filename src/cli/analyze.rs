@@ -8,9 +8,11 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::exit::Done;
+use super::numbers;
+use super::output::listed;
 use super::output::{print, print_json};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
-use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use crate::eval::config::settings::parse_dtype;
 use crate::eval::folder::owned_files::{self, OwnFolder};

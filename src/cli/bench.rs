@@ -7,10 +7,12 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::exit::Done;
+use super::numbers;
+use super::output::listed;
 use super::output::{print, print_json};
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
-use super::{Done, listed, numbers};
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use crate::eval::config::settings::{parse_dtype, parse_matmul_precision};
 use crate::eval::folder::owned_files;

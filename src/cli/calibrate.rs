@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 use clap::Args;
 
+use super::exit::Done;
+use super::numbers;
 use super::output::print_line;
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
-use super::{Done, numbers};
 use crate::eval::calibration::calibrate::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
 use spattn_attention::artefact;
 use spattn_base::disk::write_whole;

@@ -6,8 +6,9 @@ use std::time::SystemTime;
 use anyhow::Result;
 use clap::Args;
 
-use super::matrix::{OnFailure, Run};
-use super::{Done, numbers};
+use super::exit::Done;
+use super::matrix::{OnFailure, RunRequest};
+use super::numbers;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::{Settings, Several, Wrong};
 use crate::eval::plan::contexts::Shard;
@@ -326,12 +327,17 @@ impl RunArgs {
     }
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
-    pub(super) fn run(self, command: &str, configs: Vec<RunConfig>, on_failure: OnFailure) -> Result<Run, UsageError> {
+    pub(super) fn run(
+        self,
+        command: &str,
+        configs: Vec<RunConfig>,
+        on_failure: OnFailure,
+    ) -> Result<RunRequest, UsageError> {
         let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
         let is_unnamed = self.out.is_none();
         let Self { quiet, json, .. } = self;
-        Ok(Run { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
+        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.

@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::Done;
 use super::eval::RunArgs;
-use super::matrix::{OnFailure, Shares};
+use super::exit::Done;
+use super::matrix::{OnFailure, ShardPlan};
 use super::numbers;
 use super::output::{print, print_json};
 use crate::eval::config::run_config::RunConfig;
@@ -162,8 +162,8 @@ fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
 }
 
 impl Sweep {
-    fn of(dir: PathBuf, known: Option<SweepPlan>, shares: Shares) -> Result<Self, UsageError> {
-        let Shares { cells, shards, failed } = shares;
+    fn of(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
+        let ShardPlan { cells, shards, failed } = shares;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let plan = SweepPlan { version, created: now(), cells, failed, shards, submissions: Vec::new() };
         match known {

@@ -8,6 +8,7 @@ pub mod data;
 mod data_sets;
 pub mod doctor;
 pub mod eval;
+mod exit;
 mod export_eval;
 mod launch;
 pub mod list;
@@ -29,11 +30,13 @@ mod tune_shapes;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+pub use self::exit::Done;
+use self::exit::{Advised, INTERRUPTED, PREEMPTED};
 use crate::version;
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
@@ -74,22 +77,6 @@ enum Command {
         /// Example: spattn completions zsh
         shell: clap_complete::Shell,
     },
-}
-
-/// Exit status of a run that was told to stop and is to be begun again: a failure for the time being, as mailers have it.
-const PREEMPTED: u8 = 75;
-/// Exit status of a run that was interrupted from the keyboard, as shells have it.
-const INTERRUPTED: u8 = 130;
-
-/// How a command ended, other than by an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Done {
-    /// All was done.
-    Completed,
-    /// The user stopped it; what was done is kept.
-    Interrupted,
-    /// A scheduler told it to stop, by SIGTERM, SIGUSR1 or SIGUSR2, or its terminal was closed (SIGHUP); what was done is kept.
-    Preempted,
 }
 
 /// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
@@ -152,14 +139,6 @@ fn program() -> String {
     stem.filter(is_plain).unwrap_or(NAME).to_owned()
 }
 
-/// An error, and what can be done next whatever it was.
-#[derive(Debug, thiserror::Error)]
-#[error("{error:#}")]
-struct Advised {
-    error: anyhow::Error,
-    advice: String,
-}
-
 impl Command {
     /// How many threads it is to have, if that was said.
     fn threads(&self) -> Option<usize> {
@@ -202,19 +181,6 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     Ok(Done::Completed)
 }
 
-/// Files that were written, one a line, and plots, of which there may be dozens, as their folder.
-fn listed(files: &[PathBuf]) -> Vec<String> {
-    let is_plot = |file: &&PathBuf| file.extension().is_some_and(|e| e == "svg" || e == "png");
-    let (plots, others): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(is_plot);
-    let mut lines: Vec<String> = others.iter().map(|file| file.display().to_string()).collect();
-    if let Some(folder) = plots.first().and_then(|plot| plot.parent()) {
-        let count = plots.iter().filter(|plot| plot.extension().is_some_and(|e| e == "svg")).count();
-        let plots = if count == 1 { "1 plot".to_owned() } else { format!("{count} plots") };
-        lines.push(format!("{}  ({plots}, as .svg and .png)", folder.join("*").display()));
-    }
-    lines
-}
-
 /// Prints an error as one line, then its hint and the advice.
 fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     if output::is_enough(error) {
@@ -247,16 +213,6 @@ mod tests {
         let error = anyhow::Error::new(io::Error::new(ErrorKind::FileTooLarge, "cannot write a")).context("the report");
         assert!(of_room(&error).is_some_and(|hint| hint.contains("ulimit -f")));
         assert_eq!(of_room(&anyhow::Error::new(io::Error::from(ErrorKind::NotFound))), None);
-    }
-
-    #[test]
-    fn plots_are_listed_as_their_folder() {
-        let files =
-            ["r/summary.csv", "r/plots/a.svg", "r/plots/a.png", "r/plots/b.svg", "r/plots/b.png", "r/tables/t.md"];
-        let files = files.map(PathBuf::from);
-        assert_eq!(listed(&files), ["r/summary.csv", "r/tables/t.md", "r/plots/*  (2 plots, as .svg and .png)"]);
-        assert_eq!(listed(&files[..3])[1], "r/plots/*  (1 plot, as .svg and .png)");
-        assert_eq!(listed(&files[..1]), ["r/summary.csv"]);
     }
 
     #[test]

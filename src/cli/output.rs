@@ -1,7 +1,7 @@
 //! Where commands print to and export to.
 
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -120,5 +120,33 @@ impl Write for Export {
             Self::File(file) => file.flush(),
             Self::Stdout(stdout) => stdout.flush().map_err(enough),
         }
+    }
+}
+
+/// Files that were written, one a line, and plots, of which there may be dozens, as their folder.
+pub(super) fn listed(files: &[PathBuf]) -> Vec<String> {
+    let is_plot = |file: &&PathBuf| file.extension().is_some_and(|e| e == "svg" || e == "png");
+    let (plots, others): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(is_plot);
+    let mut lines: Vec<String> = others.iter().map(|file| file.display().to_string()).collect();
+    if let Some(folder) = plots.first().and_then(|plot| plot.parent()) {
+        let count = plots.iter().filter(|plot| plot.extension().is_some_and(|e| e == "svg")).count();
+        let plots = if count == 1 { "1 plot".to_owned() } else { format!("{count} plots") };
+        lines.push(format!("{}  ({plots}, as .svg and .png)", folder.join("*").display()));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plots_are_listed_as_their_folder() {
+        let files =
+            ["r/summary.csv", "r/plots/a.svg", "r/plots/a.png", "r/plots/b.svg", "r/plots/b.png", "r/tables/t.md"];
+        let files = files.map(PathBuf::from);
+        assert_eq!(listed(&files), ["r/summary.csv", "r/tables/t.md", "r/plots/*  (2 plots, as .svg and .png)"]);
+        assert_eq!(listed(&files[..3])[1], "r/plots/*  (1 plot, as .svg and .png)");
+        assert_eq!(listed(&files[..1]), ["r/summary.csv"]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::listed;
+use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
 use crate::eval::folder::owned_files;
 use crate::eval::records::store::load_manifest;

@@ -9,11 +9,12 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::matrix::{OnFailure, Run};
+use super::exit::Done;
+use super::matrix::{OnFailure, RunRequest};
+use super::numbers;
 use super::numbers::{duration, megabytes};
 use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
-use super::{Done, numbers};
 use crate::analyze::units::{Ended, Order, Outlook};
 use crate::eval::calibration::paper_calibrations::Lesson;
 use crate::eval::config::run_config::RunConfig;
@@ -238,8 +239,8 @@ impl ReproduceArgs {
     }
 
     /// The run of an item; it goes on where one is that stopped.
-    fn prepare(&self, name: &str, settings: Settings) -> Result<Run, UsageError> {
-        Ok(Run {
+    fn prepare(&self, name: &str, settings: Settings) -> Result<RunRequest, UsageError> {
+        Ok(RunRequest {
             configs: RunConfig::resolve(self.overrides().over(settings))?,
             shard: Shard::WHOLE,
             out: self.run_folder(name),

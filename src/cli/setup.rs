@@ -1,5 +1,6 @@
 //! What commands begin with: threads, data, and how they are stopped.
 
+use super::exit::{INTERRUPTED, PREEMPTED};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -73,7 +74,7 @@ pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
 /// Has Ctrl-C raise a flag, a second one end the program.
 pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
     let failed = "cannot watch for Ctrl-C";
-    flag::register_conditional_shutdown(SIGINT, i32::from(super::INTERRUPTED), stop.clone()).context(failed)?;
+    flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), stop.clone()).context(failed)?;
     flag::register(SIGINT, stop.clone()).context(failed)?;
     Ok(())
 }
@@ -84,7 +85,7 @@ pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
 pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let is_preempted = Arc::new(AtomicBool::new(false));
     for signal in PREEMPTION.iter().copied().chain(hang_up()) {
-        flag::register_conditional_shutdown(signal, i32::from(super::PREEMPTED), is_planning.clone())
+        flag::register_conditional_shutdown(signal, i32::from(PREEMPTED), is_planning.clone())
             .context("cannot watch for the scheduler's signals")?;
         for raised in [&is_preempted, stop] {
             flag::register(signal, raised.clone()).context("cannot watch for the scheduler's signals")?;

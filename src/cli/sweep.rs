@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::Done;
 use super::eval::RunArgs;
+use super::exit::Done;
 use super::launch::{self, LaunchArgs};
 use super::matrix::OnFailure;
 use crate::eval::config::run_config::RunConfig;

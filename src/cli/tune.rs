@@ -4,10 +4,12 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::eval::of_flag;
-use super::matrix::{Asks, OnFailure, Run};
+use super::exit::Done;
+use super::matrix::{AdaptiveSource, OnFailure, RunRequest};
+use super::output::listed;
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
-use super::{Done, listed, tune_schedules, tune_shapes};
+use super::{tune_schedules, tune_shapes};
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::{Settings, Several};
 use crate::eval::folder::owned_files;
@@ -50,7 +52,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
     let goal = args.goal();
     let facts = args.facts(&config);
     let lengths = config.lengths.len();
-    let run = Run {
+    let run = RunRequest {
         configs: vec![config],
         shard: Shard::WHOLE,
         out: args.out.clone(),
@@ -152,7 +154,7 @@ struct Asking {
     most_candidates: usize,
 }
 
-impl Asks for Asking {
+impl AdaptiveSource for Asking {
     fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()> {
         let has_no_score = |task: &&dyn Task| task.likelihood().is_some_and(|t| t.measure() != Measure::Score);
         if let Some(task) = tasks.iter().map(AsRef::as_ref).find(has_no_score) {

@@ -2,10 +2,11 @@
 
 use anyhow::Result;
 
+use super::exit::Done;
+use super::output::listed;
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
-use super::{Done, listed};
 use crate::report::schedules as drawing;
 use crate::tune::schedules::{Budgeted, LEVELS, ScheduleOutcome, outcome};
 use crate::version;

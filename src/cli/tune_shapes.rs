@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
+use super::exit::Done;
+use super::output::listed;
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
-use super::{Done, listed};
 use crate::report::shapes as drawing;
 use crate::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
 use crate::version;

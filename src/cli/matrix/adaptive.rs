@@ -1,0 +1,45 @@
+//! Runs whose next batch depends on the records so far, as those of `spattn tune`.
+
+use anyhow::Result;
+
+use super::reporter::ProgressReporter;
+use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::records::record::Record;
+use crate::tune::Batch;
+use spattn_tasks::Task;
+
+/// Who asks for a run batch by batch, going by what was recorded so far.
+pub(in crate::cli) trait AdaptiveSource {
+    /// Makes sure that the tasks can be asked about.
+    ///
+    /// # Errors
+    /// If one cannot.
+    fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()>;
+
+    /// Takes in records: those that are there, and those that are made.
+    fn take(&mut self, records: &[Record]);
+
+    /// What to run next, all that was asked for before being recorded; `None` for nothing more.
+    fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch>;
+}
+
+/// Tells who asks of each record, and whoever looks on of everything.
+pub(in crate::cli) struct ForwardingObserver<'a> {
+    pub(super) watcher: &'a mut ProgressReporter,
+    pub(super) asks: &'a mut dyn AdaptiveSource,
+}
+
+impl Watch for ForwardingObserver<'_> {
+    fn progress(&mut self, progress: Progress<'_>) {
+        self.asks.take(progress.records);
+        self.watcher.progress(progress);
+    }
+
+    fn failed(&mut self, failure: Failure) -> Result<()> {
+        self.watcher.failed(failure)
+    }
+
+    fn mended(&mut self, failure: &Failure) {
+        self.watcher.mended(failure);
+    }
+}

@@ -1,0 +1,63 @@
+//! `--dry-run`: what would be run and what it would take. Nothing is run or written.
+
+use anyhow::Result;
+
+use super::plan_text::{PlanSummary, as_json, as_text};
+use super::prepare::{ModelJob, tokenizer_options};
+use super::reporter::ProgressReporter;
+use super::request::RunRequest;
+use crate::cli::exit::Done;
+use crate::cli::output::{print, print_json};
+use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::plan::planner::Planner;
+use crate::eval::records::store::{OpenMode, load_records};
+use crate::eval::run::runner::Runner;
+use spattn_model::OpenModel;
+use spattn_model::source::ModelSource;
+
+impl RunRequest {
+    /// Prints what would be run, and what it would take.
+    pub fn describe(self) -> Result<Done> {
+        let mut watcher = ProgressReporter::new(self.on_failure);
+        let mut ready = self.ready(&mut watcher)?;
+        let known = match self.mode {
+            OpenMode::Resume if self.out.exists() => load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records),
+            _ => Vec::new(),
+        };
+        let mut models = Vec::new();
+        while let Some(ModelJob { config, plan, model, .. }) = ready.jobs.pop_front() {
+            let model = &model.load(config.device)?;
+            let runner = Runner { planner: ready.planner(&config, model, &self), model };
+            let left = runner.remaining(&plan, &known);
+            models.push(PlanSummary::new(&runner, &left)?);
+        }
+        match self.json {
+            true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
+            false => print(&as_text(&models))?,
+        }
+        watcher.verdict("would be").map(|()| Done::Completed)
+    }
+
+    /// Prints what would be run, and about what it would take, of models whose weights need not be there.
+    pub fn outline(self) -> Result<Done> {
+        let mut watcher = ProgressReporter::new(self.on_failure);
+        let (tasks, data) = self.tasks(&mut watcher)?;
+        let mut models = Vec::new();
+        for config in &self.configs {
+            let source = ModelSource::parse(&config.model)?;
+            let model = match OpenModel::open_without_weights(&source, config.dtype, tokenizer_options(config)) {
+                Ok(model) => model,
+                Err(error) => {
+                    watcher.failed(Failure { what: config.model.clone(), error })?;
+                    continue;
+                }
+            };
+            model.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            let (data, shard) = (data.as_deref(), self.shard);
+            let planner = Planner { model: &model, config, tasks: &tasks, data, shard, is_elsewhere: false };
+            models.push(PlanSummary::outlined(&planner)?);
+        }
+        print(&as_text(&models))?;
+        watcher.verdict("would be").map(|()| Done::Completed)
+    }
+}

@@ -1,0 +1,314 @@
+//! The way of a run: prepare, open the folder, run each model, draw the results.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use serde_json::Value;
+
+use super::adaptive::{AdaptiveSource, ForwardingObserver};
+use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
+use super::reporter::ProgressReporter;
+use super::request::{OnFailure, RunRequest};
+use super::run_timing::RunTiming;
+use crate::cli::exit::{Advised, Done};
+use crate::cli::output::{listed, print, print_json, width};
+use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::folder::attempts::Ending;
+use crate::eval::plan::manifest::{ModelPart, manifest};
+use crate::eval::plan::shard_statement::{self, Stated};
+use crate::eval::records::manifest_keys::NOTES;
+use crate::eval::records::record::REFERENCE;
+use crate::eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
+use crate::eval::run::runner::{End, Runner};
+use crate::eval::run::stopwatch::Spent;
+use crate::eval::summary::prefill_savings::Sharing;
+use crate::eval::summary::self_checks::in_short;
+use crate::report::table::Form;
+use crate::report::{Report, Written, json, merge, table};
+use crate::tune::Batch;
+use spattn_attention::Configured;
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_model::engine::GpuUse;
+use spattn_model::source::recorded;
+
+impl RunRequest {
+    /// Runs what is not recorded yet, and prints the table.
+    pub fn start(self) -> Result<Done> {
+        self.run(Self::stated, Self::run_all, Self::finish)
+    }
+
+    /// Runs what is not recorded yet, and draws nothing.
+    pub fn record(self) -> Result<Done> {
+        self.run(Self::stated, Self::run_all, |_, _| Ok(()))
+    }
+
+    /// Runs what is asked for, of the only model, batch by batch; tells how long it took, and draws nothing.
+    pub fn answer(self, asks: &mut dyn AdaptiveSource) -> Result<Done> {
+        let quiet = self.quiet;
+        let took = |_: &Self, took: RunTiming| {
+            if !quiet {
+                eprintln!("{took}");
+            }
+            Ok(())
+        };
+        // How many records there will be is not known before they are asked for.
+        let unstated = |_: &Self, _: &PreparedRun| Ok(None);
+        self.run(unstated, |run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
+    }
+
+    /// What is to be made here.
+    fn stated(&self, ready: &PreparedRun) -> Result<Option<Stated>> {
+        let (mut records, mut whole) = (0usize, 0usize);
+        for slot in &ready.jobs {
+            let planner = ready.planner(&slot.config, slot.opened(), self);
+            let own = shard_statement::records(&planner, &slot.plan);
+            let all = if self.shard.count == 1 { own } else { shard_statement::whole(&planner, &slot.plan)? };
+            (records, whole) = (records.saturating_add(own), whole.saturating_add(all));
+        }
+        Ok(Some(Stated::new(self.shard, records, whole)))
+    }
+
+    fn run(
+        mut self,
+        stated: impl FnOnce(&Self, &PreparedRun) -> Result<Option<Stated>>,
+        work: impl FnOnce(
+            &Self,
+            &mut PreparedRun,
+            &mut Store,
+            &AtomicBool,
+            &mut ProgressReporter,
+        ) -> Result<(End, RunTiming)>,
+        finish: impl FnOnce(&Self, RunTiming) -> Result<()>,
+    ) -> Result<Done> {
+        let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let is_preempted = raise_on_preemption(&stop, &is_planning)?;
+        if !self.is_unnamed {
+            self.check_free()?;
+        }
+        self.settle_privacy()?;
+        let mut watcher = ProgressReporter::new(self.on_failure);
+        let mut ready = self.ready(&mut watcher)?;
+        if self.is_unnamed {
+            self.out = new_folder(&self.out)?;
+        }
+        let mut store = self.open_store(&ready, stated(&self, &ready)?)?;
+        let place = store.place()?;
+        store.notices().iter().for_each(|n| eprintln!("note: {n}"));
+        is_planning.store(false, Ordering::Relaxed);
+        if self.on_failure == OnFailure::GoOn {
+            watcher.keep_log(&self.out, store.records().len())?;
+        }
+        raise_on_interrupt(&stop)?;
+        watcher.begin(self.quiet, store.records());
+        let ran = work(&self, &mut ready, &mut store, &stop, &mut watcher);
+        watcher.meter.end();
+        let ending = match &ran {
+            Ok((End::Complete, _)) => Ending::Done,
+            Ok((End::Interrupted, _)) => Ending::Stopped,
+            Err(_) => Ending::Error,
+        };
+        if let Some(log) = watcher.log.take() {
+            log.end(ending, store.count(), ran.as_ref().err())?;
+        }
+        drop(store);
+        // What was moved away meanwhile is not there to be drawn.
+        let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
+        if ending == Ending::Stopped {
+            let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded yet".to_owned());
+            let is_preempted = is_preempted.load(Ordering::Relaxed);
+            eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
+            return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
+        }
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
+        let ended = ended.and_then(|()| watcher.verdict("are done"));
+        let is_in_place = place.check().is_ok();
+        match (ended, resume_hint(&self.out, "once that is mended, go on").filter(|_| is_in_place)) {
+            (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
+            (ended, _) => ended.map(|()| Done::Completed),
+        }
+    }
+
+    /// Runs the models one after the other, until all are done or `stop` is raised.
+    fn run_all(
+        &self,
+        ready: &mut PreparedRun,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watcher: &mut ProgressReporter,
+    ) -> Result<(End, RunTiming)> {
+        let (start, mut spent, mut gpu) = (Instant::now(), Spent::default(), GpuUse::default());
+        let models = ready.jobs.len();
+        while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
+            watcher.begin_model(&part.id, models - ready.jobs.len(), models);
+            let model = match model.load(config.device) {
+                Ok(model) => model,
+                Err(error) => {
+                    watcher.failed(Failure { what: part.id, error })?;
+                    continue;
+                }
+            };
+            let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
+            let ran = runner.run(plan, store, stop, watcher);
+            let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
+            gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
+            let (end, of_model) = ran?;
+            spent += of_model;
+            if end == End::Interrupted {
+                return Ok((end, RunTiming { all: start.elapsed(), spent, gpu }));
+            }
+        }
+        Ok((End::Complete, RunTiming { all: start.elapsed(), spent, gpu }))
+    }
+
+    /// Runs what is asked for on the first model, until nothing more is or `stop` is raised.
+    fn run_batches(
+        &self,
+        ready: &mut PreparedRun,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watcher: &mut ProgressReporter,
+        asks: &mut dyn AdaptiveSource,
+    ) -> Result<(End, RunTiming)> {
+        let (start, mut spent) = (Instant::now(), Spent::default());
+        let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
+            return Err(anyhow!("there is no model to run"));
+        };
+        let model = model.load(config.device)?;
+        asks.check(&ready.tasks)?;
+        asks.take(store.records());
+        let mut end = End::Complete;
+        while let Some(Batch { labels, samples }) = asks.next(&ready.tasks) {
+            let is_asked = |m: &Configured| m.label() == REFERENCE || labels.contains(&m.label());
+            let methods: Vec<Configured> = config.methods.iter().filter(|m| is_asked(m)).cloned().collect();
+            watcher.begin_batch(samples, methods.len());
+            let config = RunConfig { methods, samples, ..config.clone() };
+            let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
+            let mut told = ForwardingObserver { watcher, asks };
+            let plan = runner.plan(&mut told)?;
+            let (ended, of_batch) = runner.run(plan, store, stop, &mut told)?;
+            spent += of_batch;
+            if ended == End::Interrupted {
+                end = ended;
+                break;
+            }
+        }
+        let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
+        let gpu = GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
+        Ok((end, RunTiming { all: start.elapsed(), spent, gpu }))
+    }
+
+    fn open_store(&self, ready: &PreparedRun, stated: Option<Stated>) -> Result<Store> {
+        let parts: Vec<ModelPart> = ready.jobs.iter().map(|slot| slot.part.clone()).collect();
+        let mut kept = Vec::new();
+        // Records of models that cannot be loaded now stay what they are.
+        if self.mode == OpenMode::Resume && !ready.missing_models.is_empty() {
+            let stored = load_manifest(&self.out).unwrap_or_default();
+            let is_of = |stored: &str, model: &String| {
+                let name = recorded(model);
+                stored == name || stored.strip_prefix(&name).is_some_and(|rest| rest.starts_with('@'))
+            };
+            let is_missing = |i: &&Value| {
+                i["model"].as_str().is_some_and(|stored| ready.missing_models.iter().any(|model| is_of(stored, model)))
+            };
+            kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
+        }
+        let settings = &self.configs[0].settings;
+        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command());
+        stated.into_iter().for_each(|stated| stated.put(&mut manifest));
+        let of_plans = ready.jobs.iter().flat_map(|slot| slot.plan.notes.clone());
+        let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
+        if !notes.is_empty() {
+            // Who reads the records later has to know as well.
+            manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
+        }
+        Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
+            ready.jobs.iter().try_for_each(|slot| {
+                let planner = ready.planner(&slot.config, slot.opened(), self);
+                planner.check_recorded(&self.out, stored, &loaded.records)?;
+                planner.leave_out_other_forms(loaded);
+                Ok(())
+            })
+        })
+    }
+
+    /// Draws everything from the stored records, and prints the table or JSON.
+    fn finish(&self, took: RunTiming) -> Result<()> {
+        let merged = merge::read(std::slice::from_ref(&self.out))?;
+        let report = Report::of(&merged);
+        let Written { files, not_drawn } = report.write_all(&self.out)?;
+        if self.json {
+            in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
+            not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
+            return print_json(&json::render(&report.rows)?);
+        }
+        let mut text = table::render(&report, Form { width: width(), no_intervals: false });
+        for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
+            let _ = writeln!(text, "{}warning: {line}", if i == 0 { "\n" } else { "" });
+        }
+        let sharing = Sharing::of(&merged.records);
+        if sharing.is_worth_saying() {
+            let _ = writeln!(text, "\n{sharing}");
+        }
+        let _ = writeln!(text, "\n{} records. {took}\nFiles:", merged.records.len());
+        for name in ["samples.jsonl", "manifest.json"] {
+            let _ = writeln!(text, "  {}", self.out.join(name).display());
+        }
+        text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
+        text.extend(not_drawn.map(|line| format!("{line}\n")));
+        print(&text)
+    }
+}
+
+/// Makes a folder of a name, or, where that is there, of the name with a number.
+fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
+    let unwritable = |e: std::io::Error| {
+        UsageError::new(format!("cannot write to the folder {}: {e}", name.display())).hint("choose one with --out DIR")
+    };
+    if let Some(parent) = name.parent() {
+        std::fs::create_dir_all(parent).map_err(unwritable)?;
+    }
+    for number in 1_u32.. {
+        let path = match number {
+            1 => name.to_owned(),
+            _ => PathBuf::from(format!("{}-{number}", name.display())),
+        };
+        match std::fs::create_dir(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path).map_err(unwritable),
+        }
+    }
+    Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
+}
+
+/// What is there of a run that did not end, and how to `go_on`.
+fn resume_hint(out: &Path, go_on: &str) -> Option<String> {
+    let count = load_records(out).map_or(0, |l| l.records.len());
+    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
+    (count > 0).then(|| format!("{records} kept; {go_on} with the same command and --out {} --resume", out.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_taken_gets_a_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().join("runs/quick");
+        assert_eq!(new_folder(&name).unwrap(), name);
+        assert_eq!(new_folder(&name).unwrap(), dir.path().join("runs/quick-2"));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_folder_without_records() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(resume_hint(dir.path(), "go on"), None);
+    }
+}

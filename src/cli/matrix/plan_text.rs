@@ -1,0 +1,161 @@
+//! What is left to run on each model, as text and as JSON.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::cli::numbers::{duration, megabytes};
+use crate::eval::plan::planner::{Cell, Planner};
+use crate::eval::run::estimate::{Estimate, estimate_by_products};
+use crate::eval::run::runner::{Left, Runner};
+use spattn_tasks::Task;
+
+/// What is left to run on a model.
+pub(super) struct PlanSummary {
+    pub(super) model: String,
+    pub(super) methods: Vec<String>,
+    pub(super) protocols: Vec<String>,
+    pub(super) seeds: Vec<u64>,
+    pub(super) system_prompt: Option<String>,
+    /// Task, length and number of examples.
+    pub(super) cells: Vec<(String, usize, usize)>,
+    pub(super) records: usize,
+    pub(super) estimate: Estimate,
+}
+
+impl PlanSummary {
+    pub(super) fn outlined(planner: &Planner<'_>) -> Result<Self> {
+        let (plan, config) = (planner.outline()?, planner.config);
+        let cell = |c: &Cell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        let examples: usize = plan.cells.iter().map(Cell::examples).sum();
+        Ok(Self {
+            model: planner.model.id.clone(),
+            methods: config.methods.iter().map(|m| m.label()).collect(),
+            protocols: config.protocols.iter().map(ToString::to_string).collect(),
+            seeds: config.seeds.clone(),
+            system_prompt: config.system_prompt.clone(),
+            cells: plan.cells.iter().map(cell).collect(),
+            records: examples * config.methods.len() * config.variants().len(),
+            estimate: estimate_by_products(planner, &plan)?,
+        })
+    }
+
+    pub(super) fn new(runner: &Runner<'_>, left: &Left) -> Result<Self> {
+        let config = runner.config;
+        let cell = |c: &Cell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        Ok(Self {
+            model: runner.model.id.clone(),
+            methods: config.methods.iter().map(|m| m.label()).collect(),
+            protocols: config.protocols.iter().map(ToString::to_string).collect(),
+            seeds: config.seeds.clone(),
+            system_prompt: config.system_prompt.clone(),
+            cells: left.plan.cells.iter().map(cell).collect(),
+            records: left.records,
+            estimate: runner.estimate(&left.plan)?,
+        })
+    }
+}
+
+pub(super) fn as_json(models: &[PlanSummary]) -> Value {
+    let one = |d: &PlanSummary| {
+        let cell = |(task, length, examples): &(String, usize, usize)| json!({ "task": task, "length": length, "examples": examples });
+        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        json!({
+            "model": d.model,
+            "methods": d.methods,
+            "protocols": d.protocols,
+            "seeds": d.seeds,
+            "system_prompt": d.system_prompt,
+            "cells": d.cells.iter().map(cell).collect::<Vec<_>>(),
+            "records": d.records,
+            "seconds": d.estimate.seconds(),
+            "prefill_s": prefill,
+            "index_s": index,
+            "steps_s": steps,
+            "bytes": bytes,
+        })
+    };
+    models.iter().map(one).collect()
+}
+
+pub(super) fn as_text(models: &[PlanSummary]) -> String {
+    let mut text = String::new();
+    for d in models {
+        let seeds: Vec<String> = d.seeds.iter().map(u64::to_string).collect();
+        let _ = writeln!(
+            text,
+            "{}, {} methods, sparse from {}, seed {}",
+            d.model,
+            d.methods.len(),
+            d.protocols.join(", "),
+            seeds.join(", ")
+        );
+        d.methods.iter().for_each(|method| text += &format!("  {method}\n"));
+        if let Some(system) = &d.system_prompt {
+            let _ = writeln!(text, "  system prompt: {system:?}");
+        }
+        // Examples are those of one seed, each of which has its own.
+        let examples = if d.seeds.len() > 1 { "examples a seed" } else { "examples" };
+        let width = examples.len() + 1;
+        let _ = writeln!(text, "\n{:<32} {:>8} {examples:>width$}", "task", "length");
+        for (task, length, examples) in &d.cells {
+            let length = if *length > 0 { length.to_string() } else { "by file".to_owned() };
+            let _ = writeln!(text, "{task:<32} {length:>8} {examples:>width$}");
+        }
+        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
+        let _ = writeln!(
+            text,
+            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}\n",
+            d.records,
+            megabytes(bytes),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> PlanSummary {
+        PlanSummary {
+            model: "builtin".to_owned(),
+            methods: vec!["full".to_owned(), "topk:k=8".to_owned()],
+            protocols: vec!["question".to_owned()],
+            seeds: vec![42],
+            system_prompt: Some("Be brief.".to_owned()),
+            cells: vec![("ruler/vt".to_owned(), 1024, 3), ("jsonl:rows".to_owned(), 0, 2)],
+            records: 10,
+            estimate: Estimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
+        }
+    }
+
+    #[test]
+    fn a_plan_lists_methods_cells_and_what_they_take() {
+        let text = as_text(&[summary()]);
+        assert!(text.starts_with("builtin, 2 methods, sparse from question, seed 42\n  full\n  topk:k=8\n"), "{text}");
+        assert!(text.contains("  system prompt: \"Be brief.\"\n"), "{text}");
+        let fields = |start: &str| {
+            let line = text.lines().find(|line| line.starts_with(start)).unwrap_or_default();
+            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(fields("ruler/vt"), ["ruler/vt", "1024", "3"]);
+        assert_eq!(fields("jsonl:rows"), ["jsonl:rows", "by", "file", "2"]);
+        assert!(text.contains("10 records to make, in about 6 s"), "{text}");
+    }
+
+    #[test]
+    fn examples_are_those_of_a_seed_where_there_are_several() {
+        let text = as_text(&[PlanSummary { seeds: vec![1, 2], ..summary() }]);
+        assert!(text.contains("seed 1, 2\n") && text.contains("examples a seed"), "{text}");
+    }
+
+    #[test]
+    fn the_plan_in_json_has_the_sum_of_the_seconds() {
+        let json = as_json(&[summary()]);
+        assert_eq!((&json[0]["seconds"], &json[0]["bytes"]), (&json!(6.0), &json!(5_000_000)));
+        assert_eq!(json[0]["cells"][1], json!({ "task": "jsonl:rows", "length": 0, "examples": 2 }));
+    }
+}

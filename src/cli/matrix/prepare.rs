@@ -1,0 +1,219 @@
+//! Models and tasks made ready before any work: opened, checked, planned, and calibrated.
+
+use std::collections::VecDeque;
+use std::io::IsTerminal;
+
+use anyhow::Result;
+
+use super::reporter::ProgressReporter;
+use super::request::RunRequest;
+use crate::cli::numbers::megabytes;
+use crate::cli::setup::find_data;
+use crate::eval::calibration::calibrate::supply;
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::plan::manifest::ModelPart;
+use crate::eval::plan::memory::example_bytes;
+use crate::eval::plan::planner::{Plan, Planner, gpu_need};
+use crate::eval::plan::renamed::Recorded;
+use crate::eval::records::manifest_keys::MANIFEST;
+use crate::eval::records::store::{OpenMode, load_manifest};
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_kernels::precision::set_matmul_precision;
+use spattn_model::device::Device;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::{Task, TaskOptions, check_names, resolve_each};
+
+/// A run that is ready to start.
+pub(super) struct PreparedRun {
+    pub(super) tasks: Tasks,
+    /// Where the data are, as records are identified by it.
+    pub(super) data: Option<String>,
+    /// What the folder has recorded, if it is gone on with.
+    pub(super) recorded: Recorded,
+    /// Models that can be run, those whose turn is over taken out.
+    pub(super) jobs: VecDeque<ModelJob>,
+    /// Models that cannot, as they were named.
+    pub(super) missing_models: Vec<String>,
+}
+
+/// The tasks of a run.
+pub(super) type Tasks = Vec<Box<dyn Task>>;
+
+/// A model with what is run on it.
+pub(super) struct ModelJob {
+    pub(super) config: RunConfig,
+    pub(super) plan: Plan,
+    pub(super) part: ModelPart,
+    pub(super) model: ModelHandle,
+}
+
+impl ModelJob {
+    pub(super) fn opened(&self) -> &OpenModel {
+        match &self.model {
+            ModelHandle::Loaded(model) => model,
+            ModelHandle::Open(model) => model,
+        }
+    }
+}
+
+/// A model before its turn.
+pub(super) enum ModelHandle {
+    /// The only one: its weights are read before any work.
+    Loaded(Box<Model>),
+    /// One of several: never are the weights of two in memory.
+    Open(Box<OpenModel>),
+}
+
+impl ModelHandle {
+    pub(super) fn load(self, device: Device) -> Result<Model> {
+        match self {
+            Self::Loaded(model) => Ok(*model),
+            Self::Open(model) => model.load(device),
+        }
+    }
+}
+
+impl PreparedRun {
+    pub(super) fn planner<'a>(&'a self, config: &'a RunConfig, model: &'a OpenModel, run: &RunRequest) -> Planner<'a> {
+        let (shard, is_elsewhere) = (run.shard, run.is_elsewhere);
+        Planner { model, config, tasks: &self.tasks, data: self.data.as_deref(), shard, is_elsewhere }
+    }
+}
+
+pub(super) fn open_model(config: &RunConfig) -> Result<OpenModel> {
+    let source = ModelSource::parse(&config.model)?;
+    set_matmul_precision(config.matmul_precision);
+    OpenModel::open(&source, config.dtype, tokenizer_options(config))
+}
+
+pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
+    TokenizerOptions { chat: config.chat, system: config.system_prompt.clone(), ..TokenizerOptions::default() }
+}
+
+pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
+    let longest = config.lengths.iter().copied().max().unwrap_or(0);
+    let weights = megabytes(model.dimensions.weight_bytes());
+    match expected_gpu_bytes(model, config) {
+        Some(bytes) => format!(
+            "{}: {weights} of weights, up to {} of the GPU's memory with an example of {longest} tokens",
+            model.id,
+            megabytes(bytes)
+        ),
+        None => {
+            let example = megabytes(example_bytes(config, model));
+            format!("{}: {weights} of weights, up to {example} more for an example of {longest} tokens", model.id)
+        }
+    }
+}
+
+/// What a run takes at most of the memory of its GPU, if it has one, where it is known how long examples are.
+pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
+    let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
+    config.device.free_bytes().map(|_| gpu_need(config, model, longest))
+}
+
+impl RunRequest {
+    /// Loads and checks everything, before any work.
+    pub(super) fn ready(&self, watcher: &mut ProgressReporter) -> Result<PreparedRun> {
+        let (tasks, data) = self.tasks(watcher)?;
+        let is_resumed = self.mode == OpenMode::Resume && self.out.join(MANIFEST).is_file();
+        let recorded = Recorded(if is_resumed { load_manifest(&self.out).ok() } else { None });
+        let data = recorded.name_of_data(&tasks, data);
+        let mut ready = PreparedRun { tasks, data, recorded, jobs: VecDeque::new(), missing_models: Vec::new() };
+        for config in &self.configs {
+            match self.slot(config.clone(), &ready, watcher)? {
+                Some(slot) => ready.jobs.push_back(slot),
+                None => ready.missing_models.push(config.model.clone()),
+            }
+        }
+        let runs = ready.jobs.iter().any(|slot| !slot.plan.cells.is_empty());
+        match runs || watcher.failures.is_empty() {
+            true => Ok(ready),
+            // Nothing is left to run, so the first is what is wrong.
+            false => {
+                let first = watcher.failures.remove(0).error;
+                watcher.list();
+                Err(first)
+            }
+        }
+    }
+
+    /// The tasks, and where their data are, as records are identified by it.
+    pub(super) fn tasks(&self, watcher: &mut ProgressReporter) -> Result<(Tasks, Option<String>)> {
+        let config = &self.configs[0];
+        let data = config.data.as_deref().map(find_data).transpose()?;
+        let options = TaskOptions {
+            data: data.as_ref().map(|d| d.folder.clone()),
+            positions: config.positions,
+            skip_bad: config.skip_bad,
+        };
+        let mut tasks = Vec::new();
+        for (what, task) in resolve_each(&config.tasks, &options)? {
+            match task {
+                Ok(task) => tasks.push(task),
+                Err(error) => watcher.failed(Failure { what, error })?,
+            }
+        }
+        check_names(&tasks)?;
+        tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
+        Ok((tasks, data.map(|d| d.id)))
+    }
+
+    /// A model with what is run on it; `None` if it cannot be loaded.
+    pub(super) fn slot(
+        &self,
+        mut config: RunConfig,
+        ready: &PreparedRun,
+        watcher: &mut ProgressReporter,
+    ) -> Result<Option<ModelJob>> {
+        let mut model = match open_model(&config) {
+            Ok(model) => model,
+            Err(error) => {
+                watcher.failed(Failure { what: config.model, error })?;
+                return Ok(None);
+            }
+        };
+        if privacy::is_left_out() && self.has_twin(&config.model) {
+            model.id = privacy::told_apart(&model.id, &model.weights_sha256);
+        }
+        ready.recorded.name_model(&mut model);
+        if let Some(twin) = ready.jobs.iter().find(|slot| privacy::is_left_out() && slot.part.id == model.id) {
+            let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
+            return Err(UsageError::new(what).hint("give their folders other names").into());
+        }
+        model.notes.iter().for_each(|n| eprintln!("note: {n}"));
+        if !self.quiet && std::io::stderr().is_terminal() {
+            eprintln!("{}", size(&model, &config));
+        }
+        let mut methods = Vec::new();
+        for mut method in std::mem::take(&mut config.methods) {
+            match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
+                Ok(()) => methods.push(method),
+                Err(error) => {
+                    watcher.failed(Failure { what: format!("{}, {}", model.id, method.label()), error })?;
+                }
+            }
+        }
+        config.methods = methods;
+        let plan = ready.planner(&config, &model, self).plan(watcher)?;
+        plan.notes.iter().for_each(|n| eprintln!("note: {n}"));
+        let part = ModelPart::new(&config, &model, ready.data.as_deref());
+        // Only now that all is known to fit into memory.
+        let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
+        let slotted = match is_loaded {
+            true => model.load(config.device).map(|model| ModelHandle::Loaded(Box::new(model))),
+            false => Ok(ModelHandle::Open(Box::new(model))),
+        };
+        match slotted {
+            Ok(model) => Ok(Some(ModelJob { config, plan, part, model })),
+            Err(error) => {
+                watcher.failed(Failure { what: config.model, error })?;
+                Ok(None)
+            }
+        }
+    }
+}

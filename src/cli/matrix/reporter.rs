@@ -1,0 +1,121 @@
+//! Progress, current scores and failures of a run, on standard error and in the folder's log.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+
+use super::request::OnFailure;
+use crate::cli::progress::Meter;
+use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::folder::attempts::Log;
+use crate::eval::records::record::Record;
+use crate::eval::summary::running_scores::{Place, Scored, Scores};
+use spattn_base::error::in_one_line;
+
+/// So many of the parts that could not be run are listed at the end; a sweep's folder has all.
+const MOST_LISTED: usize = 100;
+
+/// Draws progress and current scores on standard error, and keeps what failed.
+pub(super) struct ProgressReporter {
+    on_failure: OnFailure,
+    pub(super) meter: Meter,
+    pub(super) failures: Vec<Failure>,
+    /// Nothing runs yet.
+    is_planning: bool,
+    scores: Scores,
+    /// Where what happens is noted, if it is.
+    pub(super) log: Option<Log>,
+}
+
+impl ProgressReporter {
+    pub(super) fn new(on_failure: OnFailure) -> Self {
+        let (meter, scores) = (Meter::hidden(), Scores::default());
+        Self { on_failure, meter, failures: Vec::new(), is_planning: true, scores, log: None }
+    }
+
+    /// Begins to note what happens in a run's folder, what happened already too.
+    pub(super) fn keep_log(&mut self, out: &Path, records: usize) -> Result<()> {
+        let mut log = Log::begin(out, records)?;
+        self.failures.iter().try_for_each(|failure| log.failed(&failure.what, &failure.error))?;
+        self.log = Some(log);
+        Ok(())
+    }
+
+    /// Starts to draw; `records` are there already.
+    pub(super) fn begin(&mut self, quiet: bool, records: &[Record]) {
+        self.is_planning = false;
+        self.meter = Meter::new(quiet, "{prefix}{bar:30} {percent}%, {eta} left  {msg}");
+        records.iter().for_each(|record| self.scores.add(&record.into()));
+        self.scores.take_current();
+    }
+
+    /// The bar is of one model at a time.
+    pub(super) fn begin_model(&mut self, id: &str, number: usize, of: usize) {
+        self.meter.begin(if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() });
+    }
+
+    /// The bar is of one batch at a time.
+    pub(super) fn begin_batch(&mut self, samples: usize, methods: usize) {
+        self.meter.begin(format!("{samples} samples, {methods} methods  "));
+    }
+
+    pub(super) fn list(&self) {
+        for Failure { what, error } in self.failures.iter().take(MOST_LISTED) {
+            eprintln!("failed: {what}: {}", in_one_line(error));
+        }
+        let more = self.failures.len().saturating_sub(MOST_LISTED);
+        if more > 0 {
+            eprintln!("failed: {more} more");
+        }
+    }
+
+    /// Lists what failed, which makes the whole a failure; `others` says what became of the rest.
+    pub(super) fn verdict(self, others: &str) -> Result<()> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        self.list();
+        let parts = if self.failures.len() == 1 { "1 part" } else { &format!("{} parts", self.failures.len()) };
+        Err(anyhow!("{parts} of the matrix could not be run; all others {others}"))
+    }
+}
+
+impl Watch for ProgressReporter {
+    fn progress(&mut self, p: Progress<'_>) {
+        p.records.iter().for_each(|record| self.scores.add(&record.into()));
+        let scores = &self.scores;
+        self.meter.at(p.work_done, p.work, p.work_found, || {
+            let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
+            let scores =
+                p.records.last().map(|record| scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
+            format!("{}/{} examples  {place}  {scores}", p.done, p.total)
+        });
+        if p.ends_cell {
+            for place in self.scores.take_current() {
+                self.meter.say(&format!("{place}  {}", self.scores.line(&place)));
+            }
+        }
+    }
+
+    fn failed(&mut self, failure: Failure) -> Result<()> {
+        if self.on_failure == OnFailure::Stop {
+            // Some errors begin with the model's name already.
+            let is_named = failure.error.to_string().starts_with(&format!("{}: ", failure.what));
+            return Err(if is_named { failure.error } else { failure.error.context(failure.what) });
+        }
+        // While a matrix is planned nothing else is shown, and there may be thousands of models to look for.
+        match self.is_planning && self.failures.is_empty() {
+            true => eprintln!("note: {} cannot be run: {}", failure.what, in_one_line(&failure.error)),
+            false => self.meter.say(&format!("failed: {}: {}", failure.what, in_one_line(&failure.error))),
+        }
+        if let Some(log) = &mut self.log {
+            log.failed(&failure.what, &failure.error)?;
+        }
+        self.failures.push(failure);
+        Ok(())
+    }
+
+    fn mended(&mut self, Failure { what, error }: &Failure) {
+        self.meter.say(&format!("note: {what}: run one by one, since together: {error:#}"));
+    }
+}

@@ -1,0 +1,92 @@
+//! What arguments ask of `eval` and `sweep`: the models, the folder, and how failures are taken.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::folder::owned_files;
+use crate::eval::plan::contexts::Shard;
+use crate::eval::records::store::{OpenMode, check_free, load_manifest};
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+use spattn_model::source::recorded;
+
+/// What to do when a part of the matrix cannot be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum OnFailure {
+    /// End with its error.
+    Stop,
+    /// Go on with the rest, and list it in the end.
+    GoOn,
+}
+
+/// A run as arguments ask for it.
+#[derive(Debug)]
+pub(in crate::cli) struct RunRequest {
+    /// One for each model.
+    pub configs: Vec<RunConfig>,
+    pub shard: Shard,
+    pub out: PathBuf,
+    /// Whether the folder's name was made up here, and another will do where somebody has it.
+    pub is_unnamed: bool,
+    pub mode: OpenMode,
+    pub quiet: bool,
+    pub json: bool,
+    pub on_failure: OnFailure,
+    /// Whether it is only planned here, for other machines to run it.
+    pub is_elsewhere: bool,
+}
+
+impl RunRequest {
+    /// That the folder can be written, as far as that can be seen.
+    pub(super) fn check_free(&self) -> Result<(), UsageError> {
+        check_free(&self.out, self.mode)?;
+        match self.on_failure {
+            OnFailure::Stop => Ok(()),
+            OnFailure::GoOn => owned_files::check(&self.out, &owned_files::ATTEMPTS),
+        }
+    }
+
+    /// Leaves the user out of what is written, if that was asked for.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the folder began the other way, or if prompts are kept that would say what is left out.
+    pub(super) fn settle_privacy(&self) -> Result<(), UsageError> {
+        let config = &self.configs[0];
+        if self.mode == OpenMode::Resume
+            && let Ok(stored) = load_manifest(&self.out)
+        {
+            let (began, named) = (stored["config"]["anonymous"] == true, self.out.display());
+            match (began, config.anonymous) {
+                (true, false) => {
+                    return Err(UsageError::new(format!("{named} was begun with --anonymous"))
+                        .hint("add --anonymous, or choose another --out folder"));
+                }
+                (false, true) => {
+                    return Err(UsageError::new(format!("{named} was begun without --anonymous"))
+                        .hint("leave it out, and then: spattn report DIR --anonymous --out OTHER"));
+                }
+                _ => {}
+            }
+        }
+        if config.anonymous && config.keep_prompts && config.system_prompt.is_some() {
+            return Err(UsageError::new("--keep-prompts would keep the system prompt, which --anonymous leaves out")
+                .hint("leave one of them out"));
+        }
+        if config.anonymous {
+            privacy::leave_out();
+            self.configs.iter().for_each(|config| privacy::tell_of(&config.model));
+            config.tasks.iter().for_each(|task| privacy::tell_of(task));
+            let folders = [&config.data, &config.calibration].into_iter().flatten().chain([&self.out]);
+            folders.for_each(|folder| privacy::tell_of(&folder.to_string_lossy()));
+        }
+        Ok(())
+    }
+
+    /// Whether another model of the run has the name of this one, as it is recorded.
+    pub(super) fn has_twin(&self, model: &str) -> bool {
+        let name = recorded(model);
+        self.configs.iter().any(|other| other.model != model && recorded(&other.model) == name)
+    }
+}

@@ -1,0 +1,86 @@
+//! What each shard of a matrix would do, worked out without the weights of a model.
+
+use anyhow::Result;
+
+use super::prepare::{ModelJob, PreparedRun};
+use super::reporter::ProgressReporter;
+use super::request::RunRequest;
+use crate::eval::examples::observer::Failure;
+use crate::eval::folder::attempts::{self};
+use crate::eval::plan::contexts::Shard;
+use crate::eval::plan::planner::DealtCell;
+use crate::launch::plan::{PlannedCell, PlannedShard};
+use spattn_base::error::in_one_line;
+use spattn_base::privacy;
+
+/// A matrix in shards.
+pub(in crate::cli) struct ShardPlan {
+    /// By model, task and length.
+    pub cells: Vec<PlannedCell>,
+    pub shards: Vec<PlannedShard>,
+    /// What cannot be run, as far as that is known.
+    pub failed: Vec<attempts::Failed>,
+}
+
+impl RunRequest {
+    /// What each of so many shards would do, and what cannot be run, without the weights of a model.
+    pub fn shares(mut self, jobs: usize) -> Result<ShardPlan> {
+        self.is_elsewhere = true;
+        self.shard = Shard { index: 0, count: jobs };
+        self.settle_privacy()?;
+        let mut watcher = ProgressReporter::new(self.on_failure);
+        let ready = self.ready(&mut watcher)?;
+        let contexts: usize = ready.jobs.iter().map(|slot| self.contexts(&ready, slot)).sum::<Result<usize>>()?;
+        // No shard is to have nothing.
+        self.shard.count = jobs.min(contexts).max(1);
+        let mut shares = ShardPlan {
+            cells: Vec::new(),
+            shards: vec![PlannedShard::default(); self.shard.count],
+            failed: Vec::new(),
+        };
+        for slot in &ready.jobs {
+            let model = slot.opened();
+            let planner = ready.planner(&slot.config, model, &self);
+            for cell in
+                planner.dealt_to_run()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place))
+            {
+                let records = planner.records_of_example(&slot.plan, cell.place);
+                let mut planned = PlannedCell {
+                    model: model.id.clone(),
+                    task: ready.tasks[cell.place.task].name().to_owned(),
+                    length: cell.place.length,
+                    contexts: 0,
+                    examples: 0,
+                    records: 0,
+                    work: 0,
+                };
+                for (shard, size) in shares.shards.iter_mut().zip(cell.sizes(self.shard.count)) {
+                    let (of_records, of_work) = (size.examples.saturating_mul(records), size.work);
+                    shard.contexts = shard.contexts.saturating_add(size.contexts);
+                    shard.records = shard.records.saturating_add(of_records);
+                    shard.work = shard.work.saturating_add(of_work);
+                    planned.contexts = planned.contexts.saturating_add(size.contexts);
+                    planned.examples = planned.examples.saturating_add(size.examples);
+                    planned.records = planned.records.saturating_add(of_records);
+                    planned.work = planned.work.saturating_add(of_work);
+                }
+                shares.cells.push(planned);
+            }
+        }
+        watcher.list();
+        let failed =
+            |f: &Failure| attempts::Failed { what: privacy::text(&f.what), why: privacy::text(&in_one_line(&f.error)) };
+        shares.failed = watcher.failures.iter().map(failed).collect();
+        Ok(shares)
+    }
+
+    /// Contexts of a model's cells, of all shards.
+    pub(super) fn contexts(&self, ready: &PreparedRun, slot: &ModelJob) -> Result<usize> {
+        let model = slot.opened();
+        let cells = ready.planner(&slot.config, model, self).dealt_to_run()?;
+        let of_cell = |cell: &DealtCell| {
+            cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
+        };
+        Ok(cells.iter().map(of_cell).fold(0, usize::saturating_add))
+    }
+}
