@@ -5,16 +5,12 @@
 //! right document is the one that holds an answer and shares the most words with the question. Means are over queries and
 //! heads before documents are held against each other, so the greatest of the others is one document and no sum of luck.
 
-use std::collections::BTreeSet;
-use std::ops::Range;
-
 use anyhow::Result;
 
+use super::document_parts::Part;
 use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, softmax};
 use super::{Analysis, Document, Findings, Observation};
-use spattn_model::tokenizer::PromptTokens;
-use spattn_tasks::Example;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "documents",
@@ -23,15 +19,6 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     methods: &[],
     start: |_| Ok(Box::new(Documents::default())),
 };
-
-/// A document within a prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Its tokens.
-    pub tokens: Range<usize>,
-    /// Whether it is the one that is asked about.
-    pub is_right: bool,
-}
 
 /// Shares of the right document, of the others (mean and greatest), and of the right one's tokens.
 const NUMBERS: [(&str, Unit); 4] = [
@@ -144,61 +131,15 @@ fn held_against(shares: &[f64], parts: &[Part]) -> Vec<f64> {
     ]
 }
 
-/// The documents of a prompt that gives them by number, `Document 1:` and so on, each at the beginning of a line.
-pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
-    let context = example.context.as_str();
-    let starts = starts(context);
-    let ends = starts.iter().skip(1).copied().chain([context.trim_end().len()]);
-    let ranges: Vec<Range<usize>> =
-        starts.iter().copied().zip(ends).map(|(start, end)| start..end.max(start)).collect();
-    let asked = words(&example.question);
-    let in_common = |range: &Range<usize>| {
-        let text = &context[range.clone()];
-        let has_answer = example.references.iter().any(|answer| text.contains(answer.as_str()));
-        has_answer.then(|| words(text).intersection(&asked).count())
-    };
-    let scores: Vec<Option<usize>> = ranges.iter().map(in_common).collect();
-    let most = scores.iter().flatten().max();
-    let part = |(range, score): (&Range<usize>, &Option<usize>)| Part {
-        tokens: prompt.token_of_user_byte(range.start)..prompt.token_of_user_byte(range.end),
-        is_right: score.is_some() && score.as_ref() == most,
-    };
-    ranges.iter().zip(&scores).map(part).collect()
-}
-
-/// Where documents begin.
-fn starts(context: &str) -> Vec<usize> {
-    let (mut starts, mut from) = (Vec::new(), 0);
-    for number in 1.. {
-        let mark = format!("Document {number}:\n");
-        let begins_line = |at: usize| at == 0 || context.as_bytes()[at - 1] == b'\n';
-        let found = context[from..].match_indices(&mark).map(|(at, _)| from + at).find(|at| begins_line(*at));
-        let Some(at) = found else { break };
-        starts.push(at);
-        from = at + mark.len();
-    }
-    starts
-}
-
-fn words(text: &str) -> BTreeSet<String> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::head::testing::drawn;
     use super::super::reading::{Reader, Request};
     use super::*;
-    use spattn_model::device::Device;
+    use std::collections::BTreeSet;
+    use std::ops::Range;
 
-    #[test]
-    fn documents_begin_in_order_at_lines() {
-        let text = "Given.\n\nDocument 1:\nSee Document 2:\nx\n\nDocument 2:\ny\n\nDocument 4:\nz";
-        let found = starts(text);
-        assert_eq!(found.iter().map(|at| &text[*at..at + 10]).collect::<Vec<_>>(), ["Document 1", "Document 2"]);
-        assert_eq!(found[1], text.find("\n\nDocument 2").unwrap() + 2);
-        assert!(starts("no documents").is_empty());
-    }
+    use spattn_model::device::Device;
 
     #[test]
     fn shares_are_sums_of_weights_over_those_of_all_documents() {

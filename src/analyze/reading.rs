@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::documents::{Part, parts};
+use super::document_parts::{Part, parts};
 use super::head::{Head, Query};
 use crate::eval::calibration::calibrate::read_text;
 use crate::eval::calibration::capture::read_apart;

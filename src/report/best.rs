@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use super::pivot::Table;
 use crate::eval::summary::cells::Cell;
 use crate::eval::summary::paired;
 use crate::eval::summary::summary_row::SummaryRow;
@@ -71,12 +70,6 @@ pub fn of_rows(rows: &[SummaryRow], cells: &[Cell]) -> Vec<usize> {
         sparse.map(|(line, (row, cell))| (line, Candidate { score: row.score, cells: vec![cell] })).unzip();
     let less_is_better = rows.iter().any(|r| !r.measure.is_score());
     level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect()
-}
-
-/// The best lines of a column of a pivot.
-pub fn of_column(table: &Table, column: usize) -> Vec<usize> {
-    let is_best = |line: &usize| table.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);
-    (0..table.cells.len()).filter(is_best).collect()
 }
 
 /// A method's entry in a pivot of scores.
@@ -216,7 +209,7 @@ mod tests {
         let table = pivot::tables(&report, &layout).remove(0);
         let in_column = |column: usize| {
             let (rows, columns) = (&table.rows, &table.columns);
-            of_column(&table, column).into_iter().map(move |line| (rows[line].clone(), columns[column].clone()))
+            table.best_lines(column).into_iter().map(move |line| (rows[line].clone(), columns[column].clone()))
         };
         (0..table.columns.len()).flat_map(in_column).collect()
     }

@@ -120,7 +120,7 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
         let texts = entries(at).map(|entry| entry.map_or(String::new(), |e| table.text(e)));
         let mut numbers = Numbers::new(&names[table.row_names.len() + at], texts.collect(), no_intervals);
         numbers.marks = entries(at).map(|e| e.map_or(String::new(), |e| marked(&shown.numbers(&e.notes)))).collect();
-        numbers.bold = best::of_column(table, at);
+        numbers.bold = table.best_lines(at);
         numbers
     };
     let all: Vec<Numbers> = (0..table.columns.len()).map(column).collect();

@@ -17,19 +17,9 @@ use super::format::distinct;
 use super::shards;
 
 mod questions;
+mod source;
 
-/// A run's folder that was read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Source {
-    /// Its path below what all folders have in common; its name, if it is the only one.
-    pub name: String,
-    /// The folder.
-    pub dir: PathBuf,
-    /// Its manifest.
-    pub manifest: Value,
-    /// Number of records in it.
-    pub records: usize,
-}
+pub use self::source::Source;
 
 /// What was read of several runs.
 #[derive(Debug, Clone, PartialEq, Default)]

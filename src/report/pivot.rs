@@ -579,6 +579,12 @@ fn field(row: &SummaryRow, name: &str) -> Option<f64> {
 }
 
 impl Table {
+    /// The best lines of a column.
+    pub fn best_lines(&self, column: usize) -> Vec<usize> {
+        let is_best = |line: &usize| self.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);
+        (0..self.cells.len()).filter(is_best).collect()
+    }
+
     /// The table without lines and columns that have no value.
     fn without_empty(mut self) -> Self {
         let has_value = |cells: &[Option<Entry>]| cells.iter().any(Option::is_some);

@@ -1,0 +1,63 @@
+//! Axes of scores, labels, and names of files that kinds of figures have in common.
+
+use super::axis::Axis;
+use crate::eval::summary::summary_row::SummaryRow;
+use spattn_tasks::likelihood::Measure;
+
+/// The vertical axis of the rows of a task: scores have the same in all panels, perplexities of different texts have
+/// little in common.
+pub(super) fn score_axis(measure: Measure, all: &[&SummaryRow], of_task: &[&SummaryRow]) -> Axis {
+    let ends = |rows: &[&SummaryRow]| {
+        let of_row = |r: &&SummaryRow| [r.ci_low.unwrap_or(r.score), r.ci_high.unwrap_or(r.score)];
+        rows.iter().flat_map(of_row).collect::<Vec<_>>()
+    };
+    match measure {
+        Measure::Score => Axis::of_scores(ends(all).into_iter()),
+        Measure::Perplexity => Axis::of_perplexities(ends(of_task).into_iter()),
+    }
+}
+
+pub(super) fn measure_title(measure: Measure) -> &'static str {
+    match measure {
+        Measure::Score => "Score",
+        Measure::Perplexity => "Perplexity",
+    }
+}
+
+pub(super) fn measure_label(measure: Measure) -> &'static str {
+    match measure {
+        Measure::Score => "score (%)",
+        Measure::Perplexity => "perplexity (less is better)",
+    }
+}
+
+/// What differs from the other figures of a kind, to follow in a file name.
+pub(in crate::report) fn suffix(parts: &[(bool, &str)]) -> String {
+    parts.iter().filter(|(differs, _)| *differs).map(|(_, part)| format!("_{}", as_file_name(part))).collect()
+}
+
+/// The end of a model's name, which says most, where all of it would not fit into a title.
+pub(in crate::report) fn end_of(model: &str) -> String {
+    const LONGEST: usize = 36;
+    match model.char_indices().rev().nth(LONGEST) {
+        Some((start, _)) => format!("…{}", model[start..].chars().skip(1).collect::<String>()),
+        None => model.to_owned(),
+    }
+}
+
+/// Letters, digits, `.` and `-`; a run of anything else becomes one `-`.
+pub(super) fn as_file_name(text: &str) -> String {
+    let kept = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    text.split(|c| !kept(c)).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_model_names_keep_their_end() {
+        assert_eq!(end_of(&("x".repeat(50) + "é")), format!("…{}é", "x".repeat(35)));
+        assert_eq!(end_of("org/model"), "org/model");
+    }
+}

@@ -1,0 +1,107 @@
+//! Files of a report: all formats of all tables, and the figures.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+
+use super::contents::Report;
+use super::plots::{Figure, depths, png};
+use super::{csv, json, latex, markdown, others, page, pivot, plots};
+use crate::eval::folder::owned_files::{self, OwnFolder};
+
+/// What a report wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The paths of the files.
+    pub files: Vec<PathBuf>,
+    /// A line that says which plots were not drawn, where there are too many, and how to have them.
+    pub not_drawn: Option<String>,
+}
+
+impl Report<'_> {
+    /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,
+    /// which is created where needed; with them `depths.csv` where tasks have depths, and `metrics.csv` where they have
+    /// several metrics.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write_all(&self, dir: &Path) -> Result<Written> {
+        // The samples are most of the work, and depend on nothing else.
+        let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self, self.most_pages));
+        let figures = figures?;
+        let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
+        if !self.depths.is_empty() {
+            files.push(("depths.csv".to_owned(), depths::csv(&self.depths)?));
+        }
+        let others = others::other_scores(&self.rows, self.records);
+        if !others.is_empty() {
+            files.push(("metrics.csv".to_owned(), others::csv(&others)?));
+        }
+        files.push(("report.html".to_owned(), page::render(self, &figures, &samples?)?));
+        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        let page = markdown::render(self, &names, &figures);
+        files.push(("summary.md".to_owned(), page));
+        // The largest come last: where a disk is full, numbers are there.
+        let paths = write_files(files, &[&figures.first[..], &figures.others].concat(), dir)?;
+        Ok(Written { files: paths, not_drawn: figures.not_drawn_line() })
+    }
+
+    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX
+    /// and JSON; those for LaTeX without intervals if so asked. Returns the paths of the files.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write_tables(
+        &self,
+        dir: &Path,
+        layouts: &[(String, pivot::Layout)],
+        no_intervals: bool,
+    ) -> Result<Vec<PathBuf>> {
+        let mut files = vec![
+            ("summary.tex".to_owned(), latex::summary(self, no_intervals)),
+            ("summary.json".to_owned(), json::render(&self.rows)?),
+        ];
+        for (name, layout) in layouts {
+            let tables = pivot::tables(self, layout);
+            let texts = [
+                ("md", markdown::pivot(&tables)),
+                ("csv", pivot::csv(&tables)?),
+                ("tex", latex::pivot(&tables, no_intervals)),
+                ("json", pivot::json(&tables)),
+            ];
+            files.extend(texts.map(|(ending, text)| (format!("tables/{name}.{ending}"), text)));
+        }
+        owned_files::write_all(dir, &files)
+    }
+}
+
+/// Writes files of some names and, under `plots/`, figures as SVG and as PNG into a folder; returns their paths.
+///
+/// # Errors
+/// If one of them is there and another's, which is found before anything is written; if one cannot be drawn or written.
+pub(super) fn write_files<N: AsRef<str>>(
+    files: Vec<(N, String)>,
+    figures: &[Figure],
+    dir: &Path,
+) -> Result<Vec<PathBuf>> {
+    let mut own = OwnFolder::of(dir)?;
+    let names: Vec<[String; 2]> = figures.iter().map(|figure| figure_names(&figure.file)).collect();
+    let of_figures = names.iter().flatten().map(String::as_str);
+    own.claim(files.iter().map(|(name, _)| name.as_ref()).chain(of_figures))?;
+    let mut paths: Vec<PathBuf> =
+        files.iter().map(|(name, text)| own.write(name.as_ref(), text.as_bytes())).collect::<Result<_>>()?;
+    let draw = |(figure, [svg, png]): (&Figure, &[String; 2])| -> Result<[PathBuf; 2]> {
+        let pixels = png::render(&figure.svg).with_context(|| format!("cannot draw {}", figure.file))?;
+        Ok([own.write(svg, figure.svg.as_bytes())?, own.write(png, &pixels)?])
+    };
+    let drawn: Vec<[PathBuf; 2]> = figures.par_iter().zip(&names).map(draw).collect::<Result<_>>()?;
+    paths.extend(drawn.into_iter().flatten());
+    Ok(paths)
+}
+
+/// Names of a figure's files, as SVG and as PNG.
+fn figure_names(file: &str) -> [String; 2] {
+    let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
+    [format!("plots/{file}"), format!("plots/{stem}.png")]
+}
