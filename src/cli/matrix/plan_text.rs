@@ -9,7 +9,6 @@ use crate::cli::numbers::{duration, megabytes};
 use crate::eval::plan::planner::{Cell, Planner};
 use crate::eval::run::estimate::{Estimate, estimate_by_products};
 use crate::eval::run::runner::{Left, Runner};
-use spattn_tasks::Task;
 
 /// What is left to run on a model.
 pub(super) struct PlanSummary {
