@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Policy, expand_grid};
-use spattn::eval::run::score_text::{Outcome, Request, Text, run_in_parallel, run_passage};
+use spattn::eval::run::score_text::{ScoringRequest, ScoringResult, TextToScore, run_in_parallel, run_passage};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;
@@ -46,10 +46,10 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
 fn request<'a>(
     prompt: &'a [u32],
     prefix_tokens: usize,
-    continuations: &'a [Text<'a>],
+    continuations: &'a [TextToScore<'a>],
     methods: &'a [Configured],
-) -> Request<'a> {
-    Request {
+) -> ScoringRequest<'a> {
+    ScoringRequest {
         prompt,
         prefix_tokens,
         longer: &[],
@@ -62,11 +62,11 @@ fn request<'a>(
     }
 }
 
-fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {
+fn run(decoder: &Decoder, request: ScoringRequest<'_>) -> ScoringResult {
     run_passage(decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
 }
 
-fn parallel(decoder: &Decoder, request: Request<'_>) -> Outcome {
+fn parallel(decoder: &Decoder, request: ScoringRequest<'_>) -> ScoringResult {
     run_in_parallel(decoder, request, &AtomicBool::new(false)).unwrap().unwrap()
 }
 
@@ -95,17 +95,19 @@ fn windowed_perplexity_is_that_of_transformers() {
 fn likelihoods_of_options_are_those_of_transformers() {
     let (golden, (decoder, text)) = (golden("likelihood.json"), checkpoint());
     let prompt = &text[..golden["context"].as_u64().unwrap() as usize];
-    let options: Vec<Text> = golden["options"]
+    let options: Vec<TextToScore> = golden["options"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|option| Text::from(&text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize]))
+        .map(|option| {
+            TextToScore::from(&text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize])
+        })
         .collect();
     // With all tokens picked, a method that has an index shared by all options is exact as well.
     let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
     let outcomes = [
-        run(&decoder, Request { compare: false, ..request(prompt, prompt.len() - 1, &options, &all) }),
-        parallel(&decoder, Request { compare: false, ..request(prompt, prompt.len(), &options, &all[..1]) }),
+        run(&decoder, ScoringRequest { compare: false, ..request(prompt, prompt.len() - 1, &options, &all) }),
+        parallel(&decoder, ScoringRequest { compare: false, ..request(prompt, prompt.len(), &options, &all[..1]) }),
     ];
     for scored in outcomes.iter().flat_map(|o| &o.runs) {
         for (sums, expected) in scored.sums.iter().zip(numbers(&golden["log_likelihoods"])) {
@@ -164,8 +166,9 @@ fn a_mask_reads_options_alone_and_together_alike() {
         "vertical_slash:vertical=20,slash=20",
         "streaming_llm:window=60,rolling=true",
     ]);
-    let options = [Text::from(&rest[..7]), Text::from(&rest[20..60]), Text::from(&rest[9..10])];
-    let together = parallel(&model.decoder, Request { compare: false, ..request(prompt, 300, &options, &all) }).runs;
+    let options = [TextToScore::from(&rest[..7]), TextToScore::from(&rest[20..60]), TextToScore::from(&rest[9..10])];
+    let together =
+        parallel(&model.decoder, ScoringRequest { compare: false, ..request(prompt, 300, &options, &all) }).runs;
     for (i, option) in options.iter().enumerate() {
         let alone = parallel(&model.decoder, request(prompt, 300, &[*option], &all)).runs;
         for (together, alone) in together.iter().zip(&alone) {
@@ -215,19 +218,19 @@ fn tokens_that_are_given_are_as_if_they_were_the_prompts() {
     let (model, tokens) = builtin();
     let (prompt, rest) = tokens[..300].split_at(260);
     let all = methods(&["full", "topk:k=300", "random:k=16"]);
-    let compared = |prompt: &[u32], text: Text<'_>| {
+    let compared = |prompt: &[u32], text: TextToScore<'_>| {
         let outcome = run(&model.decoder, request(prompt, prompt.len().saturating_sub(1), &[text], &all));
         outcome.runs.into_iter().map(|r| r.sums[0].clone()).collect::<Vec<_>>()
     };
     let longer = compared(&tokens[..275], rest[15..].into());
-    let given = compared(prompt, Text { tokens: rest, given: 15 });
-    let from_nothing = compared(&[], Text { tokens: &tokens[..300], given: 275 });
+    let given = compared(prompt, TextToScore { tokens: rest, given: 15 });
+    let from_nothing = compared(&[], TextToScore { tokens: &tokens[..300], given: 275 });
     for (i, same) in [0, 1].into_iter().flat_map(|i| [(i, &given[i]), (i, &from_nothing[i])]) {
         assert!((same.nll - longer[i].nll).abs() < 1e-3, "{} for {}", same.nll, longer[i].nll);
     }
     assert!(given.iter().all(|sums| sums.kl.is_empty() || sums.kl.len() == 25));
     assert_ne!(given[2].nll, longer[2].nll, "what is given is attended by the method");
-    let text = Text { tokens: rest, given: 15 };
+    let text = TextToScore { tokens: rest, given: 15 };
     let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[text], &all[..1])).runs;
     assert!((whole[0].sums[0].nll - longer[0].nll).abs() < 1e-3);
 }

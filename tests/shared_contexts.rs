@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_grid};
-use spattn::eval::run::generate::{Outcome, Request, run_example};
-use spattn::eval::run::prefix_reuse::Held;
+use spattn::eval::run::generate::{GenerationRequest, GenerationResult, run_example};
+use spattn::eval::run::prefix_reuse::ReusablePrefix;
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::source::ModelSource;
@@ -37,7 +37,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
 /// A prompt, how many of its tokens are the prefix, and the seeds of its context and of itself.
 struct Prompt(Vec<u32>, usize, u64, u64);
 
-fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option<Held>) -> Outcome {
+fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option<ReusablePrefix>) -> GenerationResult {
     run_before(model, prompt, &[], methods, held)
 }
 
@@ -47,10 +47,10 @@ fn run_before(
     prompt: &Prompt,
     longer: &[usize],
     methods: &[Configured],
-    held: &mut Option<Held>,
-) -> Outcome {
+    held: &mut Option<ReusablePrefix>,
+) -> GenerationResult {
     let Prompt(ids, prefix_tokens, seed, step_seed) = prompt;
-    let request = Request {
+    let request = GenerationRequest {
         prompt: ids,
         prefix_tokens: *prefix_tokens,
         longer,
@@ -67,8 +67,8 @@ fn run_before(
 }
 
 /// All of an outcome that is not a time.
-fn bits(outcome: &Outcome) -> Vec<String> {
-    let of = |r: &spattn::eval::run::method_result::Run| {
+fn bits(outcome: &GenerationResult) -> Vec<String> {
+    let of = |r: &spattn::eval::run::method_result::MethodResult| {
         format!(
             "{:?} {} {} {:?} {:?} {:?} {:?} {:?} {:?} {} {:?}",
             r.tokens,

@@ -1,7 +1,7 @@
 //! What an item of a paper looks at: every unit of documents by itself, kept as a file each, so that a run that was stopped
 //! goes on where it stopped.
 //!
-//! The form of what is kept is [`Seen`], which the floor below judges without knowing an analysis.
+//! The form of what is kept is [`AnalysisTables`], which the floor below judges without knowing an analysis.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Loaded, Method, Reader, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
 use crate::eval::folder::owned_files::{self, OwnFolder};
-use crate::eval::papers::seen::{Observing, Seen, SeenTable};
+use crate::eval::papers::seen::{AnalysisTables, Observing, SeenTable};
 use crate::eval::plan::manifest::RESULTS_VERSION;
 use crate::eval::run::estimate::reading_seconds;
 use crate::version;
@@ -29,7 +29,7 @@ const SEED: u64 = 0;
 #[derive(Debug)]
 pub enum Ended {
     /// All units are there, in the order of lengths, tasks and prompts.
-    Whole(Vec<Seen>),
+    Whole(Vec<AnalysisTables>),
     /// It was stopped; what was seen is kept.
     Stopped,
 }
@@ -129,7 +129,7 @@ impl<'a> Order<'a> {
     ///
     /// # Errors
     /// If what is there cannot be read, or is of other settings.
-    pub fn kept_all(&self) -> Result<Vec<Seen>> {
+    pub fn kept_all(&self) -> Result<Vec<AnalysisTables>> {
         let mut all = Vec::new();
         for length in &self.observing.lengths {
             let reading = Reading::Found(Box::new(self.reader(*length)?));
@@ -197,7 +197,7 @@ impl<'a> Order<'a> {
     }
 
     /// What a file holds of these settings; `None` if there is no file.
-    fn kept(&self, path: &Path, identity: &Value) -> Result<Option<Seen>> {
+    fn kept(&self, path: &Path, identity: &Value) -> Result<Option<AnalysisTables>> {
         if !path.exists() {
             return Ok(None);
         }
@@ -217,7 +217,7 @@ impl<'a> Order<'a> {
         (at, task): (usize, &str),
         length: usize,
         unit: usize,
-    ) -> Result<Seen> {
+    ) -> Result<AnalysisTables> {
         let Observing { analyses, together, methods, .. } = self.observing;
         let methods = Method::read_all(methods, &policy(), &loaded.model)?;
         let setup = Setup { loaded, sink: SINK, methods: &methods, draws: DRAWS, seed: SEED };
@@ -227,7 +227,7 @@ impl<'a> Order<'a> {
             running.observe(&document)?;
         }
         let tables = running.finish().into_iter().flat_map(|found| found.findings.tables).map(plain).collect();
-        Ok(Seen {
+        Ok(AnalysisTables {
             identity,
             program: version::as_json(),
             model: loaded.model.id.clone(),
@@ -253,7 +253,7 @@ fn plain(table: Table) -> SeenTable {
     }
 }
 
-fn read(path: &Path) -> Result<Seen> {
+fn read(path: &Path) -> Result<AnalysisTables> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is nothing that was seen", path.display()))
 }
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    fn whole(ended: Ended) -> Vec<Seen> {
+    fn whole(ended: Ended) -> Vec<AnalysisTables> {
         match ended {
             Ended::Whole(all) => all,
             Ended::Stopped => panic!("it was stopped"),
@@ -352,7 +352,7 @@ mod tests {
         let both = Observing { together: 2, ..observing.clone() };
         let other = temp.path().join("both");
         let joined = whole(Order { observing: &both, folder: &other, ..order }.see(&go, |_| {}).unwrap());
-        let number = |seen: &Seen| {
+        let number = |seen: &AnalysisTables| {
             let table = seen.tables.iter().find(|table| table.name == "mass_by_layer").unwrap();
             table.rows[0].1[0].unwrap()
         };

@@ -10,7 +10,7 @@ use super::exit::Done;
 use super::matrix::{OnFailure, RunRequest};
 use super::numbers;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{Settings, Several, Wrong};
+use crate::eval::config::settings::{InvalidValue, OneOrMany, Settings};
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::store::OpenMode;
 use crate::eval::records::timing::Latency;
@@ -267,9 +267,9 @@ pub(super) struct RunArgs {
 
 impl RunArgs {
     /// What is said of how to run, apart from settings.
-    pub(super) fn how(&self) -> How<'_> {
+    pub(super) fn how(&self) -> RunFlags<'_> {
         let Self { threads, out, resume, overwrite, shard, json, .. } = self;
-        How {
+        RunFlags {
             threads: *threads,
             out: out.as_deref(),
             is_resumed: *resume,
@@ -285,7 +285,7 @@ impl RunArgs {
         Ok(Settings {
             about: None,
             model: match &self.random_weights {
-                Some(shape) => Some(Several(vec![format!("{RANDOM}{shape}")])),
+                Some(shape) => Some(OneOrMany(vec![format!("{RANDOM}{shape}")])),
                 None => several(&self.models),
             },
             tasks: list(&self.tasks),
@@ -322,7 +322,7 @@ impl RunArgs {
     /// What is wrong with either, with the flag, or the file, line and key.
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings()?;
-        settings.check_values().map_err(of_flag)?;
+        settings.check_values().map_err(with_flag_name)?;
         Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
@@ -358,7 +358,7 @@ impl RunArgs {
 
 /// Flags that are no settings.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct How<'a> {
+pub(super) struct RunFlags<'a> {
     pub threads: Option<usize>,
     pub out: Option<&'a Path>,
     pub is_resumed: bool,
@@ -368,7 +368,7 @@ pub(super) struct How<'a> {
 }
 
 /// A value that a flag gives wrongly. Specs of methods say themselves what they are.
-pub(super) fn of_flag(Wrong { key, error, .. }: Wrong) -> UsageError {
+pub(super) fn with_flag_name(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
     let flag = match key {
         "methods" => return error,
         "lengths" => "--length".to_owned(),
@@ -381,8 +381,8 @@ fn list<T: Clone>(items: &[T]) -> Option<Vec<T>> {
     (!items.is_empty()).then(|| items.to_vec())
 }
 
-fn several<T: Clone>(items: &[T]) -> Option<Several<T>> {
-    list(items).map(Several)
+fn several<T: Clone>(items: &[T]) -> Option<OneOrMany<T>> {
+    list(items).map(OneOrMany)
 }
 
 /// `results/` and the time, as `eval-2025-01-31T12-00-00`.

@@ -20,7 +20,7 @@ pub enum Done {
 /// An error, and what can be done next whatever it was.
 #[derive(Debug, thiserror::Error)]
 #[error("{error:#}")]
-pub(super) struct Advised {
+pub(super) struct ErrorWithHint {
     pub error: anyhow::Error,
     pub advice: String,
 }

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use self::exit::Done;
-use self::exit::{Advised, INTERRUPTED, PREEMPTED};
+use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
 use crate::version;
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
@@ -93,8 +93,8 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
-        Err(error) => match error.downcast::<Advised>() {
-            Ok(Advised { error, advice }) => explain(&error, Some(&advice)),
+        Err(error) => match error.downcast::<ErrorWithHint>() {
+            Ok(ErrorWithHint { error, advice }) => explain(&error, Some(&advice)),
             Err(error) => explain(&error, None),
         },
     }

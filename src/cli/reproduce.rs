@@ -18,13 +18,13 @@ use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use crate::analyze::units::{Ended, Order, Outlook};
 use crate::eval::calibration::paper_calibrations::Lesson;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{Settings, Several};
+use crate::eval::config::settings::{OneOrMany, Settings};
 use crate::eval::folder::owned_files;
 use crate::eval::papers::item::{Item, Variant};
 use crate::eval::papers::learning::Learning;
 use crate::eval::papers::measure::Evidence;
 use crate::eval::papers::outcome::{Outcome, judge};
-use crate::eval::papers::seen::{Observing, Seen};
+use crate::eval::papers::seen::{AnalysisTables, Observing};
 use crate::eval::papers::select;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::record::Record;
@@ -216,7 +216,7 @@ impl ReproduceArgs {
     /// What flags say in place of an item.
     fn overrides(&self) -> Settings {
         Settings {
-            model: self.model.clone().map(|model| Several(vec![model])),
+            model: self.model.clone().map(|model| OneOrMany(vec![model])),
             device: self.device.clone(),
             data: self.data.clone(),
             samples: self.samples,
@@ -363,17 +363,17 @@ impl ReproduceArgs {
     }
 
     /// What was found so far of what an item looks at and has learned.
-    fn seen(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+    fn seen(&self, name: &str, item: &Item) -> Result<Vec<AnalysisTables>> {
         Ok([self.found(name, item)?, self.learned(name, item)?].concat())
     }
 
-    fn learned(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+    fn learned(&self, name: &str, item: &Item) -> Result<Vec<AnalysisTables>> {
         let folder = self.run_folder(name).join(LEARNED);
         let Some(learning) = self.learning(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
         self.lesson(&learning, &folder)?.kept_all()
     }
 
-    fn found(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+    fn found(&self, name: &str, item: &Item) -> Result<Vec<AnalysisTables>> {
         let folder = self.run_folder(name).join(FOUND);
         let Some(observing) = self.observing(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
         let data = self.data.as_deref().map(find_data).transpose()?;
@@ -456,7 +456,7 @@ fn ran(records: &[Record]) -> Vec<(String, String)> {
 }
 
 /// What units say was learned.
-fn taught(seen: &[Seen], learning: &Learning) -> Vec<(String, String)> {
+fn taught(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
     let Learning { calibrations, tokens, length, .. } = learning;
     vec![
@@ -471,9 +471,9 @@ fn taught(seen: &[Seen], learning: &Learning) -> Vec<(String, String)> {
 }
 
 /// What units say was looked at.
-fn looked(seen: &[Seen]) -> Vec<(String, String)> {
+fn looked(seen: &[AnalysisTables]) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
-    let list = |of: &dyn Fn(&Seen) -> String| {
+    let list = |of: &dyn Fn(&AnalysisTables) -> String| {
         let all: BTreeSet<String> = seen.iter().map(of).collect();
         all.into_iter().collect::<Vec<_>>().join(", ")
     };

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::eval::of_flag;
+use super::eval::with_flag_name;
 use super::exit::Done;
 use super::matrix::{AdaptiveSource, OnFailure, RunRequest};
 use super::output::listed;
@@ -11,7 +11,7 @@ use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::{tune_schedules, tune_shapes};
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{Settings, Several};
+use crate::eval::config::settings::{OneOrMany, Settings};
 use crate::eval::folder::owned_files;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::record::Record;
@@ -43,7 +43,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
     }
     owned_files::check(&args.out, &owned_files::TUNE)?;
     let settings = args.settings();
-    settings.check_values().map_err(of_flag)?;
+    settings.check_values().map_err(with_flag_name)?;
     let asked = Asked { parameter: &args.parameter, range: args.range.as_deref(), steps: args.steps };
     let ladders = ladders(&args.methods, asked, &args.policy()?)?;
     let candidates = ladders.iter().flat_map(|ladder| &ladder.candidates);
@@ -112,16 +112,16 @@ impl TuneArgs {
         let given = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
         let flag = |set: bool| set.then_some(true);
         Settings {
-            model: Some(Several(vec![self.model.clone()])),
+            model: Some(OneOrMany(vec![self.model.clone()])),
             tasks: given(&self.tasks),
             lengths: (!self.lengths.is_empty()).then(|| self.lengths.clone()),
             samples: Some(self.max_samples),
-            seed: self.seed.map(|seed| Several(vec![seed])),
-            sparse_from: self.sparse_from.clone().map(|from| Several(vec![from])),
-            sink: self.sink.map(|n| Several(vec![n])),
-            local: self.local.map(|n| Several(vec![n])),
-            dense_layers: self.dense_layers.clone().map(|layers| Several(vec![layers])),
-            tail: self.tail.clone().map(|tail| Several(vec![tail])),
+            seed: self.seed.map(|seed| OneOrMany(vec![seed])),
+            sparse_from: self.sparse_from.clone().map(|from| OneOrMany(vec![from])),
+            sink: self.sink.map(|n| OneOrMany(vec![n])),
+            local: self.local.map(|n| OneOrMany(vec![n])),
+            dense_layers: self.dense_layers.clone().map(|layers| OneOrMany(vec![layers])),
+            tail: self.tail.clone().map(|tail| OneOrMany(vec![tail])),
             dtype: self.dtype.clone(),
             device: self.device.clone(),
             data: self.data.clone(),

@@ -6,7 +6,7 @@ use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, ShownNotes, Table, is_about};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
-use crate::eval::summary::prefill_savings::Sharing;
+use crate::eval::summary::prefill_savings::PrefillSavings;
 use crate::eval::summary::self_checks::in_short;
 use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text::in_markdown;
@@ -54,7 +54,7 @@ fn header(report: &Report) -> String {
         ("records", records.len().to_string()),
     ];
     let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {}\n", in_markdown(value))).collect();
-    let sharing = Sharing::of(records);
+    let sharing = PrefillSavings::of(records);
     if sharing.is_worth_saying() {
         let _ = writeln!(text, "- {sharing}");
     }

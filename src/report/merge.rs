@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::eval::records::interning::Text;
+use crate::eval::records::interning::InternedStr;
 use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
 use crate::eval::records::record::Record;
 use crate::eval::records::store::{Loaded, SAMPLES, differing, drop_repeated, identities, load_run};
@@ -122,11 +122,11 @@ fn told(manifest: &Value) -> impl Iterator<Item = String> {
 /// Names models anew, and gives the manifest without the user.
 fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
     let models = privacy::models(manifest);
-    let mut named: BTreeMap<Text, Text> = BTreeMap::new();
+    let mut named: BTreeMap<InternedStr, InternedStr> = BTreeMap::new();
     for record in &mut loaded.records {
-        let new = |old: &Text| {
+        let new = |old: &InternedStr| {
             let name = models.get(&**old).cloned();
-            Text::from(name.unwrap_or_else(|| privacy::name_of_source(old)))
+            InternedStr::from(name.unwrap_or_else(|| privacy::name_of_source(old)))
         };
         let name = named.entry(record.model.clone()).or_insert_with_key(new);
         record.model = name.clone();
@@ -222,7 +222,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
                 format!("{}={}", key.trim_end_matches("_sha256"), shortened(key, value))
             };
             let label = format!("{model} ({})", differing.iter().map(part).collect::<Vec<_>>().join(", "));
-            let label = Text::from(label);
+            let label = InternedStr::from(label);
             loaded[run].iter_mut().filter(|r| r.model == model).for_each(|r| r.model = label.clone());
         }
     }
@@ -230,7 +230,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
 
 /// Gives records of different forms of a method rows of their own: what one computes is not what the other does.
 fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
-    let mut forms: BTreeMap<(Text, Text), BTreeSet<u16>> = BTreeMap::new();
+    let mut forms: BTreeMap<(InternedStr, InternedStr), BTreeSet<u16>> = BTreeMap::new();
     for r in loaded.iter().flatten() {
         forms.entry((r.method.clone(), r.params.clone())).or_default().insert(r.revision);
     }
@@ -274,13 +274,13 @@ fn shortened(key: &str, value: &str) -> String {
 }
 
 /// A protocol, a task and a length.
-type Place = (Text, Text, usize);
+type Place = (InternedStr, InternedStr, usize);
 
 /// What there is in a run.
 #[derive(Default)]
 struct Has {
     /// In the order of the records.
-    models: Vec<Text>,
+    models: Vec<InternedStr>,
     places: BTreeSet<Place>,
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::reporter::ProgressReporter;
-use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
 use crate::eval::records::record::Record;
 use crate::tune::Batch;
 use spattn_tasks::Task;
@@ -29,17 +29,17 @@ pub(in crate::cli) struct ForwardingObserver<'a> {
     pub(super) asks: &'a mut dyn AdaptiveSource,
 }
 
-impl Watch for ForwardingObserver<'_> {
+impl RunObserver for ForwardingObserver<'_> {
     fn progress(&mut self, progress: Progress<'_>) {
         self.asks.take(progress.records);
         self.watcher.progress(progress);
     }
 
-    fn failed(&mut self, failure: Failure) -> Result<()> {
+    fn failed(&mut self, failure: SkippedWork) -> Result<()> {
         self.watcher.failed(failure)
     }
 
-    fn mended(&mut self, failure: &Failure) {
+    fn mended(&mut self, failure: &SkippedWork) {
         self.watcher.mended(failure);
     }
 }

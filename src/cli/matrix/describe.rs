@@ -8,7 +8,7 @@ use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::cli::exit::Done;
 use crate::cli::output::{print, print_json};
-use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::plan::planner::Planner;
 use crate::eval::records::store::{OpenMode, load_records};
 use crate::eval::run::runner::Runner;
@@ -48,7 +48,7 @@ impl RunRequest {
             let model = match OpenModel::open_without_weights(&source, config.dtype, tokenizer_options(config)) {
                 Ok(model) => model,
                 Err(error) => {
-                    watcher.failed(Failure { what: config.model.clone(), error })?;
+                    watcher.failed(SkippedWork { what: config.model.clone(), error })?;
                     continue;
                 }
             };

@@ -14,11 +14,11 @@ use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
 use super::run_timing::RunTiming;
-use crate::cli::exit::{Advised, Done};
+use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::folder::attempts::Ending;
 use crate::eval::plan::manifest::{ModelPart, manifest};
 use crate::eval::plan::shard_statement::{self, Stated};
@@ -26,8 +26,8 @@ use crate::eval::records::manifest_keys::NOTES;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
 use crate::eval::run::runner::{End, Runner};
-use crate::eval::run::stopwatch::Spent;
-use crate::eval::summary::prefill_savings::Sharing;
+use crate::eval::run::stopwatch::PhaseTimes;
+use crate::eval::summary::prefill_savings::PrefillSavings;
 use crate::eval::summary::self_checks::in_short;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
@@ -130,7 +130,7 @@ impl RunRequest {
         let ended = ended.and_then(|()| watcher.verdict("are done"));
         let is_in_place = place.check().is_ok();
         match (ended, resume_hint(&self.out, "once that is mended, go on").filter(|_| is_in_place)) {
-            (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
+            (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
             (ended, _) => ended.map(|()| Done::Completed),
         }
     }
@@ -143,14 +143,14 @@ impl RunRequest {
         stop: &AtomicBool,
         watcher: &mut ProgressReporter,
     ) -> Result<(End, RunTiming)> {
-        let (start, mut spent, mut gpu) = (Instant::now(), Spent::default(), GpuUse::default());
+        let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
             watcher.begin_model(&part.id, models - ready.jobs.len(), models);
             let model = match model.load(config.device) {
                 Ok(model) => model,
                 Err(error) => {
-                    watcher.failed(Failure { what: part.id, error })?;
+                    watcher.failed(SkippedWork { what: part.id, error })?;
                     continue;
                 }
             };
@@ -176,7 +176,7 @@ impl RunRequest {
         watcher: &mut ProgressReporter,
         asks: &mut dyn AdaptiveSource,
     ) -> Result<(End, RunTiming)> {
-        let (start, mut spent) = (Instant::now(), Spent::default());
+        let (start, mut spent) = (Instant::now(), PhaseTimes::default());
         let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
             return Err(anyhow!("there is no model to run"));
         };
@@ -252,7 +252,7 @@ impl RunRequest {
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
             let _ = writeln!(text, "{}warning: {line}", if i == 0 { "\n" } else { "" });
         }
-        let sharing = Sharing::of(&merged.records);
+        let sharing = PrefillSavings::of(&merged.records);
         if sharing.is_worth_saying() {
             let _ = writeln!(text, "\n{sharing}");
         }

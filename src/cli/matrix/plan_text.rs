@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cli::numbers::{duration, megabytes};
 use crate::eval::plan::planner::{Cell, Planner};
 use crate::eval::run::estimate::{Estimate, estimate_by_products};
-use crate::eval::run::runner::{Left, Runner};
+use crate::eval::run::runner::{RemainingWork, Runner};
 
 /// What is left to run on a model.
 pub(super) struct PlanSummary {
@@ -40,7 +40,7 @@ impl PlanSummary {
         })
     }
 
-    pub(super) fn new(runner: &Runner<'_>, left: &Left) -> Result<Self> {
+    pub(super) fn new(runner: &Runner<'_>, left: &RemainingWork) -> Result<Self> {
         let config = runner.config;
         let cell = |c: &Cell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
         Ok(Self {

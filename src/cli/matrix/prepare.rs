@@ -11,7 +11,7 @@ use crate::cli::numbers::megabytes;
 use crate::cli::setup::find_data;
 use crate::eval::calibration::calibrate::supply;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::plan::manifest::ModelPart;
 use crate::eval::plan::memory::example_bytes;
 use crate::eval::plan::planner::{Plan, Planner, gpu_need};
@@ -155,7 +155,7 @@ impl RunRequest {
         for (what, task) in resolve_each(&config.tasks, &options)? {
             match task {
                 Ok(task) => tasks.push(task),
-                Err(error) => watcher.failed(Failure { what, error })?,
+                Err(error) => watcher.failed(SkippedWork { what, error })?,
             }
         }
         check_names(&tasks)?;
@@ -173,7 +173,7 @@ impl RunRequest {
         let mut model = match open_model(&config) {
             Ok(model) => model,
             Err(error) => {
-                watcher.failed(Failure { what: config.model, error })?;
+                watcher.failed(SkippedWork { what: config.model, error })?;
                 return Ok(None);
             }
         };
@@ -194,7 +194,7 @@ impl RunRequest {
             match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
                 Ok(()) => methods.push(method),
                 Err(error) => {
-                    watcher.failed(Failure { what: format!("{}, {}", model.id, method.label()), error })?;
+                    watcher.failed(SkippedWork { what: format!("{}, {}", model.id, method.label()), error })?;
                 }
             }
         }
@@ -211,7 +211,7 @@ impl RunRequest {
         match slotted {
             Ok(model) => Ok(Some(ModelJob { config, plan, part, model })),
             Err(error) => {
-                watcher.failed(Failure { what: config.model, error })?;
+                watcher.failed(SkippedWork { what: config.model, error })?;
                 Ok(None)
             }
         }

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 
 use super::request::OnFailure;
 use crate::cli::progress::Meter;
-use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
 use crate::eval::folder::attempts::Log;
 use crate::eval::records::record::Record;
 use crate::eval::summary::running_scores::{Place, Scored, Scores};
@@ -19,7 +19,7 @@ const MOST_LISTED: usize = 100;
 pub(super) struct ProgressReporter {
     on_failure: OnFailure,
     pub(super) meter: Meter,
-    pub(super) failures: Vec<Failure>,
+    pub(super) failures: Vec<SkippedWork>,
     /// Nothing runs yet.
     is_planning: bool,
     scores: Scores,
@@ -60,7 +60,7 @@ impl ProgressReporter {
     }
 
     pub(super) fn list(&self) {
-        for Failure { what, error } in self.failures.iter().take(MOST_LISTED) {
+        for SkippedWork { what, error } in self.failures.iter().take(MOST_LISTED) {
             eprintln!("failed: {what}: {}", in_one_line(error));
         }
         let more = self.failures.len().saturating_sub(MOST_LISTED);
@@ -80,7 +80,7 @@ impl ProgressReporter {
     }
 }
 
-impl Watch for ProgressReporter {
+impl RunObserver for ProgressReporter {
     fn progress(&mut self, p: Progress<'_>) {
         p.records.iter().for_each(|record| self.scores.add(&record.into()));
         let scores = &self.scores;
@@ -97,7 +97,7 @@ impl Watch for ProgressReporter {
         }
     }
 
-    fn failed(&mut self, failure: Failure) -> Result<()> {
+    fn failed(&mut self, failure: SkippedWork) -> Result<()> {
         if self.on_failure == OnFailure::Stop {
             // Some errors begin with the model's name already.
             let is_named = failure.error.to_string().starts_with(&format!("{}: ", failure.what));
@@ -115,7 +115,7 @@ impl Watch for ProgressReporter {
         Ok(())
     }
 
-    fn mended(&mut self, Failure { what, error }: &Failure) {
+    fn mended(&mut self, SkippedWork { what, error }: &SkippedWork) {
         self.meter.say(&format!("note: {what}: run one by one, since together: {error:#}"));
     }
 }

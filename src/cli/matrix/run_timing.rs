@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use crate::eval::run::stopwatch::Spent;
+use crate::eval::run::stopwatch::PhaseTimes;
 use spattn_base::memory::peak_bytes;
 use spattn_model::engine::GpuUse;
 
 /// Where the time of this run went.
 pub(super) struct RunTiming {
     pub(super) all: Duration,
-    pub(super) spent: Spent,
+    pub(super) spent: PhaseTimes,
     pub(super) gpu: GpuUse,
 }
 
 impl std::fmt::Display for RunTiming {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Spent { prefill, index, steps, solo } = self.spent;
+        let PhaseTimes { prefill, index, steps, solo } = self.spent;
         let rest = self.all.saturating_sub(self.spent.total());
         let [all, prefill, index, steps, solo, rest] =
             [self.all, prefill, index, steps, solo, rest].map(|t| t.as_secs_f64());
@@ -38,11 +38,11 @@ mod tests {
     #[test]
     fn what_no_phase_took_is_the_rest() {
         let s = Duration::from_secs;
-        let spent = Spent { prefill: s(2), index: s(1), steps: s(3), solo: s(0) };
+        let spent = PhaseTimes { prefill: s(2), index: s(1), steps: s(3), solo: s(0) };
         let timing = RunTiming { all: s(10), spent, gpu: GpuUse::default() };
         let start = "10.0 s: prefill 2.0, indexes 1.0, steps 3.0, the rest 4.0.";
         assert!(timing.to_string().starts_with(start), "{timing}");
-        let alone = RunTiming { spent: Spent { solo: s(4), ..spent }, ..timing };
+        let alone = RunTiming { spent: PhaseTimes { solo: s(4), ..spent }, ..timing };
         assert!(alone.to_string().contains("steps 3.0, methods alone 4.0, the rest 0.0."), "{alone}");
     }
 }

@@ -5,10 +5,10 @@ use anyhow::Result;
 use super::prepare::{ModelJob, PreparedRun};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
-use crate::eval::examples::observer::Failure;
+use crate::eval::examples::observer::SkippedWork;
 use crate::eval::folder::attempts::{self};
 use crate::eval::plan::contexts::Shard;
-use crate::eval::plan::planner::DealtCell;
+use crate::eval::plan::planner::ShardedCell;
 use crate::launch::plan::{PlannedCell, PlannedShard};
 use spattn_base::error::in_one_line;
 use spattn_base::privacy;
@@ -68,8 +68,10 @@ impl RunRequest {
             }
         }
         watcher.list();
-        let failed =
-            |f: &Failure| attempts::Failed { what: privacy::text(&f.what), why: privacy::text(&in_one_line(&f.error)) };
+        let failed = |f: &SkippedWork| attempts::Failed {
+            what: privacy::text(&f.what),
+            why: privacy::text(&in_one_line(&f.error)),
+        };
         shares.failed = watcher.failures.iter().map(failed).collect();
         Ok(shares)
     }
@@ -78,7 +80,7 @@ impl RunRequest {
     pub(super) fn contexts(&self, ready: &PreparedRun, slot: &ModelJob) -> Result<usize> {
         let model = slot.opened();
         let cells = ready.planner(&slot.config, model, self).dealt_to_run()?;
-        let of_cell = |cell: &DealtCell| {
+        let of_cell = |cell: &ShardedCell| {
             cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
         };
         Ok(cells.iter().map(of_cell).fold(0, usize::saturating_add))

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::calibrate::{Order, Plan, Text};
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::eval::papers::learning::{Learned, Learning, by_layer};
-use crate::eval::papers::seen::Seen;
+use crate::eval::papers::seen::AnalysisTables;
 use crate::eval::plan::manifest::RESULTS_VERSION;
 use crate::eval::run::estimate::reading_seconds;
 use crate::version;
@@ -61,7 +61,7 @@ impl Lesson<'_> {
     ///
     /// # Errors
     /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
-    pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<Seen>>> {
+    pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<AnalysisTables>>> {
         if self.overwrite {
             OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
         }
@@ -101,7 +101,7 @@ impl Lesson<'_> {
     ///
     /// # Errors
     /// If what is there cannot be read, or is of other settings.
-    pub fn kept_all(&self) -> Result<Vec<Seen>> {
+    pub fn kept_all(&self) -> Result<Vec<AnalysisTables>> {
         let open = self.model()?;
         let all = (0..self.learning.calibrations.len()).map(|at| self.kept(at, &open));
         let all: Option<Vec<Learned>> = all.collect::<Result<_>>()?;

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{Settings, Wrong};
+use super::settings::{InvalidValue, Settings};
 use spattn_base::error::{UsageError, in_plain_words};
 
 const HINT: &str = "`spattn list configs` shows configs that work";
@@ -18,7 +18,7 @@ impl Settings {
     /// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, a value of the wrong type or out of its bounds.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         let settings: Self = parse_toml(text, file)?;
-        settings.check_values().map_err(|Wrong { key, item, error }| {
+        settings.check_values().map_err(|InvalidValue { key, item, error }| {
             let at = value_span(text, key, item).map(|span| span.start);
             UsageError { what: format!("{}: `{key}`: {}", place(text, file, at), error.what), ..error }
         })?;

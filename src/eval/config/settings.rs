@@ -52,9 +52,9 @@ pub(super) const MOST_VALUES: usize = 10_000;
 
 /// One value, or several of which each is run. In TOML a value or a list of them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Several<T: Clone>(pub Vec<T>);
+pub struct OneOrMany<T: Clone>(pub Vec<T>);
 
-impl<T: Clone + Serialize> Serialize for Several<T> {
+impl<T: Clone + Serialize> Serialize for OneOrMany<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.as_slice() {
             [one] => one.serialize(serializer),
@@ -63,67 +63,67 @@ impl<T: Clone + Serialize> Serialize for Several<T> {
     }
 }
 
-impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for Several<T> {
+impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OneOrMore(PhantomData))
+        deserializer.deserialize_any(OneOrManyVisitor(PhantomData))
     }
 }
 
 /// Reads a value or a list, and leaves it to the value's own type to say what is wrong with it.
-struct OneOrMore<T>(PhantomData<T>);
+struct OneOrManyVisitor<T>(PhantomData<T>);
 
-impl<T> OneOrMore<T> {
-    fn one<'de, V: IntoDeserializer<'de, E>, E: de::Error>(value: V) -> Result<Several<T>, E>
+impl<T> OneOrManyVisitor<T> {
+    fn one<'de, V: IntoDeserializer<'de, E>, E: de::Error>(value: V) -> Result<OneOrMany<T>, E>
     where
         T: Clone + Deserialize<'de>,
     {
-        Ok(Several(vec![T::deserialize(value.into_deserializer())?]))
+        Ok(OneOrMany(vec![T::deserialize(value.into_deserializer())?]))
     }
 }
 
-impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
-    type Value = Several<T>;
+impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrManyVisitor<T> {
+    type Value = OneOrMany<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value or a list of values")
     }
 
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Several<T>, E> {
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Several<T>, E> {
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Several<T>, E> {
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Several<T>, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Several<T>, E> {
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<OneOrMany<T>, E> {
         Self::one(value.to_owned())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Several<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany<T>, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = items.next_element()? {
             values.push(value);
         }
-        Ok(Several(values))
+        Ok(OneOrMany(values))
     }
 }
 
 /// The values of `key`, each once; `default` if nothing was said.
 pub(super) fn values<T: Clone + Eq + Hash>(
     key: &str,
-    given: Option<&Several<T>>,
+    given: Option<&OneOrMany<T>>,
     default: T,
 ) -> Result<Vec<T>, UsageError> {
-    let Some(Several(given)) = given else { return Ok(vec![default]) };
+    let Some(OneOrMany(given)) = given else { return Ok(vec![default]) };
     let mut seen = HashSet::with_capacity(given.len());
     let values: Vec<T> = given.iter().filter(|value| seen.insert(*value)).cloned().collect();
     if values.is_empty() {
@@ -140,7 +140,7 @@ pub struct Settings {
     /// One line that says what the config is for.
     pub about: Option<String>,
     /// `builtin`, a folder or a hub id.
-    pub model: Option<Several<String>>,
+    pub model: Option<OneOrMany<String>>,
     /// Task names and groups.
     pub tasks: Option<Vec<String>>,
     /// Lengths in tokens, for tasks that are generated to a length.
@@ -150,17 +150,17 @@ pub struct Settings {
     /// Examples for each task and length.
     pub samples: Option<usize>,
     /// Seed of examples and of methods that draw.
-    pub seed: Option<Several<u64>>,
+    pub seed: Option<OneOrMany<u64>>,
     /// `decode`, `question`, `last:N` or `prefill`.
-    pub sparse_from: Option<Several<String>>,
+    pub sparse_from: Option<OneOrMany<String>>,
     /// First tokens always attended.
-    pub sink: Option<Several<usize>>,
+    pub sink: Option<OneOrMany<usize>>,
     /// Last prefix tokens always attended.
-    pub local: Option<Several<usize>>,
+    pub local: Option<OneOrMany<usize>>,
     /// Layers left dense.
-    pub dense_layers: Option<Several<String>>,
+    pub dense_layers: Option<OneOrMany<String>>,
     /// `exact`, `window:N` or `indexed`: what becomes of the tokens after the prefix.
-    pub tail: Option<Several<String>>,
+    pub tail: Option<OneOrMany<String>>,
     /// Whether to compare each step with exact attention.
     pub fidelity: Option<bool>,
     /// `shared` or `solo`: what the time of a step is.
@@ -201,7 +201,7 @@ impl Settings {
     ///
     /// # Errors
     /// The first that is not.
-    pub fn check_values(&self) -> Result<(), Wrong> {
+    pub fn check_values(&self) -> Result<(), InvalidValue> {
         self.check_counts()?;
         each("samples", self.samples.iter(), |n| match n {
             0 => Err(UsageError::new("0 samples were asked for").hint("--samples takes a whole number from 1")),
@@ -234,8 +234,8 @@ impl Settings {
     }
 
     /// Makes sure that lists are no longer than anybody can mean: all of their values are combined.
-    fn check_counts(&self) -> Result<(), Wrong> {
-        fn count<T: Clone>(values: &Option<Several<T>>) -> usize {
+    fn check_counts(&self) -> Result<(), InvalidValue> {
+        fn count<T: Clone>(values: &Option<OneOrMany<T>>) -> usize {
             values.as_ref().map_or(0, |values| values.0.len())
         }
         let counts = [
@@ -255,7 +255,7 @@ impl Settings {
             Some((key, count)) => {
                 let error = UsageError::new(format!("{count} values were given"))
                     .hint(format!("a run takes {MOST_VALUES} at most: run them in parts"));
-                Err(Wrong { key, item: 0, error })
+                Err(InvalidValue { key, item: 0, error })
             }
         }
     }
@@ -313,7 +313,7 @@ impl Settings {
 
 /// A value that cannot be meant.
 #[derive(Debug)]
-pub struct Wrong {
+pub struct InvalidValue {
     /// Its key.
     pub key: &'static str,
     /// Which value of the key it is, from 0.
@@ -326,8 +326,8 @@ fn each<T>(
     key: &'static str,
     values: impl Iterator<Item = T>,
     mut check: impl FnMut(T) -> Result<(), UsageError>,
-) -> Result<(), Wrong> {
-    values.enumerate().try_for_each(|(item, value)| check(value).map_err(|error| Wrong { key, item, error }))
+) -> Result<(), InvalidValue> {
+    values.enumerate().try_for_each(|(item, value)| check(value).map_err(|error| InvalidValue { key, item, error }))
 }
 
 /// Paths that are not UTF-8 are written as they are shown.

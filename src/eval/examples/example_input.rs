@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::token_counter::Counter;
-use super::truncate::{Fitted, check_bytes, check_said, fit};
+use super::truncate::{TruncatedExample, check_bytes, check_said, fit};
 use crate::eval::config::protocol::Protocol;
 use spattn_model::OpenModel;
 use spattn_model::tokenizer::Tokenizer;
@@ -11,8 +11,8 @@ use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
 use spattn_tasks::{Cut, Task};
 
 /// What an example is made of.
-pub(crate) enum Material {
-    Prompt(Box<Fitted>),
+pub(crate) enum ExampleInput {
+    Prompt(Box<TruncatedExample>),
     Passage(Passage),
 }
 
@@ -37,11 +37,11 @@ pub(crate) fn make(
     seed: u64,
     model: &OpenModel,
     most: usize,
-) -> Result<Material> {
+) -> Result<ExampleInput> {
     let counter = Counter(&model.tokenizer);
     match task.likelihood() {
-        Some(text) if task.is_sized() => Ok(Material::Passage(text.passage(length, index, seed, &counter)?)),
-        Some(rows) => Ok(Material::Passage(rows.passage(length, index, seed, &Bounded { model, most })?)),
+        Some(text) if task.is_sized() => Ok(ExampleInput::Passage(text.passage(length, index, seed, &counter)?)),
+        Some(rows) => Ok(ExampleInput::Passage(rows.passage(length, index, seed, &Bounded { model, most })?)),
         None => {
             let example = task.example(length, index, seed, &counter)?;
             let context = model.dimensions.config().context_limit();
@@ -50,7 +50,7 @@ pub(crate) fn make(
             }
             let fitted = fit(example, context, &model.tokenizer)?;
             check_said(&fitted.example, &fitted.prompt, &model.tokenizer)?;
-            Ok(Material::Prompt(Box::new(fitted)))
+            Ok(ExampleInput::Prompt(Box::new(fitted)))
         }
     }
 }
@@ -72,7 +72,7 @@ impl TextEncoder for Bounded<'_> {
     }
 }
 
-impl Material {
+impl ExampleInput {
     /// Tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         match self {

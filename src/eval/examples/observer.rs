@@ -28,7 +28,7 @@ pub struct Progress<'a> {
 
 /// Something that cannot be run.
 #[derive(Debug)]
-pub struct Failure {
+pub struct SkippedWork {
     /// What of the matrix is left out: the model, and task, length, seed, protocol and method where they matter.
     pub what: String,
     /// Why.
@@ -36,7 +36,7 @@ pub struct Failure {
 }
 
 /// Whoever looks on while a matrix is run.
-pub trait Watch {
+pub trait RunObserver {
     /// An example is done.
     fn progress(&mut self, progress: Progress<'_>);
 
@@ -44,10 +44,10 @@ pub trait Watch {
     ///
     /// # Errors
     /// What is returned ends the run; otherwise it goes on with everything else.
-    fn failed(&mut self, failure: Failure) -> Result<()>;
+    fn failed(&mut self, failure: SkippedWork) -> Result<()>;
 
     /// Something failed, and its records were made all the same, in another way.
-    fn mended(&mut self, failure: &Failure) {
+    fn mended(&mut self, failure: &SkippedWork) {
         let _ = failure;
     }
 }

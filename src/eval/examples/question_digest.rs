@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::example_input::Material;
+use super::example_input::ExampleInput;
 use crate::eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Measure, Scoring};
@@ -13,14 +13,14 @@ const DIGITS: usize = 32;
 /// Digest of an example: all tokens that are read or scored, the answer key, how it is scored, and where answers end.
 ///
 /// It is made of JSON, so it is the same on every machine and with every version of the compiler.
-pub(crate) fn digest(material: &Material) -> String {
+pub(crate) fn digest(material: &ExampleInput) -> String {
     let content = match material {
-        Material::Prompt(fitted) => {
+        ExampleInput::Prompt(fitted) => {
             let (e, handling) = (&fitted.example, &fitted.example.handling);
             let scoring = json!([e.references, e.all_classes, e.metric, e.also, handling.first_line]);
             json!([fitted.prompt.ids, scoring, e.max_new_tokens, handling.ends_at_line, handling.until])
         }
-        Material::Passage(passage) => {
+        ExampleInput::Passage(passage) => {
             let continuations: Vec<Value> =
                 passage.continuations.iter().map(|c| json!([c.tokens, c.given, c.words, c.bytes])).collect();
             let scoring = match passage.scoring {
@@ -34,7 +34,7 @@ pub(crate) fn digest(material: &Material) -> String {
 }
 
 /// How the example that a record was made of differs from `material`; `None` if it does not, as far as the record tells.
-pub(crate) fn difference(record: &Record, material: &Material) -> Option<String> {
+pub(crate) fn difference(record: &Record, material: &ExampleInput) -> Option<String> {
     let is_same = match &record.example_sha256 {
         Some(then) => digest(material) == **then,
         None => false,
@@ -80,12 +80,12 @@ impl Asked {
         ])
     }
 
-    fn of_material(material: &Material) -> Self {
+    fn of_material(material: &ExampleInput) -> Self {
         match material {
-            Material::Prompt(fitted) => {
+            ExampleInput::Prompt(fitted) => {
                 let example = &fitted.example;
                 Self::new([
-                    Some(json!(abridged(&example.question))),
+                    Some(json!(elide_middle(&example.question))),
                     Some(json!(example.references)),
                     Some(json!(example.metric)),
                     Some(json!(example.max_new_tokens)),
@@ -93,7 +93,7 @@ impl Asked {
                     Some(json!(fitted.prompt.ids.len())),
                 ])
             }
-            Material::Passage(passage) => {
+            ExampleInput::Passage(passage) => {
                 let (key, scored) = match passage.scoring {
                     Scoring::Perplexity => (None, Some(passage.continuations[0].tokens.len())),
                     Scoring::Choice { right, .. } => (Some(json!([passage.continuations[right].text])), None),
@@ -116,7 +116,7 @@ fn short(value: &Value) -> String {
 }
 
 /// A text of at most a few hundred characters: the middle of a longer one is left out.
-pub(crate) fn abridged(text: &str) -> String {
+pub(crate) fn elide_middle(text: &str) -> String {
     const HALF: usize = 250;
     let text = text.trim();
     let from = |at: usize| text.char_indices().nth(at).map(|(i, _)| i);
@@ -130,7 +130,7 @@ pub(crate) fn abridged(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::examples::truncate::Fitted;
+    use crate::eval::examples::truncate::TruncatedExample;
     use crate::eval::records::record::tests::record;
     use spattn_model::tokenizer::PromptTokens;
     use spattn_tasks::likelihood::{Continuation, Passage};
@@ -139,7 +139,7 @@ mod tests {
 
     static ENDS: [String; 1] = [String::new()];
 
-    fn prompt(change: impl Fn(&mut Example, &mut Vec<u32>)) -> Material {
+    fn prompt(change: impl Fn(&mut Example, &mut Vec<u32>)) -> ExampleInput {
         let mut example = Example {
             task: "jsonl:rows".to_owned(),
             length: 0,
@@ -160,10 +160,10 @@ mod tests {
         change(&mut example, &mut ids);
         let prompt =
             PromptTokens { ids, offsets: Vec::new(), text: String::new(), user_start: 0, user_cut: 0, bos_count: 1 };
-        Material::Prompt(Box::new(Fitted { example, prompt, cut_tokens: None }))
+        ExampleInput::Prompt(Box::new(TruncatedExample { example, prompt, cut_tokens: None }))
     }
 
-    fn passage(change: impl Fn(&mut Passage)) -> Material {
+    fn passage(change: impl Fn(&mut Passage)) -> ExampleInput {
         let of = |text: &str| Continuation { tokens: vec![5, 6], given: 0, text: text.into(), words: 1, bytes: 4 };
         let mut passage = Passage {
             task: "mc/x".to_owned(),
@@ -175,7 +175,7 @@ mod tests {
             scoring: Scoring::Choice { right: 0, normalised: false },
         };
         change(&mut passage);
-        Material::Passage(passage)
+        ExampleInput::Passage(passage)
     }
 
     /// Everything that decides a prompt, an answer or its score is in the digest; names and places are not.
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_named() {
-        let of = |material: &Material| Record {
+        let of = |material: &ExampleInput| Record {
             question: "Where is Alice?".into(),
             references: vec!["Rome".to_owned()].into(),
             metric: Some(Metric::StringMatchAll),
@@ -222,7 +222,7 @@ mod tests {
         };
         let recorded = of(&prompt(|_, _| {}));
         let old = Record { example_sha256: None, ..recorded.clone() };
-        let told = |now: &Material| (difference(&recorded, now), difference(&old, now));
+        let told = |now: &ExampleInput| (difference(&recorded, now), difference(&old, now));
         assert_eq!(told(&prompt(|_, _| {})), (None, None));
         let both = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         let oslo = prompt(|e, _| e.references = vec!["Oslo".to_owned()]);
@@ -243,9 +243,9 @@ mod tests {
     #[test]
     fn long_questions_are_abridged() {
         let text = |n: usize| (0..n).map(|i| char::from_u32('à' as u32 + i as u32 % 20).unwrap()).collect::<String>();
-        assert_eq!(abridged(&format!("  {}\n", text(500))), text(500));
+        assert_eq!(elide_middle(&format!("  {}\n", text(500))), text(500));
         let long = text(501);
         let (head, tail): (String, String) = (long.chars().take(250).collect(), long.chars().skip(251).collect());
-        assert_eq!(abridged(&long), format!("{head} … {tail}"));
+        assert_eq!(elide_middle(&long), format!("{head} … {tail}"));
     }
 }

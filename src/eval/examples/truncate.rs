@@ -117,7 +117,7 @@ fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Toke
 }
 
 /// An example as it is run: cut if it has to be.
-pub struct Fitted {
+pub struct TruncatedExample {
     /// The example, with what is left of its prompt.
     pub example: Example,
     /// Its prompt in tokens.
@@ -131,9 +131,9 @@ pub struct Fitted {
 ///
 /// # Errors
 /// As [`cut`].
-pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Fitted, UsageError> {
+pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<TruncatedExample, UsageError> {
     if example.handling.cut == Cut::Nothing {
-        return Ok(Fitted { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
+        return Ok(TruncatedExample { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
     }
     let most = if example.length > context { usize::MAX } else { context };
     let room = most.saturating_sub(example.max_new_tokens);
@@ -143,7 +143,7 @@ pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Fi
         let cut_tokens = Some(cut(&mut shorter, keep, tokenizer)?);
         let prompt = encode(tokenizer, &shorter)?;
         match prompt.ids.len().saturating_sub(room) {
-            0 => return Ok(Fitted { example: shorter, prompt, cut_tokens }),
+            0 => return Ok(TruncatedExample { example: shorter, prompt, cut_tokens }),
             // The chat template, and tokens that became more where the halves meet.
             excess => keep = keep.saturating_sub(excess),
         }

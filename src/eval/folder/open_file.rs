@@ -9,12 +9,12 @@ use spattn_base::error::RunFailure;
 
 /// A file that is open, and the path that it was opened by.
 #[derive(Debug)]
-pub struct Place {
+pub struct OpenFile {
     path: PathBuf,
     file: File,
 }
 
-impl Place {
+impl OpenFile {
     /// Of a file that was opened by this path.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ mod tests {
         let (dir, moved) = (temp.path().join("run"), temp.path().join("moved"));
         let path = dir.join("samples.jsonl");
         fs::create_dir(&dir).unwrap();
-        let place = Place::of(&path, &File::create(&path).unwrap()).unwrap();
+        let place = OpenFile::of(&path, &File::create(&path).unwrap()).unwrap();
         place.check().unwrap();
         let said = || place.check().unwrap_err().what;
 

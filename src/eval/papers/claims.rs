@@ -123,7 +123,7 @@ pub enum Bound {
 /// What an interval says of a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum BoundVerdict {
     /// It is as claimed.
     Yes,
     /// It is not.
@@ -163,12 +163,13 @@ impl Verdict {
     }
 
     /// Of comparisons that were told, each with whether it is a lenient one.
-    pub fn of(told: &[(Told, bool)]) -> Self {
-        let count = |which: Told, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
+    pub fn of(told: &[(BoundVerdict, bool)]) -> Self {
+        let count = |which: BoundVerdict, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
         let strict = told.iter().filter(|(_, lenient)| !lenient).count();
-        let (yes, no, open) = (count(Told::Yes, false), count(Told::No, false), count(Told::Open, false));
-        let gaps = count(Told::Unmeasured, true);
-        match (yes, no + count(Told::No, true)) {
+        let (yes, no, open) =
+            (count(BoundVerdict::Yes, false), count(BoundVerdict::No, false), count(BoundVerdict::Open, false));
+        let gaps = count(BoundVerdict::Unmeasured, true);
+        match (yes, no + count(BoundVerdict::No, true)) {
             _ if yes + no + open == 0 => Self::NotTested,
             (yes, 0) if yes == strict && gaps == 0 => Self::Holds,
             (0, 0) => Self::CannotBeTold,
@@ -180,8 +181,8 @@ impl Verdict {
 
 impl Bound {
     /// What an estimate says of it.
-    pub fn told(self, estimate: &Estimate) -> Told {
-        let Some((low, high)) = estimate.ends else { return Told::Open };
+    pub fn told(self, estimate: &Estimate) -> BoundVerdict {
+        let Some((low, high)) = estimate.ends else { return BoundVerdict::Open };
         let (is, is_not) = match self {
             Self::Over(bound) => (low > bound, high <= bound),
             Self::AtLeast(bound) => (low >= bound, high < bound),
@@ -189,9 +190,9 @@ impl Bound {
             Self::AtMost(bound) => (high <= bound, low > bound),
         };
         match (is, is_not) {
-            (true, _) => Told::Yes,
-            (_, true) => Told::No,
-            _ => Told::Open,
+            (true, _) => BoundVerdict::Yes,
+            (_, true) => BoundVerdict::No,
+            _ => BoundVerdict::Open,
         }
     }
 
@@ -368,10 +369,10 @@ mod tests {
     #[test]
     fn intervals_tell_or_leave_open() {
         let rows = [
-            (Bound::Over(0.0), [Told::Yes, Told::Open, Told::No]),
-            (Bound::AtLeast(0.0), [Told::Yes, Told::Open, Told::No]),
-            (Bound::Under(0.0), [Told::No, Told::Open, Told::Yes]),
-            (Bound::AtMost(0.0), [Told::No, Told::Open, Told::Yes]),
+            (Bound::Over(0.0), [BoundVerdict::Yes, BoundVerdict::Open, BoundVerdict::No]),
+            (Bound::AtLeast(0.0), [BoundVerdict::Yes, BoundVerdict::Open, BoundVerdict::No]),
+            (Bound::Under(0.0), [BoundVerdict::No, BoundVerdict::Open, BoundVerdict::Yes]),
+            (Bound::AtMost(0.0), [BoundVerdict::No, BoundVerdict::Open, BoundVerdict::Yes]),
         ];
         for (bound, told) in rows {
             let found = [between(1.0, 2.0), between(-1.0, 2.0), between(-2.0, -1.0)].map(|e| bound.told(&e));
@@ -381,15 +382,15 @@ mod tests {
         let zero = between(0.0, 0.0);
         let found =
             [Bound::Over(0.0), Bound::AtLeast(0.0), Bound::Under(0.0), Bound::AtMost(0.0)].map(|b| b.told(&zero));
-        assert_eq!(found, [Told::No, Told::Yes, Told::No, Told::Yes]);
-        assert_eq!(Bound::Over(0.0).told(&Estimate { mean: 5.0, ends: None }), Told::Open, "one context");
+        assert_eq!(found, [BoundVerdict::No, BoundVerdict::Yes, BoundVerdict::No, BoundVerdict::Yes]);
+        assert_eq!(Bound::Over(0.0).told(&Estimate { mean: 5.0, ends: None }), BoundVerdict::Open, "one context");
         assert!(Bound::AtMost(1.0).holds(1.0) && !Bound::Under(1.0).holds(1.0) && Bound::Over(0.5).holds(0.6));
     }
 
     #[test]
     fn verdicts_follow_from_what_was_told() {
-        use Told::{No, Open, Unmeasured, Yes};
-        let of = |told: &[Told]| Verdict::of(&told.iter().map(|t| (*t, false)).collect::<Vec<_>>());
+        use BoundVerdict::{No, Open, Unmeasured, Yes};
+        let of = |told: &[BoundVerdict]| Verdict::of(&told.iter().map(|t| (*t, false)).collect::<Vec<_>>());
         assert_eq!(of(&[Yes, Yes]), Verdict::Holds);
         assert_eq!(of(&[Yes, No]), Verdict::HoldsInPart);
         assert_eq!(of(&[Yes, Open]), Verdict::HoldsInPart);

@@ -20,7 +20,7 @@ use super::values::Value;
 use crate::eval::config::file::parse_toml;
 use crate::eval::config::methods::only_policy;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{Settings, Wrong};
+use crate::eval::config::settings::{InvalidValue, Settings};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, expand_grid};
 use spattn_base::error::UsageError;
@@ -359,7 +359,7 @@ impl Item {
         let Some(settings) = self.settings(variant) else { return Ok(()) };
         let table = if variant == Variant::Paper { "run" } else { "builtin" };
         let within = |e: UsageError| UsageError { what: format!("[{table}]: {}", e.what), ..e };
-        settings.check_values().map_err(|Wrong { key, error, .. }| {
+        settings.check_values().map_err(|InvalidValue { key, error, .. }| {
             within(UsageError { what: format!("`{key}`: {}", error.what), ..error })
         })?;
         for line in self.lines() {

@@ -1,13 +1,13 @@
 //! What an item has learned to measure it: calibrations, trained alike but for what is compared, and judged on text that
 //! nothing was learned from.
 //!
-//! What they say of that text by layer becomes [`Seen`], a layer a unit, so that differences are paired by layer. What trains
+//! What they say of that text by layer becomes [`AnalysisTables`], a layer a unit, so that differences are paired by layer. What trains
 //! them stands beside (`eval::learned`); here nothing runs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::seen::{Seen, SeenTable};
+use super::seen::{AnalysisTables, SeenTable};
 use spattn_base::error::UsageError;
 
 /// What is learned.
@@ -72,7 +72,7 @@ impl Learning {
 ///
 /// # Errors
 /// A table that is not of that form, or of other layers than the first one's.
-pub fn by_layer(all: &[Learned]) -> Result<Vec<Seen>, UsageError> {
+pub fn by_layer(all: &[Learned]) -> Result<Vec<AnalysisTables>, UsageError> {
     let mut layers: Vec<(usize, SeenTable)> = Vec::new();
     for one in all {
         for row in rows(one)? {
@@ -89,7 +89,7 @@ pub fn by_layer(all: &[Learned]) -> Result<Vec<Seen>, UsageError> {
         }
     }
     let Some(first) = all.first() else { return Ok(Vec::new()) };
-    let seen = |(layer, table): (usize, SeenTable)| Seen {
+    let seen = |(layer, table): (usize, SeenTable)| AnalysisTables {
         identity: Json::Array(all.iter().map(|one| one.identity.clone()).collect()),
         program: first.program.clone(),
         model: first.model.clone(),

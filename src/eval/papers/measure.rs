@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::derived::{Correlation, Reaching};
 use super::item::{Item, Line, Select, Variant};
-use super::seen::{Found, Seen, Units};
+use super::seen::{AnalysisTables, Found, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
 use crate::eval::config::settings::Settings;
@@ -23,7 +23,7 @@ pub struct Evidence<'a> {
     /// Records of its run.
     pub records: &'a [Record],
     /// What its analyses found.
-    pub seen: &'a [Seen],
+    pub seen: &'a [AnalysisTables],
 }
 
 /// What was measured, seen by the rows and columns of an item.
@@ -33,7 +33,7 @@ pub struct Measured<'a> {
     /// Settings of the run; none where nothing is run.
     settings: Option<Settings>,
     cells: Vec<Cell<'a>>,
-    seen: &'a [Seen],
+    seen: &'a [AnalysisTables],
     times: Option<Times>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::claims::{Comparison, Place, Test, Told, Verdict};
+use super::claims::{BoundVerdict, Comparison, Place, Test, Verdict};
 use super::item::{Claim, Item, Variant};
 use super::measure::{Evidence, Measured};
 use spattn_base::error::UsageError;
@@ -138,11 +138,11 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result
     for comparison in &all {
         let (answer, text) = match measured {
             Some(measured) => tell(measured, comparison)?,
-            None => (Told::Unmeasured, String::new()),
+            None => (BoundVerdict::Unmeasured, String::new()),
         };
         told.push((answer, comparison.is_lenient));
         // Of single steps only those that go the other way, or are not there, are worth a line.
-        let is_worth = !comparison.is_lenient || matches!(answer, Told::No | Told::Unmeasured);
+        let is_worth = !comparison.is_lenient || matches!(answer, BoundVerdict::No | BoundVerdict::Unmeasured);
         if is_worth && !text.is_empty() && !why.contains(&text) {
             why.push(text);
         }
@@ -163,32 +163,32 @@ pub fn published_verdict(item: &Item, test: &Test) -> Verdict {
     let of = |c: &Comparison<'_>| {
         let left = number(c.left)?;
         let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
-        Some((if c.bound.holds(left - right) { Told::Yes } else { Told::No }, c.is_lenient))
+        Some((if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No }, c.is_lenient))
     };
     let told: Option<Vec<_>> = test.comparisons().iter().map(of).collect();
     told.map_or(Verdict::NotTested, |told| Verdict::of(&told))
 }
 
 /// What the measured cells say of a comparison, and how.
-fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(Told, String), UsageError> {
+fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, String), UsageError> {
     let name = |(row, column): Place<'_>| format!("{row}, {column}");
     let Some(left) = measured.spot(c.left.0, c.left.1)? else {
-        return Ok((Told::Unmeasured, format!("{}: not measured", name(c.left))));
+        return Ok((BoundVerdict::Unmeasured, format!("{}: not measured", name(c.left))));
     };
     let (what, estimate) = match c.right {
         None => (name(c.left), left.estimate()),
         Some((factor, right)) => {
             let Some(spot) = measured.spot(right.0, right.1)? else {
-                return Ok((Told::Unmeasured, format!("{}: not measured", name(right))));
+                return Ok((BoundVerdict::Unmeasured, format!("{}: not measured", name(right))));
             };
             (between(c.left, factor, right), left.less(factor, &spot))
         }
     };
-    let Some(estimate) = estimate else { return Ok((Told::Unmeasured, format!("{what}: not measured"))) };
+    let Some(estimate) = estimate else { return Ok((BoundVerdict::Unmeasured, format!("{what}: not measured"))) };
     let told = c.bound.told(&estimate);
     let answer = match told {
-        Told::Yes => "yes",
-        Told::No => "no",
+        BoundVerdict::Yes => "yes",
+        BoundVerdict::No => "no",
         _ => "open",
     };
     let interval =

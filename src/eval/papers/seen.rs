@@ -88,7 +88,7 @@ impl Observing {
 
 /// What was found in one unit, as a file has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct AnalysisTables {
     /// All that determines the numbers.
     pub identity: Json,
     /// The program that found it.
@@ -186,7 +186,7 @@ impl Found {
     ///
     /// # Errors
     /// A table, a key or a column that is none of what was found; keys that select no row.
-    pub fn of(&self, seen: &Seen) -> Result<Option<f64>, UsageError> {
+    pub fn of(&self, seen: &AnalysisTables) -> Result<Option<f64>, UsageError> {
         let unknown = |what: &str, name: &str, known: Vec<&str>| Err(UsageError::unknown(what, name, known));
         let (Some(name), Some(column)) = (&self.table, &self.column) else {
             return Err(UsageError::new("a cell of what was found needs a table and a column")
@@ -238,7 +238,7 @@ impl Units {
     /// As [`Found::of`].
     pub fn new(
         found: &Found,
-        seen: &[Seen],
+        seen: &[AnalysisTables],
         tasks: Option<&Vec<String>>,
         length: Option<usize>,
     ) -> Result<Option<Self>, UsageError> {
@@ -293,13 +293,13 @@ pub(super) mod tests {
     use super::*;
 
     /// A unit of a table by layer whose column `x` is `numbers`, `y` a tenth of it.
-    pub fn unit(task: &str, unit: usize, numbers: &[f64]) -> Seen {
+    pub fn unit(task: &str, unit: usize, numbers: &[f64]) -> AnalysisTables {
         let row = |(layer, x): (usize, &f64)| (vec![layer.to_string()], vec![Some(*x), Some(x / 10.0)]);
         let mut rows: Vec<_> = numbers.iter().enumerate().map(row).collect();
         rows.push((vec!["all".to_owned()], vec![Some(99.0), None]));
         let columns = vec!["x".to_owned(), "y".to_owned()];
         let table = SeenTable { name: "by_layer".to_owned(), keys: vec!["layer".to_owned()], columns, rows };
-        Seen {
+        AnalysisTables {
             identity: Json::Null,
             program: Json::Null,
             model: "builtin".to_owned(),
@@ -356,7 +356,8 @@ pub(super) mod tests {
 
     #[test]
     fn intervals_are_over_units_and_differences_within_them() {
-        let seen: Vec<Seen> = [1.0, 2.0, 6.0].iter().enumerate().map(|(i, x)| unit("t", i, &[*x, x + 1.0])).collect();
+        let seen: Vec<AnalysisTables> =
+            [1.0, 2.0, 6.0].iter().enumerate().map(|(i, x)| unit("t", i, &[*x, x + 1.0])).collect();
         let of = |layer: &str| {
             let found = found(&format!("table = 'by_layer'\ncolumn = 'x'\nkeys = {{ layer = '{layer}' }}"));
             Units::new(&found, &seen, None, None).unwrap().unwrap()

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::sharding::{Deal, Loads, MOST_SHARDS, Work};
+use super::sharding::{MOST_SHARDS, ShardAssignment, ShardLoads, Work};
 use spattn_base::error::UsageError;
 use spattn_tasks::Task;
 
@@ -74,7 +74,7 @@ pub struct ShareSize {
 
 /// The contexts of a task at a length, before they are dealt out to shards.
 #[derive(Debug, Clone)]
-pub struct Undealt {
+pub struct UnassignedContexts {
     /// The examples by context: all that are listed, or those of the first sample.
     first: Vec<Vec<usize>>,
     cells: usize,
@@ -82,7 +82,7 @@ pub struct Undealt {
     generated: Option<usize>,
 }
 
-impl Undealt {
+impl UnassignedContexts {
     /// Of `samples` samples of a task.
     pub fn new(task: &dyn Task, samples: usize, is_listed: bool) -> Self {
         let cells = task.cells();
@@ -101,8 +101,8 @@ impl Undealt {
     }
 
     /// Leaves out examples that are listed, after they were dealt out.
-    pub fn leave_out(&mut self, deal: &mut Deal, examples: &HashSet<usize>) {
-        let (None, Deal::Each(shard_of)) = (self.generated, deal) else { return };
+    pub fn leave_out(&mut self, deal: &mut ShardAssignment, examples: &HashSet<usize>) {
+        let (None, ShardAssignment::Each(shard_of)) = (self.generated, deal) else { return };
         let left = std::mem::take(&mut self.first).into_iter().zip(std::mem::take(shard_of));
         let left = left.map(|(context, shard)| {
             let own: Vec<usize> = context.into_iter().filter(|index| !examples.contains(index)).collect();
@@ -125,7 +125,7 @@ impl Undealt {
     }
 
     /// Deals them out. Of a sample that is generated, contexts count as having as many examples each.
-    pub fn deal(&self, work: Work, loads: &mut Loads) -> Deal {
+    pub fn deal(&self, work: Work, loads: &mut ShardLoads) -> ShardAssignment {
         match self.generated {
             None => loads.deal_each(&self.first.iter().map(|context| work.of(context.len())).collect::<Vec<_>>()),
             Some(samples) => {
@@ -136,17 +136,17 @@ impl Undealt {
     }
 
     /// How much each of so many shards has of them.
-    pub fn sizes(&self, deal: &Deal, work: Work, shards: usize) -> Vec<ShareSize> {
+    pub fn sizes(&self, deal: &ShardAssignment, work: Work, shards: usize) -> Vec<ShareSize> {
         let mut sizes = vec![ShareSize::default(); shards];
         match deal {
-            Deal::Each(shard_of) => {
+            ShardAssignment::Each(shard_of) => {
                 for (context, shard) in self.first.iter().zip(shard_of) {
                     sizes[*shard].contexts += 1;
                     sizes[*shard].examples += context.len();
                     sizes[*shard].work = sizes[*shard].work.saturating_add(work.of(context.len()));
                 }
             }
-            Deal::Rounds { contexts, rest, .. } => {
+            ShardAssignment::Rounds { contexts, rest, .. } => {
                 let mut extra = vec![false; shards];
                 rest.iter().for_each(|shard| extra[*shard] = true);
                 for (index, size) in sizes.iter_mut().enumerate() {
@@ -160,16 +160,16 @@ impl Undealt {
     }
 
     /// What a shard has of them.
-    pub fn of_shard(&self, deal: &Deal, shard: Shard) -> Contexts {
+    pub fn of_shard(&self, deal: &ShardAssignment, shard: Shard) -> Contexts {
         let all = match (deal, deal.rounds_of(shard.index)) {
-            (Deal::Each(shard_of), _) => {
+            (ShardAssignment::Each(shard_of), _) => {
                 let own = self.first.iter().zip(shard_of).filter(|(_, of)| **of == shard.index);
                 return Contexts { listed: own.map(|(context, _)| context.clone()).collect(), ..Contexts::default() };
             }
-            (Deal::Rounds { shards, .. }, Some((end, extra))) => {
+            (ShardAssignment::Rounds { shards, .. }, Some((end, extra))) => {
                 Generated { first: self.first.clone(), cells: self.cells, next: shard.index, step: *shards, end, extra }
             }
-            (Deal::Rounds { .. }, None) => Generated::default(),
+            (ShardAssignment::Rounds { .. }, None) => Generated::default(),
         };
         Contexts { listed: Vec::new(), generated: all }
     }
@@ -264,9 +264,9 @@ mod tests {
 
     /// A shard's share, after other work was dealt.
     fn share(name: &str, samples: usize, is_listed: bool, index: usize, count: usize, before: usize) -> Contexts {
-        let mut loads = Loads::new(count, 0);
+        let mut loads = ShardLoads::new(count, 0);
         loads.deal_alike(before, 10);
-        let all = Undealt::new(task(name).as_ref(), samples, is_listed);
+        let all = UnassignedContexts::new(task(name).as_ref(), samples, is_listed);
         all.of_shard(&all.deal(WORK, &mut loads), Shard { index, count })
     }
 

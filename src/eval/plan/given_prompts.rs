@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::planner::{DealtCell, LENGTH_HINT, Place, Plan, Planner};
-use crate::eval::examples::example_input::{self, Material};
-use crate::eval::examples::observer::{Failure, Watch};
-use crate::eval::examples::truncate::Fitted;
+use super::planner::{LENGTH_HINT, Place, Plan, Planner, ShardedCell};
+use crate::eval::examples::example_input::{self, ExampleInput};
+use crate::eval::examples::observer::{RunObserver, SkippedWork};
+use crate::eval::examples::truncate::TruncatedExample;
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 use spattn_tasks::Task;
@@ -26,7 +26,7 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// What `watch` returns.
-    pub(crate) fn check_given(&self, plan: &mut Plan, watch: &mut dyn Watch) -> Result<()> {
+    pub(crate) fn check_given(&self, plan: &mut Plan, watch: &mut dyn RunObserver) -> Result<()> {
         let Plan { cells, notes, .. } = plan;
         let mut emptied = Vec::new();
         for cell in cells.iter_mut().filter(|cell| self.tasks[cell.place.task].is_given()) {
@@ -48,7 +48,7 @@ impl Planner<'_> {
                 let skip = (!self.config.skip_bad && count < all).then(|| SKIP_HINT.to_owned());
                 let hints: Vec<String> = first.hint.clone().into_iter().chain(skip).collect();
                 let error = UsageError::new(format!("{}{others}", first.what)).hint(hints.join("; "));
-                watch.failed(Failure { what: self.name_of(cell.place), error: error.into() })?;
+                watch.failed(SkippedWork { what: self.name_of(cell.place), error: error.into() })?;
             }
             let left_out: HashSet<usize> = unreadable.into_iter().map(|(index, _)| index).collect();
             cell.contexts.leave_out(&left_out);
@@ -62,9 +62,9 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If files cannot be read.
-    pub fn dealt_to_run(&self) -> Result<Vec<DealtCell>> {
+    pub fn dealt_to_run(&self) -> Result<Vec<ShardedCell>> {
         let mut cells = self.dealt()?;
-        let is_given = |cell: &&mut DealtCell| self.tasks[cell.place.task].is_given() && cell.failure().is_none();
+        let is_given = |cell: &&mut ShardedCell| self.tasks[cell.place.task].is_given() && cell.failure().is_none();
         for cell in cells.iter_mut().filter(is_given).filter(|_| self.config.skip_bad) {
             let unreadable = self.unreadable(cell.place, cell.listed());
             cell.leave_out(&unreadable.into_iter().map(|(index, _)| index).collect());
@@ -109,11 +109,11 @@ impl Planner<'_> {
     }
 
     /// Checks an example against the model's vocabulary and context, and whether it says anything to it.
-    pub(crate) fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
+    pub(crate) fn check_fits(&self, task: &dyn Task, material: &ExampleInput) -> Result<(), UsageError> {
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         match material {
-            Material::Prompt(fitted) => {
-                let Fitted { example, prompt, .. } = &**fitted;
+            ExampleInput::Prompt(fitted) => {
+                let TruncatedExample { example, prompt, .. } = &**fitted;
                 self.model.check_tokens(&prompt.ids)?;
                 let context = self.model.dimensions.config().context_limit();
                 // What was cut to a length beyond the context was checked before.
@@ -122,7 +122,7 @@ impl Planner<'_> {
                 }
                 self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
             }
-            Material::Passage(passage) => {
+            ExampleInput::Passage(passage) => {
                 self.model.check_tokens(&passage.prompt)?;
                 passage.continuations.iter().try_for_each(|c| self.model.check_tokens(&c.tokens))?;
                 self.check_length(passage_tokens(passage), "the text", hint)
@@ -155,10 +155,10 @@ mod tests {
     #[derive(Default)]
     struct Told(Vec<String>);
 
-    impl Watch for Told {
+    impl RunObserver for Told {
         fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
 
-        fn failed(&mut self, failure: Failure) -> Result<()> {
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             let hint = failure.error.downcast_ref::<UsageError>().and_then(|e| e.hint.clone()).unwrap_or_default();
             self.0.push(format!("{}: {} ({hint})", failure.what, failure.error));
             Ok(())

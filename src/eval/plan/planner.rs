@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use super::contexts::{Contexts, Shard, ShareSize, Undealt};
+use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
-use super::sharding::{Deal, Loads, Work};
+use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::eval::config::run_config::{RunConfig, Variant};
 use crate::eval::examples::example_input;
-use crate::eval::examples::observer::{Failure, Watch};
+use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::examples::token_counter::Counter;
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
@@ -102,18 +102,18 @@ pub struct Planner<'a> {
 
 /// The examples of a task at a length, dealt out to shards.
 #[derive(Debug)]
-pub struct DealtCell {
+pub struct ShardedCell {
     /// Which task at which length.
     pub place: Place,
     /// Work of its contexts, estimated.
     pub work: Work,
-    all: Undealt,
-    deal: Deal,
+    all: UnassignedContexts,
+    deal: ShardAssignment,
     /// Why it cannot be run on this machine.
     failure: Option<anyhow::Error>,
 }
 
-impl DealtCell {
+impl ShardedCell {
     /// How much each of so many shards has of it.
     pub fn sizes(&self, shards: usize) -> Vec<ShareSize> {
         self.all.sizes(&self.deal, self.work, shards)
@@ -146,14 +146,14 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If no length was given where one is needed, or files cannot be read; what `watch` returns.
-    pub fn plan(&self, watch: &mut dyn Watch) -> Result<Plan> {
+    pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<Plan> {
         if self.config.lengths.is_empty() && self.tasks.iter().any(|t| t.is_sized()) {
             return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
         }
         let mut plan = Plan::default();
         for cell in self.dealt()? {
             match cell.failure {
-                Some(error) => watch.failed(Failure { what: self.name_of(cell.place), error })?,
+                Some(error) => watch.failed(SkippedWork { what: self.name_of(cell.place), error })?,
                 None => plan.cells.push(Cell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
@@ -168,7 +168,7 @@ impl Planner<'_> {
     /// If files cannot be read.
     pub fn outline(&self) -> Result<Plan> {
         let mut plan = Plan::default();
-        let of_shard = |cell: DealtCell| Cell { place: cell.place, contexts: cell.of_shard(self.shard) };
+        let of_shard = |cell: ShardedCell| Cell { place: cell.place, contexts: cell.of_shard(self.shard) };
         plan.cells = self.dealt()?.into_iter().map(of_shard).collect();
         Ok(plan)
     }
@@ -178,7 +178,7 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If files cannot be read.
-    pub fn dealt(&self) -> Result<Vec<DealtCell>> {
+    pub fn dealt(&self) -> Result<Vec<ShardedCell>> {
         let mut cells = Vec::new();
         for (at, task) in self.tasks.iter().enumerate() {
             let mut failures = self.too_short(task.as_ref());
@@ -189,14 +189,14 @@ impl Planner<'_> {
                 let is_short = known.is_some();
                 let failure = known.or_else(|| self.too_long(task.as_ref(), length));
                 let is_dealt = !is_short && self.is_within_context(task.as_ref(), length);
-                let all = if is_dealt { self.contexts_of(task.as_ref(), length)? } else { Undealt::none() };
+                let all = if is_dealt { self.contexts_of(task.as_ref(), length)? } else { UnassignedContexts::none() };
                 let work = sample.map_or(Work::default(), |sample| self.work(task.as_ref(), length, sample));
                 let place = Place { task: at, length };
-                cells.push(DealtCell { place, work, all, deal: Deal::Each(Vec::new()), failure });
+                cells.push(ShardedCell { place, work, all, deal: ShardAssignment::Each(Vec::new()), failure });
             }
         }
         let turn = self.config.settings.model.iter().flat_map(|m| &m.0).position(|model| *model == self.config.model);
-        let mut loads = Loads::new(self.shard.count, turn.unwrap_or(0));
+        let mut loads = ShardLoads::new(self.shard.count, turn.unwrap_or(0));
         let mut longest: Vec<usize> = (0..cells.len()).collect();
         longest.sort_by_key(|at| (std::cmp::Reverse(cells[*at].all.longest(cells[*at].work)), *at));
         for at in longest {
@@ -273,7 +273,7 @@ impl Planner<'_> {
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.
-    fn check_methods(&self, plan: &mut Plan, watch: &mut dyn Watch) -> Result<()> {
+    fn check_methods(&self, plan: &mut Plan, watch: &mut dyn RunObserver) -> Result<()> {
         let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
         let variants = self.config.variants();
         for method in &self.config.methods {
@@ -284,13 +284,13 @@ impl Planner<'_> {
             };
             let fits = |part: &Configured| self.check_layers(part).and_then(|()| self.check_width(part));
             if let Err(error) = method.parts().try_for_each(fits) {
-                watch.failed(Failure { what: what(None), error: error.into() })?;
+                watch.failed(SkippedWork { what: what(None), error: error.into() })?;
                 places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
                 continue;
             }
             for &place in places.iter().filter(|place| self.tasks[place.task].is_sized()) {
                 if let Err(error) = self.check_positions(alone, place.length) {
-                    watch.failed(Failure { what: what(Some(place)), error: error.into() })?;
+                    watch.failed(SkippedWork { what: what(Some(place)), error: error.into() })?;
                     plan.leave_out(place, &variants, alone);
                 }
             }
@@ -329,13 +329,13 @@ impl Planner<'_> {
     }
 
     /// The contexts of a task at a length, of all shards.
-    fn contexts_of(&self, task: &dyn Task, length: usize) -> Result<Undealt> {
+    fn contexts_of(&self, task: &dyn Task, length: usize) -> Result<UnassignedContexts> {
         let available = match task.likelihood() {
             Some(task) => Some(task.available(length, &Counter(&self.model.tokenizer))?),
             None => task.available(),
         };
         let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
-        Ok(Undealt::new(task, samples, available.is_some()))
+        Ok(UnassignedContexts::new(task, samples, available.is_some()))
     }
 
     /// Model, task and length, to read.
@@ -448,10 +448,10 @@ mod tests {
     #[derive(Default)]
     struct Told(Vec<(String, String)>);
 
-    impl Watch for Told {
+    impl RunObserver for Told {
         fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
 
-        fn failed(&mut self, failure: Failure) -> Result<()> {
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             self.0.push((failure.what, failure.error.to_string()));
             Ok(())
         }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::contexts::Shard;
-use super::planner::{DealtCell, Plan, Planner};
+use super::planner::{Plan, Planner, ShardedCell};
 
 /// Key of the manifest.
 const SHARD: &str = "shard";
@@ -69,13 +69,13 @@ pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
 /// # Errors
 /// If files cannot be read.
 pub fn whole(planner: &Planner<'_>, plan: &Plan) -> Result<usize> {
-    let of_cell = |cell: &DealtCell| {
+    let of_cell = |cell: &ShardedCell| {
         let sizes = cell.sizes(planner.shard.count);
         let examples = sizes.iter().map(|size| size.examples).fold(0, usize::saturating_add);
         examples.saturating_mul(planner.records_of_example(plan, cell.place))
     };
     let dealt = planner.dealt_to_run()?;
-    let is_run = |cell: &&DealtCell| cell.failure().is_none();
+    let is_run = |cell: &&ShardedCell| cell.failure().is_none();
     Ok(dealt.iter().filter(is_run).map(of_cell).fold(0, usize::saturating_add))
 }
 

@@ -28,13 +28,13 @@ impl Work {
 
 /// Work dealt out so far, by shard.
 #[derive(Debug, Clone)]
-pub struct Loads {
+pub struct ShardLoads {
     of_shard: Vec<u64>,
     /// The shard that comes first where several have as little.
     first: usize,
 }
 
-impl Loads {
+impl ShardLoads {
     /// Of `shards` shards that have nothing yet. `turn` counts dealings of the same shards that know nothing of each other
     /// (the models of a matrix): what is left over of each goes to others first.
     pub fn new(shards: usize, turn: usize) -> Self {
@@ -48,7 +48,7 @@ impl Loads {
     }
 
     /// Deals `contexts` that take `work` each.
-    pub fn deal_alike(&mut self, contexts: usize, work: u64) -> Deal {
+    pub fn deal_alike(&mut self, contexts: usize, work: u64) -> ShardAssignment {
         let shards = self.of_shard.len();
         let (rounds, rest) = (contexts / shards, contexts % shards);
         let all = work.saturating_mul(rounds as u64);
@@ -59,11 +59,11 @@ impl Loads {
         for shard in &least {
             self.of_shard[*shard] = self.of_shard[*shard].saturating_add(work);
         }
-        Deal::Rounds { contexts, shards, rest: least }
+        ShardAssignment::Rounds { contexts, shards, rest: least }
     }
 
     /// Deals contexts that take so much each.
-    pub fn deal_each(&mut self, work: &[u64]) -> Deal {
+    pub fn deal_each(&mut self, work: &[u64]) -> ShardAssignment {
         let mut longest: Vec<usize> = (0..work.len()).collect();
         longest.sort_by_key(|context| (Reverse(work[*context]), *context));
         let entry = |shard: usize, load: u64| Reverse((load, self.place(shard), shard));
@@ -79,7 +79,7 @@ impl Loads {
         for Reverse((load, _, shard)) in least {
             self.of_shard[shard] = load;
         }
-        Deal::Each(shard_of)
+        ShardAssignment::Each(shard_of)
     }
 
     fn place(&self, shard: usize) -> usize {
@@ -90,7 +90,7 @@ impl Loads {
 
 /// Which contexts of a task at a length each shard has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Deal {
+pub enum ShardAssignment {
     /// In full rounds each shard gets one; of what is left over, the shards in `rest` get one each, in this order.
     Rounds {
         /// Contexts dealt out.
@@ -104,7 +104,7 @@ pub enum Deal {
     Each(Vec<usize>),
 }
 
-impl Deal {
+impl ShardAssignment {
     /// Contexts of the full rounds, and the one that a shard has beyond them.
     pub(crate) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
         match self {
@@ -122,10 +122,10 @@ mod tests {
     use super::*;
 
     /// How many contexts of each kind each shard has, listed one by one.
-    fn counts(deals: &[Deal], shards: usize) -> Vec<Vec<usize>> {
-        let of = |deal: &Deal, shard: usize| match deal {
-            Deal::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
-            Deal::Rounds { contexts, rest, .. } => {
+    fn counts(deals: &[ShardAssignment], shards: usize) -> Vec<Vec<usize>> {
+        let of = |deal: &ShardAssignment, shard: usize| match deal {
+            ShardAssignment::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
+            ShardAssignment::Rounds { contexts, rest, .. } => {
                 (contexts - rest.len()) / shards + usize::from(rest.contains(&shard))
             }
         };
@@ -136,7 +136,7 @@ mod tests {
     fn rounds_and_single_contexts_are_dealt_alike() {
         for (contexts, shards, turn) in [(10, 8, 0), (10, 8, 5), (3, 4, 1), (16, 4, 0), (0, 3, 0), (7, 1, 0)] {
             for work in [9, 5, 2] {
-                let (mut rounds, mut each) = (Loads::new(shards, turn), Loads::new(shards, turn));
+                let (mut rounds, mut each) = (ShardLoads::new(shards, turn), ShardLoads::new(shards, turn));
                 rounds.deal_alike(contexts, work);
                 each.deal_each(&vec![work; contexts]);
                 let [mut a, mut b] = [&rounds, &each].map(|loads| loads.of_shards().to_vec());
@@ -149,12 +149,12 @@ mod tests {
 
     #[test]
     fn what_is_left_over_goes_to_those_that_have_least() {
-        let mut loads = Loads::new(4, 0);
+        let mut loads = ShardLoads::new(4, 0);
         let deals = [loads.deal_alike(6, 10), loads.deal_alike(5, 4), loads.deal_alike(3, 1)];
         // 6 of 10: two shards have two; 5 of 4: the first of the others has two; 3 of 1: all but the one that has most.
         assert_eq!(counts(&deals, 4), [vec![2, 1, 1], vec![2, 1, 0], vec![1, 2, 1], vec![1, 1, 1]]);
         assert_eq!(loads.of_shards(), [25, 24, 19, 15]);
-        let mut turned = Loads::new(4, 2);
+        let mut turned = ShardLoads::new(4, 2);
         turned.deal_alike(1, 10);
         assert_eq!(turned.of_shards(), [0, 0, 10, 0]);
     }
@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn the_longest_come_first_and_no_shard_has_more_than_one_context_too_many() {
         let work: Vec<u64> = (0..100).map(|i| (i * 7919) % 1000 + 1).collect();
-        let mut loads = Loads::new(7, 0);
+        let mut loads = ShardLoads::new(7, 0);
         let deal = loads.deal_each(&work);
-        let Deal::Each(shard_of) = &deal else { panic!("{deal:?}") };
+        let ShardAssignment::Each(shard_of) = &deal else { panic!("{deal:?}") };
         let of = |shard: usize| work.iter().zip(shard_of).filter(|(_, of)| **of == shard).map(|(w, _)| w).sum::<u64>();
         assert_eq!(loads.of_shards(), (0..7).map(of).collect::<Vec<_>>());
         let (most, least) = (loads.of_shards().iter().max().unwrap(), loads.of_shards().iter().min().unwrap());
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn work_beyond_all_numbers_does_not_wrap_around() {
-        let mut loads = Loads::new(2, 0);
+        let mut loads = ShardLoads::new(2, 0);
         loads.deal_alike(usize::MAX, u64::MAX);
         loads.deal_each(&[u64::MAX; 3]);
         assert_eq!(loads.of_shards(), [u64::MAX; 2]);

@@ -6,7 +6,7 @@ use spattn_attention::cost::Cost;
 
 /// Densities and costs as published tables have them: of the layers that are not dense by policy alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Comparable {
+pub struct PublishedCosts {
     /// Tokens picked over tokens in context: sink, window and what follows the prefix left out; of `full`, its density.
     /// `None` where a mask read the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,7 +24,7 @@ pub struct Comparable {
     pub shared_bytes_resident: f64,
 }
 
-impl Comparable {
+impl PublishedCosts {
     /// Of what was counted in the layers that are not dense by policy.
     pub fn of(sparse: &Cost) -> Self {
         Self {

@@ -2,15 +2,15 @@
 //!
 //! Everything that is drawn or tabulated later comes from these; nothing else is kept.
 
-use super::costs::{Comparable, KvTokens};
+use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::{Fidelity, Spread};
 use super::text_scores::{Choice, Likelihood};
-use super::timing::{Conditions, Solo};
+use super::timing::{Solo, TimingConditions};
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::interning::{Pool, Shared, Text};
+use super::interning::{Interned, InternedStr, Pool};
 use spattn_attention::FIRST_REVISION;
 use spattn_tasks::likelihood::Measure;
 use spattn_tasks::metrics::Metric;
@@ -26,9 +26,9 @@ pub struct Record {
     /// Hash of everything that determines this record: model, tokenizer, task, example, protocol, method, seed, code version.
     pub key: String,
     /// Model id as given (`builtin`, a folder, a hub id).
-    pub model: Text,
+    pub model: InternedStr,
     /// Full task name, such as `ruler/vt`.
-    pub task: Text,
+    pub task: InternedStr,
     /// Length asked for in tokens; 0 if a file fixes it.
     pub length: usize,
     /// Position of the example in its task.
@@ -42,32 +42,32 @@ pub struct Record {
     /// Digest of what was asked: prompt tokens, answer key, metric and limits. Records are paired, merged and resumed by it.
     /// `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub example_sha256: Option<Shared<String>>,
+    pub example_sha256: Option<Interned<String>>,
     /// Bare method name.
-    pub method: Text,
+    pub method: InternedStr,
     /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](spattn_attention::Configured::revision)).
     #[serde(default = "first_revision", skip_serializing_if = "is_first_revision")]
     pub revision: u16,
     /// Canonical `key=value,...` of the method's parameters.
-    pub params: Text,
+    pub params: InternedStr,
     /// All parameters of the method by key, those at their default too; empty in records from before they were kept.
     #[serde(default, skip_serializing_if = "is_empty_map")]
-    pub settings: Shared<BTreeMap<String, String>>,
+    pub settings: Interned<BTreeMap<String, String>>,
     /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
-    pub protocol: Text,
+    pub protocol: InternedStr,
     /// Where the task's text came from.
-    pub source: Text,
+    pub source: InternedStr,
     /// What was asked: the text after the context, its middle left out where it is long; empty where nothing is asked, and
     /// in records from before it was kept.
     #[serde(default, skip_serializing_if = "is_empty_text")]
-    pub question: Text,
+    pub question: InternedStr,
     /// Generated text, special tokens removed; the option chosen, where options are scored; empty for perplexity.
-    pub prediction: Text,
+    pub prediction: InternedStr,
     /// The answer key.
-    pub references: Shared<Vec<String>>,
+    pub references: Interned<Vec<String>>,
     /// The names of all classes, where the metric needs them.
     #[serde(default, skip_serializing_if = "is_empty_list")]
-    pub all_classes: Shared<Vec<String>>,
+    pub all_classes: Interned<Vec<String>>,
     /// Score in 0..=1; where `measure` is perplexity, the token perplexity of this example.
     pub score: f64,
     /// What the score is.
@@ -109,7 +109,7 @@ pub struct Record {
     pub density_sparse_layers: f64,
     /// The same as published tables count; `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub comparable: Option<Comparable>,
+    pub comparable: Option<PublishedCosts>,
     /// FLOPs spent on scoring over FLOPs of full attention.
     pub cost1: f64,
     /// FLOPs of the gathered attention over FLOPs of full attention.
@@ -170,7 +170,7 @@ pub struct Record {
     pub solo: Option<Solo>,
     /// Under what the times were taken; `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub conditions: Option<Shared<Conditions>>,
+    pub conditions: Option<Interned<TimingConditions>>,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
     /// What was solved for the density asked for, as `key=value,...`, where the method sets its budget once for an example.
@@ -219,31 +219,31 @@ fn is_first_revision(revision: &u16) -> bool {
     *revision == FIRST_REVISION
 }
 
-fn is_empty_text(text: &Text) -> bool {
+fn is_empty_text(text: &InternedStr) -> bool {
     text.is_empty()
 }
 
-fn is_empty_list(list: &Shared<Vec<String>>) -> bool {
+fn is_empty_list(list: &Interned<Vec<String>>) -> bool {
     list.is_empty()
 }
 
-fn is_empty_map(map: &Shared<BTreeMap<String, String>>) -> bool {
+fn is_empty_map(map: &Interned<BTreeMap<String, String>>) -> bool {
     map.is_empty()
 }
 
 /// What records said so far that others may say again.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct RecordInterner {
     texts: Pool<str>,
     digests: Pool<String>,
     lists: Pool<Vec<String>>,
     settings: Pool<BTreeMap<String, String>>,
-    conditions: Pool<Conditions>,
+    conditions: Pool<TimingConditions>,
 }
 
 impl Record {
     /// Holds what records before have said as well where those do.
-    pub fn share(&mut self, said: &mut Said) {
+    pub fn share(&mut self, said: &mut RecordInterner) {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
         let texts = [&mut self.source, &mut self.question, &mut self.prediction];
         names.into_iter().chain(texts).for_each(|text| said.texts.share(text));
@@ -308,13 +308,13 @@ pub(crate) mod tests {
             method: method.into(),
             revision: FIRST_REVISION,
             params: "".into(),
-            settings: Shared::default(),
+            settings: Interned::default(),
             protocol: "question".into(),
             source: "grammar".into(),
             question: "question".into(),
             prediction: "answer".into(),
             references: vec!["answer".to_owned()].into(),
-            all_classes: Shared::default(),
+            all_classes: Interned::default(),
             score,
             other_scores: BTreeMap::new(),
             depth: None,
@@ -384,16 +384,16 @@ pub(crate) mod tests {
     #[test]
     fn records_are_small_and_what_they_say_alike_is_held_once() {
         assert!(size_of::<Record>() <= 800, "{} bytes, of which a report holds millions", size_of::<Record>());
-        let settings = || Shared::from(BTreeMap::from([("k".to_owned(), "8".to_owned())]));
+        let settings = || Interned::from(BTreeMap::from([("k".to_owned(), "8".to_owned())]));
         let mut records = [0, 1].map(|i| Record { settings: settings(), ..record("vt", "topk", i, 1.0) });
         let before = records.clone();
-        let mut said = Said::default();
+        let mut said = RecordInterner::default();
         records.iter_mut().for_each(|r| r.share(&mut said));
         assert_eq!(records, before);
         let [a, b] = &records;
         let texts = |r: &Record| {
             let names = [&r.model, &r.task, &r.method, &r.params, &r.protocol, &r.source, &r.question, &r.prediction];
-            names.map(Shared::address)
+            names.map(Interned::address)
         };
         assert_eq!(texts(a), texts(b));
         assert_eq!((a.settings.address(), a.references.address()), (b.settings.address(), b.references.address()));

@@ -6,9 +6,9 @@
 use super::changes::{self, AXES, Changes};
 use super::lines::{is_torn, read_line, repair, said};
 use super::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS, MANIFEST};
-use super::record::{Record, Said};
+use super::record::{Record, RecordInterner};
 use crate::eval::folder::lease::{Lease, OWNER, Owner, Refused};
-use crate::eval::folder::open_file::{self, Place};
+use crate::eval::folder::open_file::{self, OpenFile};
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -164,8 +164,8 @@ impl Store {
     ///
     /// # Errors
     /// If there are no more open files to be had.
-    pub fn place(&self) -> Result<Place> {
-        Ok(Place::of(&self.samples.path, &self.samples.file)?)
+    pub fn place(&self) -> Result<OpenFile> {
+        Ok(OpenFile::of(&self.samples.path, &self.samples.file)?)
     }
 
     /// Adds a record: the whole line in one write, then a flush. A key that is stored already changes nothing (the
@@ -289,7 +289,7 @@ fn line(record: &Record) -> Result<String> {
 
 fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     let failed = || format!("cannot read {}", path.display());
-    let (mut records, mut shared) = (Vec::new(), Said::default());
+    let (mut records, mut shared) = (Vec::new(), RecordInterner::default());
     // A line at a time: records are smaller in memory than as text, and there may be millions of them.
     let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
     for at in 1.. {

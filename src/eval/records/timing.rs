@@ -10,7 +10,7 @@ use spattn_stats::median;
 
 /// What a time depends on besides the method and the example: only times under the same conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Conditions {
+pub struct TimingConditions {
     /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
     pub fidelity: bool,
     /// Streams that took each step together; 1 where methods were timed alone.
@@ -33,7 +33,7 @@ pub struct Conditions {
     pub select_on: Option<String>,
 }
 
-impl fmt::Display for Conditions {
+impl fmt::Display for TimingConditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on } = self;
         if let Some(gpu) = gpu {
@@ -86,7 +86,7 @@ impl FromStr for Latency {
 
 /// What a method's steps took, in seconds, by what was done.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Parts {
+pub struct StepTime {
     /// Picking tokens.
     pub select: f64,
     /// Attending them.
@@ -97,7 +97,7 @@ pub struct Parts {
     pub beside: f64,
 }
 
-impl Parts {
+impl StepTime {
     /// What the steps took.
     pub fn steps(&self) -> f64 {
         self.select + self.attend + self.weights
@@ -115,7 +115,7 @@ impl Parts {
     }
 }
 
-impl std::ops::AddAssign for Parts {
+impl std::ops::AddAssign for StepTime {
     fn add_assign(&mut self, other: Self) {
         self.select += other.select;
         self.attend += other.attend;

@@ -2,7 +2,7 @@
 //!
 //! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
 
-use super::costs::{Comparable, KvTokens};
+use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;
 use super::record::Record;
 use super::text_scores::{Choice, Likelihood};
@@ -55,7 +55,7 @@ impl Record {
         ];
         bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
         self.kv_tokens.iter().try_for_each(KvTokens::check)?;
-        self.comparable.iter().try_for_each(Comparable::check)?;
+        self.comparable.iter().try_for_each(PublishedCosts::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
@@ -73,7 +73,7 @@ impl Record {
     }
 }
 
-impl Comparable {
+impl PublishedCosts {
     fn check(&self) -> Result<(), String> {
         self.picked_density.iter().try_for_each(|value| share("comparable.picked_density", *value))?;
         let amounts = [

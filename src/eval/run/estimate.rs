@@ -9,14 +9,14 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::generate::{Request, run_example};
+use super::generate::{GenerationRequest, run_example};
 use super::runner::Runner;
 use super::solo;
-use super::stopwatch::Spent;
+use super::stopwatch::PhaseTimes;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::Settings;
-use crate::eval::examples::example_input::Material;
+use crate::eval::examples::example_input::ExampleInput;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::memory::example_bytes;
 use crate::eval::plan::planner::{Cell, Plan, Planner};
@@ -216,7 +216,7 @@ impl Runner<'_> {
     }
 
     /// A cell's first example; `None` if there is none or it cannot be made.
-    fn first(&self, cell: &Cell) -> Option<Material> {
+    fn first(&self, cell: &Cell) -> Option<ExampleInput> {
         let index = *cell.contexts.iter().next()?.first()?;
         self.material(cell.place, index, self.config.seeds[0]).ok()
     }
@@ -241,7 +241,7 @@ impl Runner<'_> {
         let methods = spread(&self.config.methods, MOST_PROBED);
         // Those that are not run take as much as those that are, on average.
         let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
-        let request = Request {
+        let request = GenerationRequest {
             prompt: &text,
             prefix_tokens: tokens - PROBE_QUESTION,
             longer: &[],
@@ -255,7 +255,7 @@ impl Runner<'_> {
             solo: false,
         };
         let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false))?;
-        let (spent, runs) = outcome.map_or((Spent::default(), Vec::new()), |o| (o.spent, o.runs));
+        let (spent, runs) = outcome.map_or((PhaseTimes::default(), Vec::new()), |o| (o.spent, o.runs));
         let c = self.model.decoder.config();
         let steps = runs.iter().map(|r| r.steps).max().unwrap_or(0).max(1);
         Ok(Sample {
@@ -297,7 +297,7 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::examples::observer::{Failure, Progress, Watch};
+    use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
     use spattn_tasks::{TaskOptions, resolve};
 
     #[test]
@@ -372,10 +372,10 @@ mod tests {
 
     struct Silent;
 
-    impl Watch for Silent {
+    impl RunObserver for Silent {
         fn progress(&mut self, _: Progress<'_>) {}
 
-        fn failed(&mut self, failure: Failure) -> Result<()> {
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             Err(failure.error)
         }
     }
@@ -387,7 +387,7 @@ mod tests {
         with_runner(text, |runner| {
             let plan = runner.plan(&mut Silent).unwrap();
             let size = runner.size(&plan.cells[0]).unwrap();
-            let Material::Prompt(fitted) = runner.material(plan.cells[0].place, 0, runner.config.seeds[0]).unwrap()
+            let ExampleInput::Prompt(fitted) = runner.material(plan.cells[0].place, 0, runner.config.seeds[0]).unwrap()
             else {
                 panic!("a prompt")
             };

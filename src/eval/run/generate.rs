@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::method_result::Run;
-use super::prefix_reuse::{Held, Prepared, SharedPrefix};
+use super::method_result::MethodResult;
+use super::prefix_reuse::{PreparedPrefix, ReusablePrefix, SharedPrefix};
 use super::solo::{self, Script};
-use super::stopwatch::{Laps, Spent};
+use super::stopwatch::{PhaseTimes, Stopwatch};
 use super::time_attribution::{Clock, Step, share_out};
-use crate::eval::records::timing::Parts;
+use crate::eval::records::timing::StepTime;
 use spattn_attention::{Configured, Fork};
 use spattn_kernels::topk::argmax;
 use spattn_model::Model;
@@ -24,7 +24,7 @@ use spattn_tasks::ended;
 
 /// What to run an example with.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct GenerationRequest<'a> {
     /// The whole prompt.
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
@@ -51,7 +51,7 @@ pub struct Request<'a> {
 
 /// What an example gave.
 #[derive(Default)]
-pub struct Outcome {
+pub struct GenerationResult {
     /// Time of the shared prefill; of tokens that were read for an example before, the time that took.
     pub prefill: Duration,
     /// How much of it was spent for an example before.
@@ -59,9 +59,9 @@ pub struct Outcome {
     /// Tokens that were not read again.
     pub reused_tokens: usize,
     /// Where the time went.
-    pub spent: Spent,
+    pub spent: PhaseTimes,
     /// One for each method, in their order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<MethodResult>,
 }
 
 /// How many lanes share each step: all of them, unless threads work on lanes of their own.
@@ -76,10 +76,10 @@ pub(crate) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
 /// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
 pub fn run_example(
     model: &Model,
-    request: Request<'_>,
-    held: &mut Option<Held>,
+    request: GenerationRequest<'_>,
+    held: &mut Option<ReusablePrefix>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>> {
+) -> Result<Option<GenerationResult>> {
     run_from(model, request, None, held, stop)
 }
 
@@ -90,12 +90,12 @@ pub fn run_example(
 /// As [`run_example`].
 pub fn run_from_first_token(
     model: &Model,
-    request: Request<'_>,
-    held: &mut Option<Held>,
+    request: GenerationRequest<'_>,
+    held: &mut Option<ReusablePrefix>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>> {
-    let mut whole = Outcome::default();
-    let mut runs: Vec<Option<Run>> = request.methods.iter().map(|_| None).collect();
+) -> Result<Option<GenerationResult>> {
+    let mut whole = GenerationResult::default();
+    let mut runs: Vec<Option<MethodResult>> = request.methods.iter().map(|_| None).collect();
     for first in request.methods.iter() {
         let alike = |(i, other): (usize, &Configured)| (runs[i].is_none() && first.reads_as(other)).then_some(i);
         let places: Vec<usize> = request.methods.iter().enumerate().filter_map(alike).collect();
@@ -103,7 +103,7 @@ pub fn run_from_first_token(
             continue;
         }
         let methods: Vec<Configured> = places.iter().map(|i| request.methods[*i].clone()).collect();
-        let request = Request { methods: &methods, ..request };
+        let request = GenerationRequest { methods: &methods, ..request };
         let reader = first.masks_prefill().then(|| first.reads());
         let held = if reader.is_none() { &mut *held } else { &mut None };
         let Some(read) = run_from(model, request, reader, held, stop)? else { return Ok(None) };
@@ -112,7 +112,7 @@ pub fn run_from_first_token(
             (whole.prefill, whole.reused, whole.reused_tokens) = (read.prefill, read.reused, read.reused_tokens);
         }
         let prefill = reader.map(|_| read.prefill);
-        places.into_iter().zip(read.runs).for_each(|(i, run)| runs[i] = Some(Run { prefill, ..run }));
+        places.into_iter().zip(read.runs).for_each(|(i, run)| runs[i] = Some(MethodResult { prefill, ..run }));
     }
     whole.runs = runs.into_iter().flatten().collect();
     Ok(Some(whole))
@@ -121,31 +121,32 @@ pub fn run_from_first_token(
 /// Runs methods from a prefix that they share: a dense one, or that of a reader.
 fn run_from(
     model: &Model,
-    request: Request<'_>,
+    request: GenerationRequest<'_>,
     reader: Option<&Configured>,
-    held: &mut Option<Held>,
+    held: &mut Option<ReusablePrefix>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>> {
-    let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
+) -> Result<Option<GenerationResult>> {
+    let GenerationRequest { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } =
+        request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
     // Of an answer no more is known than that it has a first token.
     let given = 1;
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
-    let (mut laps, mut spent) = (Laps::start(), Spent::default());
+    let (mut laps, mut spent) = (Stopwatch::start(), PhaseTimes::default());
     let mut prepared = shared.prepared(decoder, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
     let unread = &prompt[prefix_tokens..];
-    let Held { cache, logits, .. } = &mut prepared.held;
-    let mut lanes: Vec<Lane> =
-        methods.iter().map(|m| Lane::new(cache.fork(m, fidelity), unread, logits, &request, model)).collect();
+    let ReusablePrefix { cache, logits, .. } = &mut prepared.held;
+    let mut lanes: Vec<GenerationRun> =
+        methods.iter().map(|m| GenerationRun::new(cache.fork(m, fidelity), unread, logits, &request, model)).collect();
     spent.index = laps.lap();
     let prefill = prepared.prefill();
-    let Prepared { held: read, reused, reused_tokens } = prepared;
+    let PreparedPrefix { held: read, reused, reused_tokens } = prepared;
     let read = held.insert(read);
     let together = lanes_together(decoder, lanes.len());
     run_groups(decoder, &mut lanes, together, prompt.len(), stop)?;
@@ -162,13 +163,17 @@ fn run_from(
         spent.solo = laps.lap();
     }
     let mut alone = alone.into_iter();
-    let finish = |lane: Lane<'_>| Run { together: methods.len(), solo: alone.next().flatten(), ..lane.finish() };
+    let finish = |lane: GenerationRun<'_>| MethodResult {
+        together: methods.len(),
+        solo: alone.next().flatten(),
+        ..lane.finish()
+    };
     let runs = lanes.into_iter().map(finish).collect();
-    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
+    Ok(Some(GenerationResult { prefill, reused, reused_tokens, spent, runs }))
 }
 
 /// One method on its way through an example.
-struct Lane<'a> {
+struct GenerationRun<'a> {
     fork: Fork,
     /// Prompt tokens still to be read.
     unread: &'a [u32],
@@ -176,15 +181,15 @@ struct Lane<'a> {
     done: bool,
     stopped: bool,
     steps: usize,
-    parts: Parts,
+    parts: StepTime,
     tokenizer: &'a Tokenizer,
     until: &'static [String],
     line_end: Option<u32>,
     max_new_tokens: usize,
 }
 
-impl<'a> Lane<'a> {
-    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], request: &Request<'_>, model: &'a Model) -> Self {
+impl<'a> GenerationRun<'a> {
+    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], request: &GenerationRequest<'_>, model: &'a Model) -> Self {
         let max_new_tokens = request.max_new_tokens;
         let mut lane = Self {
             fork,
@@ -193,7 +198,7 @@ impl<'a> Lane<'a> {
             done: max_new_tokens == 0,
             stopped: false,
             steps: 0,
-            parts: Parts::default(),
+            parts: StepTime::default(),
             tokenizer: &model.tokenizer,
             until: request.until,
             line_end: request.line_end,
@@ -264,16 +269,16 @@ impl<'a> Lane<'a> {
         Script { method: self.fork.method().clone(), of_prompt: unread.len(), tokens }
     }
 
-    fn finish(self) -> Run {
-        let run = Run::of(&self.fork, self.steps, self.parts);
-        Run { tokens: self.tokens, stopped: self.stopped, ..run }
+    fn finish(self) -> MethodResult {
+        let run = MethodResult::of(&self.fork, self.steps, self.parts);
+        MethodResult { tokens: self.tokens, stopped: self.stopped, ..run }
     }
 }
 
 /// Steps lanes until all are done, so many together, and groups of them beside each other.
 fn run_groups(
     decoder: &Decoder,
-    lanes: &mut [Lane<'_>],
+    lanes: &mut [GenerationRun<'_>],
     together: usize,
     prompt_tokens: usize,
     stop: &AtomicBool,
@@ -285,13 +290,13 @@ fn run_groups(
 /// Steps a group of lanes together until all are done.
 fn run_lanes(
     decoder: &Decoder,
-    lanes: &mut [Lane<'_>],
+    lanes: &mut [GenerationRun<'_>],
     prompt_tokens: usize,
     clock: Clock,
     stop: &AtomicBool,
 ) -> Result<(), EngineError> {
     while !stop.load(Ordering::Relaxed) {
-        let mut active: Vec<&mut Lane> = lanes.iter_mut().filter(|l| !l.done).collect();
+        let mut active: Vec<&mut GenerationRun> = lanes.iter_mut().filter(|l| !l.done).collect();
         if active.is_empty() {
             return decoder.settle(lanes.iter_mut().map(|lane| &mut lane.fork));
         }
@@ -332,8 +337,8 @@ mod tests {
         specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
     }
 
-    fn request<'a>(prompt: &'a [u32], prefix_tokens: usize, methods: &'a [Configured]) -> Request<'a> {
-        Request {
+    fn request<'a>(prompt: &'a [u32], prefix_tokens: usize, methods: &'a [Configured]) -> GenerationRequest<'a> {
+        GenerationRequest {
             prompt,
             prefix_tokens,
             longer: &[],
@@ -348,7 +353,7 @@ mod tests {
         }
     }
 
-    fn run_on(model: &Model, request: Request<'_>, held: &mut Option<Held>) -> Outcome {
+    fn run_on(model: &Model, request: GenerationRequest<'_>, held: &mut Option<ReusablePrefix>) -> GenerationResult {
         run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
     }
 
@@ -432,7 +437,7 @@ mod tests {
         let (model, ids) = model();
         let long: Vec<u32> = ids.iter().copied().cycle().take(900).collect();
         let (methods, mut held) = (methods(&["h2o"]), None);
-        let first = Request { longer: &[900], ..request(&long[..860], 860, &methods) };
+        let first = GenerationRequest { longer: &[900], ..request(&long[..860], 860, &methods) };
         assert!(run_on(&model, first, &mut held).runs[0].index.whole > Duration::ZERO);
         // What is read now takes its time besides what was gathered before.
         let again = run_on(&model, request(&long, 900, &methods), &mut held);
@@ -447,7 +452,7 @@ mod tests {
         let (model, ids) = model();
         let methods = methods(&["full"]);
         let prompt = &ids[..170];
-        let of = |change: &dyn Fn(&mut Request<'_>)| {
+        let of = |change: &dyn Fn(&mut GenerationRequest<'_>)| {
             let mut request = request(prompt, prompt.len(), &methods);
             change(&mut request);
             let run = run_on(&model, request, &mut None).runs.remove(0);
@@ -457,7 +462,11 @@ mod tests {
         assert!(free.len() > 3, "{free:?}");
         assert_eq!(of(&|r| r.max_new_tokens = 2), (free[..2].to_vec(), false, 1));
         assert_eq!(of(&|r| r.max_new_tokens = 0), (vec![], false, 0));
-        let one = run_on(&model, Request { max_new_tokens: 1, ..request(prompt, prompt.len(), &methods) }, &mut None);
+        let one = run_on(
+            &model,
+            GenerationRequest { max_new_tokens: 1, ..request(prompt, prompt.len(), &methods) },
+            &mut None,
+        );
         assert_eq!((one.runs[0].steps, one.runs[0].bytes), (0, None), "no step has no bytes");
         // A token that comes later ends the answer there; as the first, it is passed over.
         let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
@@ -480,22 +489,22 @@ mod tests {
     fn shares_add_up_to_the_time_that_passed_on_any_number_of_threads() {
         let (model, ids) = model();
         let methods = methods(&LIVE);
-        let request = Request { fidelity: false, ..request(&ids[..170], 160, &methods) };
+        let request = GenerationRequest { fidelity: false, ..request(&ids[..170], 160, &methods) };
         for threads in [1, 2, 8] {
             let outcome = on_threads(threads, || run_on(&model, request, &mut None));
             let passed = outcome.spent.steps.as_secs_f64();
             let sum: f64 = outcome.runs.iter().map(|run| run.decode.as_secs_f64()).sum();
             assert!((sum - passed).abs() < 1e-6, "{threads} threads: {sum} s of {passed}");
             for run in &outcome.runs {
-                let Parts { select, attend, weights, beside } = run.parts.unwrap();
+                let StepTime { select, attend, weights, beside } = run.parts.unwrap();
                 assert!(select > 0.0 && attend > 0.0 && weights > 0.0 && beside == 0.0, "{:?}", run.parts);
                 assert!((select + attend + weights - run.decode.as_secs_f64()).abs() < 1e-8);
             }
         }
         // What is compared with exact attention beside the steps is no part of them.
-        let outcome = run_on(&model, Request { fidelity: true, ..request }, &mut None);
-        let parts: Vec<Parts> = outcome.runs.iter().map(|run| run.parts.unwrap()).collect();
-        let (steps, all): (f64, f64) = (parts.iter().map(Parts::steps).sum(), parts.iter().map(Parts::all).sum());
+        let outcome = run_on(&model, GenerationRequest { fidelity: true, ..request }, &mut None);
+        let parts: Vec<StepTime> = outcome.runs.iter().map(|run| run.parts.unwrap()).collect();
+        let (steps, all): (f64, f64) = (parts.iter().map(StepTime::steps).sum(), parts.iter().map(StepTime::all).sum());
         assert!(parts.iter().all(|p| p.beside > 0.0) && steps < all);
         assert!((all - outcome.spent.steps.as_secs_f64()).abs() < 1e-6);
     }
@@ -506,8 +515,8 @@ mod tests {
         let (model, ids) = model();
         let ids: Vec<u32> = ids.iter().copied().cycle().take(1200).collect();
         let methods = methods(&LIVE);
-        let request = Request { fidelity: false, max_new_tokens: 12, ..request(&ids, 1195, &methods) };
-        let Request { prompt, prefix_tokens, longer, methods, seed, step_seed, .. } = request;
+        let request = GenerationRequest { fidelity: false, max_new_tokens: 12, ..request(&ids, 1195, &methods) };
+        let GenerationRequest { prompt, prefix_tokens, longer, methods, seed, step_seed, .. } = request;
         let shared = SharedPrefix {
             prompt,
             tokens: prefix_tokens,
@@ -520,9 +529,9 @@ mod tests {
             step_seed,
         };
         let decoder = &model.decoder;
-        let Held { mut cache, logits, .. } = Prepared::new(decoder, &shared, None).unwrap().held;
-        let lane = |m| Lane::new(cache.fork(m, false), &prompt[prefix_tokens..], &logits, &request, &model);
-        let mut lanes: Vec<Lane> = methods.iter().map(lane).collect();
+        let ReusablePrefix { mut cache, logits, .. } = PreparedPrefix::new(decoder, &shared, None).unwrap().held;
+        let lane = |m| GenerationRun::new(cache.fork(m, false), &prompt[prefix_tokens..], &logits, &request, &model);
+        let mut lanes: Vec<GenerationRun> = methods.iter().map(lane).collect();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let worked = || pool.broadcast(|_| spattn_base::clock::processor_time().as_secs_f64()).iter().sum::<f64>();
         let (before, start) = (worked(), Instant::now());

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::eval::records::costs::{Comparable, KvTokens};
+use crate::eval::records::costs::{KvTokens, PublishedCosts};
 use crate::eval::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
-use crate::eval::records::timing::{Parts, Solo};
+use crate::eval::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
 use spattn_attention::{Fork, IndexTime};
 
 /// What one method gave.
-pub struct Run {
+pub struct MethodResult {
     /// Generated tokens, a final EOS included.
     pub tokens: Vec<u32>,
     /// Whether an EOS ended the generation.
@@ -21,7 +21,7 @@ pub struct Run {
     /// Its share of the time that those steps took.
     pub decode: Duration,
     /// What that was spent for; `None` where it was not told apart.
-    pub parts: Option<Parts>,
+    pub parts: Option<StepTime>,
     /// What steps took with nothing beside them, if asked for.
     pub solo: Option<Solo>,
     /// Where tokens were picked, if the engine computes elsewhere than on the host: `host`, or `device` if none was picked
@@ -42,7 +42,7 @@ pub struct Run {
     /// What was solved for the density asked for.
     pub solved: Option<String>,
     /// What can be laid beside published tables: layers that are not dense by policy alone, with and without static tokens.
-    pub comparable: Comparable,
+    pub comparable: PublishedCosts,
     /// Scoring FLOPs over full attention's.
     pub cost1: f64,
     /// Attention FLOPs over full attention's.
@@ -83,9 +83,9 @@ impl StepBytes {
     }
 }
 
-impl Run {
+impl MethodResult {
     /// What `fork` counted over so many steps; nothing was generated.
-    pub(crate) fn of(fork: &Fork, steps: usize, parts: Parts) -> Self {
+    pub(crate) fn of(fork: &Fork, steps: usize, parts: StepTime) -> Self {
         let all = fork.costs().total(|_| true);
         let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
         Self {
@@ -101,7 +101,7 @@ impl Run {
             prefill: None,
             density: all.density(),
             density_sparse_layers: sparse.density(),
-            comparable: Comparable::of(&sparse),
+            comparable: PublishedCosts::of(&sparse),
             cost1: all.cost1(),
             cost2: all.cost2(),
             aux_bits: fork.aux_bits(),

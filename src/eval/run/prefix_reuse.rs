@@ -1,6 +1,6 @@
 //! Reading a prefix once for all methods, and keeping it for the next example that begins with the same tokens.
 //!
-//! What was read of an example is kept until the next one ([`Held`]). If that begins with the same tokens, they are not read
+//! What was read of an example is kept until the next one ([`ReusablePrefix`]). If that begins with the same tokens, they are not read
 //! again; if its whole prefix is the same, the indexes are kept as well. Keys and values of a token depend on nothing after
 //! it, and the arithmetic of a row on no other row, so records are the same bits either way.
 
@@ -16,13 +16,13 @@ use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
 
 /// What was read of an example, for the next one that begins with the same tokens.
-pub struct Held {
+pub struct ReusablePrefix {
     prefix: Vec<u32>,
     prompt_tokens: usize,
     /// Logits of the prefix's last token.
     pub(super) logits: Vec<f32>,
     pub(super) cache: IndexCache,
-    times: Times,
+    times: PrefillTimeline,
 }
 
 /// Fewer tokens in common than this are read again: a template's first words are no shared context.
@@ -31,9 +31,9 @@ const _: () = assert!(LEAST_SHARED > RecentQueries::COUNT);
 
 /// How long it took to read so many tokens, ascending in both.
 #[derive(Debug, Clone, Default)]
-struct Times(Vec<(usize, Duration)>);
+struct PrefillTimeline(Vec<(usize, Duration)>);
 
-impl Times {
+impl PrefillTimeline {
     /// Of the first `tokens` tokens; evenly between two that are known.
     fn of(&self, tokens: usize) -> Duration {
         let mut before = (0, Duration::ZERO);
@@ -92,29 +92,33 @@ impl<'a> SharedPrefix<'a> {
     ///
     /// # Errors
     /// [`EngineError`]; of a dense prefix, it says that no method is at fault.
-    pub(crate) fn prepared(&self, decoder: &Decoder, held: Option<Held>) -> Result<Prepared> {
-        let read = || Ok(Prepared::new(decoder, self, held)?);
+    pub(crate) fn prepared(&self, decoder: &Decoder, held: Option<ReusablePrefix>) -> Result<PreparedPrefix> {
+        let read = || Ok(PreparedPrefix::new(decoder, self, held)?);
         let gathers = self.methods.iter().any(|m| !m.method.prompt_needs().is_empty());
         if self.reader.is_some() { read() } else { shared_prefill::shared(!gathers, read) }
     }
 }
 
 /// A prefix, read now or before, and ready to be forked.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedPrefix {
     /// What the next example may find read; its cache is what is forked.
-    pub held: Held,
+    pub held: ReusablePrefix,
     /// Tokens that were not read again.
     pub reused_tokens: usize,
     /// How long those took when they were read.
     pub reused: Duration,
 }
 
-impl Prepared {
+impl PreparedPrefix {
     /// Reads a prefix, as far as `held` does not have it already.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Self, EngineError> {
+    pub fn new(
+        decoder: &Decoder,
+        shared: &SharedPrefix<'_>,
+        held: Option<ReusablePrefix>,
+    ) -> Result<Self, EngineError> {
         let mut read = read(decoder, shared, held)?;
         let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_given(shared.given);
         cache = cache.with_step_seed(shared.step_seed);
@@ -132,7 +136,7 @@ impl Prepared {
     }
 }
 
-impl Held {
+impl ReusablePrefix {
     /// What methods are forked from.
     pub(crate) fn cache(&mut self) -> &mut IndexCache {
         &mut self.cache
@@ -145,7 +149,11 @@ impl Held {
 }
 
 /// Reads a prefix, as far as `held` does not have it already.
-fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Prepared, EngineError> {
+fn read(
+    decoder: &Decoder,
+    shared: &SharedPrefix<'_>,
+    held: Option<ReusablePrefix>,
+) -> Result<PreparedPrefix, EngineError> {
     let needs: BTreeSet<PromptNeed> = shared.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let prefix = &shared.prompt[..shared.tokens];
     let held = held
@@ -157,7 +165,7 @@ fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Res
     let is_whole = common == prefix.len() && common == held_tokens;
     if is_whole && held.cache.seed() == shared.seed && held.cache.has_gathered(&needs) {
         let reused = held.times.total();
-        return Ok(Prepared { held, reused_tokens: common, reused });
+        return Ok(PreparedPrefix { held, reused_tokens: common, reused });
     }
     // The last queries are always seen.
     let kept = common.min(prefix.len() - RecentQueries::COUNT);
@@ -168,15 +176,15 @@ fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Res
         // What is gathered about a prefix is gathered over all of it, and known where that begins this one.
         false => stats.filter(|_| common == held_tokens).and_then(|stats| stats.continued(&needs, prefix.len())),
     };
-    read_from(decoder, shared, &needs, stats.map(|stats| Known { prefix: read, tokens: kept, times, stats }))
+    read_from(decoder, shared, &needs, stats.map(|stats| KnownBeginning { prefix: read, tokens: kept, times, stats }))
 }
 
 /// What is known of the beginning of a prefix.
-struct Known {
+struct KnownBeginning {
     /// Keys and values, of more tokens perhaps.
     prefix: Prefix,
     tokens: usize,
-    times: Times,
+    times: PrefillTimeline,
     stats: PromptStats,
 }
 
@@ -185,14 +193,14 @@ fn read_from(
     decoder: &Decoder,
     shared: &SharedPrefix<'_>,
     needs: &BTreeSet<PromptNeed>,
-    known: Option<Known>,
-) -> Result<Prepared, EngineError> {
+    known: Option<KnownBeginning>,
+) -> Result<PreparedPrefix, EngineError> {
     let tokens = &shared.prompt[..shared.tokens];
     let (read, mut times, mut stats) = match known {
-        Some(Known { prefix, tokens, times, stats }) => (Some((prefix, tokens)), times, stats),
+        Some(KnownBeginning { prefix, tokens, times, stats }) => (Some((prefix, tokens)), times, stats),
         None => {
             let shape = decoder.prompt_shape(tokens.len());
-            (None, Times::default(), PromptStats::of_nested(needs, shape, shared.longer))
+            (None, PrefillTimeline::default(), PromptStats::of_nested(needs, shape, shared.longer))
         }
     };
     let kept = read.as_ref().map_or(0, |(_, kept)| *kept);
@@ -224,8 +232,8 @@ fn read_from(
         Some(sparse) => cache.with_reading(sparse.into_costs()),
         None => cache,
     };
-    let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
-    Ok(Prepared { held, reused_tokens: kept, reused })
+    let held = ReusablePrefix { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
+    Ok(PreparedPrefix { held, reused_tokens: kept, reused })
 }
 
 #[cfg(test)]
@@ -235,9 +243,9 @@ mod tests {
     #[test]
     fn times_lie_evenly_between_those_that_are_known() {
         let ms = Duration::from_millis;
-        let times = Times(vec![(100, ms(10)), (200, ms(30))]);
+        let times = PrefillTimeline(vec![(100, ms(10)), (200, ms(30))]);
         assert_eq!([0, 50, 100, 150, 200].map(|n| times.of(n)), [0, 5, 10, 20, 30].map(ms));
         assert_eq!(times.up_to(150).0, [(100, ms(10)), (150, ms(20))]);
-        assert_eq!((times.total(), Times::default().of(7)), (ms(30), Duration::ZERO));
+        assert_eq!((times.total(), PrefillTimeline::default().of(7)), (ms(30), Duration::ZERO));
     }
 }

@@ -3,10 +3,10 @@
 use crate::eval::run::score_text;
 use std::time::Duration;
 
-use super::method_result::Run;
+use super::method_result::MethodResult;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::Variant;
-use crate::eval::records::costs::Comparable;
+use crate::eval::records::costs::PublishedCosts;
 use crate::eval::records::record::{REFERENCE, Record};
 use crate::eval::records::text_scores::{Choice, Likelihood};
 use spattn_attention::{Configured, FIRST_REVISION};
@@ -26,14 +26,16 @@ pub(super) struct SharedReading {
 
 /// The columns for published tables as far as they are known: of a prompt that a mask read, static tokens were not told
 /// apart, and `full` picks everything.
-pub(super) fn comparable(run: &Run, variant: Variant, method: &Configured) -> Comparable {
+pub(super) fn comparable(run: &MethodResult, variant: Variant, method: &Configured) -> PublishedCosts {
     let known = |value: Option<f64>| value.filter(|_| variant.protocol != Protocol::Prefill);
-    let Comparable { picked_density, cost2_picked, .. } = run.comparable;
+    let PublishedCosts { picked_density, cost2_picked, .. } = run.comparable;
     match method.name == REFERENCE {
-        true => Comparable { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..run.comparable },
-        false => {
-            Comparable { picked_density: known(picked_density), cost2_picked: known(cost2_picked), ..run.comparable }
-        }
+        true => PublishedCosts { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..run.comparable },
+        false => PublishedCosts {
+            picked_density: known(picked_density),
+            cost2_picked: known(cost2_picked),
+            ..run.comparable
+        },
     }
 }
 

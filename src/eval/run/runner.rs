@@ -14,26 +14,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::generate::{Outcome, Request, run_example, run_from_first_token};
-use super::method_result::Run;
-use super::prefix_reuse::Held;
-use super::score_text::{self, Scored, run_in_parallel, run_passage};
+use super::generate::{GenerationRequest, GenerationResult, run_example, run_from_first_token};
+use super::method_result::MethodResult;
+use super::prefix_reuse::ReusablePrefix;
+use super::score_text::{self, TextResult, run_in_parallel, run_passage};
 use super::shared_prefill;
-use super::stopwatch::Spent;
+use super::stopwatch::PhaseTimes;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::Variant;
-use crate::eval::examples::example_input::{self, Material};
-use crate::eval::examples::observer::{Failure, Progress, Watch};
+use crate::eval::examples::example_input::{self, ExampleInput};
+use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
 use crate::eval::examples::question_digest;
-use crate::eval::examples::truncate::Fitted;
+use crate::eval::examples::truncate::TruncatedExample;
 use crate::eval::plan::given_prompts::passage_tokens;
 use crate::eval::plan::manifest::{cpu_name, identity, without_content};
 use crate::eval::plan::planner::{Cell, Place, Plan, Planner};
-use crate::eval::records::interning::{Shared, Text};
+use crate::eval::records::interning::{Interned, InternedStr};
 use crate::eval::records::prompts;
 use crate::eval::records::record::Record;
 use crate::eval::records::store::Store;
-use crate::eval::records::timing::{Conditions, Latency};
+use crate::eval::records::timing::{Latency, TimingConditions};
 use spattn_attention::Configured;
 use spattn_kernels::isa_name;
 use spattn_model::Model;
@@ -68,7 +68,7 @@ impl<'a> Deref for Runner<'a> {
 
 /// What of a plan is not done yet.
 #[derive(Debug, Clone)]
-pub struct Left {
+pub struct RemainingWork {
     /// The contexts of which anything is missing.
     pub plan: Plan,
     /// Number of records to be made.
@@ -77,7 +77,7 @@ pub struct Left {
 
 /// An example under a variant, and the methods that it still has to be run with.
 #[derive(Clone)]
-struct Wanted {
+struct PendingExample {
     place: Place,
     index: usize,
     variant: Variant,
@@ -85,13 +85,13 @@ struct Wanted {
 }
 
 /// What an example is made of, and the digest of what it asks.
-type Made = (Rc<Material>, Rc<str>);
+type Made = (Rc<ExampleInput>, Rc<str>);
 
 /// An example that is ready to be run.
 #[derive(Clone)]
-struct Item {
-    wanted: Wanted,
-    material: Rc<Material>,
+struct PreparedExample {
+    wanted: PendingExample,
+    material: Rc<ExampleInput>,
     /// Digest of what is asked.
     digest: Rc<str>,
     prefix_tokens: usize,
@@ -99,14 +99,14 @@ struct Item {
     longer: Vec<usize>,
 }
 
-impl Item {
+impl PreparedExample {
     fn prefix(&self) -> &[u32] {
         &self.material.prompt()[..self.prefix_tokens]
     }
 }
 
 /// Tells items, in the order in which they are run, of the prefixes that go on from their own.
-fn foresee(items: &mut [Item]) {
+fn link_nested_prefixes(items: &mut [PreparedExample]) {
     for at in (1..items.len()).rev() {
         let (before, next) = (&items[at - 1], &items[at]);
         if next.prefix().starts_with(before.prefix()) {
@@ -119,9 +119,9 @@ fn foresee(items: &mut [Item]) {
 
 /// What is carried from example to example.
 #[derive(Default)]
-struct Carried {
-    held: Option<Held>,
-    spent: Spent,
+struct RunnerState {
+    held: Option<ReusablePrefix>,
+    spent: PhaseTimes,
 }
 
 impl Runner<'_> {
@@ -135,8 +135,8 @@ impl Runner<'_> {
         mut plan: Plan,
         store: &mut Store,
         stop: &AtomicBool,
-        watch: &mut dyn Watch,
-    ) -> Result<(End, Spent)> {
+        watch: &mut dyn RunObserver,
+    ) -> Result<(End, PhaseTimes)> {
         let variants = self.config.variants();
         let cells = std::mem::take(&mut plan.cells);
         let examples = |cell: &Cell| cell.examples().saturating_mul(variants.len());
@@ -144,10 +144,10 @@ impl Runner<'_> {
         let total = cells.iter().map(examples).fold(0, usize::saturating_add);
         let work = cells.iter().map(work_of).fold(0, u64::saturating_add);
         let (mut done, mut work_done, mut work_found) = (0, 0, 0);
-        let mut carried = Carried::default();
+        let mut carried = RunnerState::default();
         for cell in &cells {
             let mut left = examples(cell);
-            let mut tell = |left: usize, records: &[Record], watch: &mut dyn Watch| {
+            let mut tell = |left: usize, records: &[Record], watch: &mut dyn RunObserver| {
                 let (of_example, ends_cell) = (self.work(cell.place.length), left == 0);
                 (done, work_done) = (done + 1, work_done + of_example);
                 work_found += if records.is_empty() { of_example } else { 0 };
@@ -184,14 +184,14 @@ impl Runner<'_> {
     }
 
     /// Keeps what was read of an example, where prompts are to be kept.
-    fn keep_prompt(&self, item: &Item, records: &[Record], dir: &Path) -> Result<()> {
+    fn keep_prompt(&self, item: &PreparedExample, records: &[Record], dir: &Path) -> Result<()> {
         let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(()) };
         let name = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
         prompts::keep(dir, &name, &self.model.tokenizer.spell(item.material.prompt())?)
     }
 
     /// What of a plan has no record yet; `known` are all records that there are.
-    pub fn remaining(&self, plan: &Plan, known: &[Record]) -> Left {
+    pub fn remaining(&self, plan: &Plan, known: &[Record]) -> RemainingWork {
         let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();
         let recorded = known.iter().map(|record| record.sample + 1).max().unwrap_or(0);
         let (mut left, mut records) = (plan.clone(), 0usize);
@@ -204,7 +204,7 @@ impl Runner<'_> {
             });
             records = records.saturating_add(others.saturating_mul(self.records_of_example(plan, place)));
         }
-        Left { plan: left, records }
+        RemainingWork { plan: left, records }
     }
 
     /// Work of an example of a cell.
@@ -213,7 +213,7 @@ impl Runner<'_> {
     }
 
     /// The examples of a context under all variants, with the methods whose records are not there.
-    fn wanted(&self, plan: &Plan, place: Place, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<Wanted> {
+    fn wanted(&self, plan: &Plan, place: Place, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<PendingExample> {
         let mut wanted = Vec::new();
         for variant in self.config.variants() {
             let identity = identity(self.config, variant, self.model, self.data);
@@ -226,7 +226,7 @@ impl Runner<'_> {
                 let is_missing = |m: &&Configured| plan.has(place, variant, m) && !is_there(m);
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
                 if !methods.is_empty() {
-                    wanted.push(Wanted { place, index, variant, methods });
+                    wanted.push(PendingExample { place, index, variant, methods });
                 }
             }
         }
@@ -235,11 +235,16 @@ impl Runner<'_> {
 
     /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
     /// next to each other. A context that cannot be made takes what is left of its seed with it.
-    fn items(&self, wanted: Vec<Wanted>, plan: &mut Plan, watch: &mut dyn Watch) -> Result<Vec<Item>> {
+    fn items(
+        &self,
+        wanted: Vec<PendingExample>,
+        plan: &mut Plan,
+        watch: &mut dyn RunObserver,
+    ) -> Result<Vec<PreparedExample>> {
         let mut made: BTreeMap<(u64, usize), Option<Made>> = BTreeMap::new();
         let mut items = Vec::new();
         for wanted in wanted {
-            let Wanted { place, index, variant: Variant { seed, .. }, .. } = wanted;
+            let PendingExample { place, index, variant: Variant { seed, .. }, .. } = wanted;
             let known = made.get(&(seed, index)).cloned();
             let material = match known {
                 Some(material) => material,
@@ -253,7 +258,7 @@ impl Runner<'_> {
                             let of_seed: Vec<_> =
                                 self.config.variants().into_iter().filter(|v| v.seed == seed).collect();
                             plan.leave_out(place, &of_seed, &self.config.methods);
-                            watch.failed(Failure { what: self.name_with_seed(place, seed), error })?;
+                            watch.failed(SkippedWork { what: self.name_with_seed(place, seed), error })?;
                             None
                         }
                     };
@@ -263,11 +268,11 @@ impl Runner<'_> {
             };
             if let Some((material, digest)) = material {
                 let prefix_tokens = material.prefix_tokens(wanted.variant.protocol);
-                items.push(Item { wanted, material, digest, prefix_tokens, longer: Vec::new() });
+                items.push(PreparedExample { wanted, material, digest, prefix_tokens, longer: Vec::new() });
             }
         }
         items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
-        foresee(&mut items);
+        link_nested_prefixes(&mut items);
         Ok(items)
     }
 
@@ -283,13 +288,13 @@ impl Runner<'_> {
     /// at fault: they are left out together, and it is not read again.
     fn run_item(
         &self,
-        item: &Item,
-        carried: &mut Carried,
+        item: &PreparedExample,
+        carried: &mut RunnerState,
         plan: &mut Plan,
         stop: &AtomicBool,
-        watch: &mut dyn Watch,
+        watch: &mut dyn RunObserver,
     ) -> Result<Option<Vec<Record>>> {
-        let Wanted { place, variant, methods, .. } = &item.wanted;
+        let PendingExample { place, variant, methods, .. } = &item.wanted;
         if methods.is_empty() {
             return Ok(Some(Vec::new()));
         }
@@ -301,11 +306,12 @@ impl Runner<'_> {
         if shared_prefill::is_of_no_method(&error) {
             let (unread, others) = sharing(variant.protocol, methods);
             plan.leave_out(*place, &[*variant], &unread);
-            watch.failed(Failure { what, error })?;
-            let item = Item { wanted: Wanted { methods: others, ..item.wanted.clone() }, ..item.clone() };
+            watch.failed(SkippedWork { what, error })?;
+            let item =
+                PreparedExample { wanted: PendingExample { methods: others, ..item.wanted.clone() }, ..item.clone() };
             return self.run_item(&item, carried, plan, stop, watch);
         }
-        let first = Failure { what, error };
+        let first = SkippedWork { what, error };
         match methods.as_slice() {
             [alone] => self.fail(item, alone, first.error, plan, watch).map(|()| Some(Vec::new())),
             _ => self.one_by_one(item, first, carried, plan, stop, watch),
@@ -315,12 +321,12 @@ impl Runner<'_> {
     /// The records of an example whose methods failed together; `None` if `stop` was raised.
     fn one_by_one(
         &self,
-        item: &Item,
-        first: Failure,
-        carried: &mut Carried,
+        item: &PreparedExample,
+        first: SkippedWork,
+        carried: &mut RunnerState,
         plan: &mut Plan,
         stop: &AtomicBool,
-        watch: &mut dyn Watch,
+        watch: &mut dyn RunObserver,
     ) -> Result<Option<Vec<Record>>> {
         let (mut all, mut is_told) = (Vec::new(), false);
         for method in &item.wanted.methods {
@@ -342,30 +348,30 @@ impl Runner<'_> {
     /// Leaves a method out of the rest of its cell.
     fn fail(
         &self,
-        item: &Item,
+        item: &PreparedExample,
         method: &Configured,
         error: anyhow::Error,
         plan: &mut Plan,
-        watch: &mut dyn Watch,
+        watch: &mut dyn RunObserver,
     ) -> Result<()> {
-        let Wanted { place, variant, .. } = &item.wanted;
+        let PendingExample { place, variant, .. } = &item.wanted;
         let cell = self.name_with_seed(*place, variant.seed);
         plan.leave_out(*place, &[*variant], std::slice::from_ref(method));
-        watch.failed(Failure { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
+        watch.failed(SkippedWork { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
     }
 
     /// The records of an example under some methods, or why there are none.
     fn attempt(
         &self,
-        item: &Item,
+        item: &PreparedExample,
         methods: &[Configured],
-        carried: &mut Carried,
+        carried: &mut RunnerState,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
         // Nothing that a method leaves half done is used again: what was held is taken out while examples are run.
         let run = AssertUnwindSafe(|| match &*item.material {
-            Material::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
-            Material::Passage(passage) => self.scored(item, passage, methods, carried, stop),
+            ExampleInput::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
+            ExampleInput::Passage(passage) => self.scored(item, passage, methods, carried, stop),
         });
         let records = catch_unwind(run).unwrap_or_else(|panic| Err(shared_prefill::fault(&*panic)));
         let records = records.and_then(|records| {
@@ -385,7 +391,7 @@ impl Runner<'_> {
     }
 
     /// What an example is made of.
-    pub(crate) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
+    pub(crate) fn material(&self, place: Place, index: usize, seed: u64) -> Result<ExampleInput> {
         let task = &self.tasks[place.task];
         let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
@@ -394,17 +400,17 @@ impl Runner<'_> {
 
     fn generated(
         &self,
-        item: &Item,
-        fitted: &Fitted,
+        item: &PreparedExample,
+        fitted: &TruncatedExample,
         methods: &[Configured],
-        carried: &mut Carried,
+        carried: &mut RunnerState,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
-        let Wanted { place, index, variant, .. } = item.wanted;
-        let Fitted { example, prompt, .. } = fitted;
+        let PendingExample { place, index, variant, .. } = item.wanted;
+        let TruncatedExample { example, prompt, .. } = fitted;
         let task = &self.tasks[place.task];
         self.check_positions(methods, prompt.ids.len() + example.max_new_tokens)?;
-        let request = Request {
+        let request = GenerationRequest {
             prompt: &prompt.ids,
             prefix_tokens: item.prefix_tokens,
             longer: &item.longer,
@@ -431,12 +437,18 @@ impl Runner<'_> {
         Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
 
-    fn score(&self, item: &Item, fitted: &Fitted, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
-        let Fitted { example, prompt, cut_tokens } = fitted;
+    fn score(
+        &self,
+        item: &PreparedExample,
+        fitted: &TruncatedExample,
+        methods: &[Configured],
+        outcome: GenerationResult,
+    ) -> Result<Vec<Record>> {
+        let TruncatedExample { example, prompt, cut_tokens } = fitted;
         let identity = self.identity(&item.wanted);
         let shared =
             SharedReading { time: outcome.prefill, reused: outcome.reused, reused_tokens: outcome.reused_tokens };
-        let record = |(method, run): (&Configured, Run)| -> Result<Record> {
+        let record = |(method, run): (&Configured, MethodResult)| -> Result<Record> {
             let generated = self.model.tokenizer.decode(&run.tokens)?;
             let prediction = example.handling.ended(&generated).to_owned();
             let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
@@ -448,7 +460,7 @@ impl Runner<'_> {
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
-                question: question_digest::abridged(&example.question).into(),
+                question: question_digest::elide_middle(&example.question).into(),
                 prediction: prediction.into(),
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
@@ -468,16 +480,17 @@ impl Runner<'_> {
     /// The records of a passage.
     fn scored(
         &self,
-        item: &Item,
+        item: &PreparedExample,
         passage: &Passage,
         methods: &[Configured],
-        carried: &mut Carried,
+        carried: &mut RunnerState,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
-        let Wanted { place, index, variant, .. } = item.wanted;
+        let PendingExample { place, index, variant, .. } = item.wanted;
         self.check_positions(methods, passage_tokens(passage))?;
-        let continuations: Vec<score_text::Text> = passage.continuations.iter().map(score_text::Text::from).collect();
-        let request = score_text::Request {
+        let continuations: Vec<score_text::TextToScore> =
+            passage.continuations.iter().map(score_text::TextToScore::from).collect();
+        let request = score_text::ScoringRequest {
             prompt: &passage.prompt,
             prefix_tokens: item.prefix_tokens,
             longer: &item.longer,
@@ -497,7 +510,7 @@ impl Runner<'_> {
         let identity = self.identity(&item.wanted);
         let shared =
             SharedReading { time: outcome.prefill, reused: outcome.reused, reused_tokens: outcome.reused_tokens };
-        let record = |(method, scored): (&Configured, Scored)| Record {
+        let record = |(method, scored): (&Configured, TextResult)| Record {
             task: passage.task.as_str().into(),
             length: passage.length,
             sample: passage.index,
@@ -511,19 +524,26 @@ impl Runner<'_> {
         Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))
     }
 
-    fn identity(&self, wanted: &Wanted) -> String {
+    fn identity(&self, wanted: &PendingExample) -> String {
         identity(self.config, wanted.variant, self.model, self.data).to_string()
     }
 
     /// A record with what is known of place, method and cost; the rest is empty.
-    fn cost_record(&self, identity: &str, item: &Item, method: &Configured, run: Run, shared: SharedReading) -> Record {
-        let Wanted { place, index, variant, .. } = item.wanted;
+    fn cost_record(
+        &self,
+        identity: &str,
+        item: &PreparedExample,
+        method: &Configured,
+        run: MethodResult,
+        shared: SharedReading,
+    ) -> Record {
+        let PendingExample { place, index, variant, .. } = item.wanted;
         // What a method read by itself was read anew.
         let reading = run.prefill.map_or(shared, |time| SharedReading { time, ..SharedReading::default() });
         let task = self.tasks[place.task].name();
         let is_solo = self.config.latency == Latency::Solo;
         let settings = method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone()));
-        let example_sha256 = Shared::from(item.digest.to_string());
+        let example_sha256 = Interned::from(item.digest.to_string());
         Record {
             key: record_key(identity, task, place.length, index, method),
             model: self.model.id.as_str().into(),
@@ -538,11 +558,11 @@ impl Runner<'_> {
             params: method.params.as_str().into(),
             settings: settings.collect::<BTreeMap<_, _>>().into(),
             protocol: variant.protocol.to_string().into(),
-            source: Text::default(),
-            question: Text::default(),
-            prediction: Text::default(),
-            references: Shared::default(),
-            all_classes: Shared::default(),
+            source: InternedStr::default(),
+            question: InternedStr::default(),
+            prediction: InternedStr::default(),
+            references: Interned::default(),
+            all_classes: Interned::default(),
             score: 0.0,
             measure: Measure::Score,
             other_scores: BTreeMap::new(),
@@ -573,7 +593,7 @@ impl Runner<'_> {
             reused_tokens: reading.reused_tokens,
             index_s: run.index.whole.as_secs_f64(),
             index_reused_s: run.index.reused.as_secs_f64(),
-            conditions: Some(Shared::from(Conditions {
+            conditions: Some(Interned::from(TimingConditions {
                 // Alone, a method's steps are compared with nothing.
                 fidelity: self.config.fidelity && !is_solo,
                 together: if is_solo { 1 } else { run.together },
@@ -671,18 +691,18 @@ mod tests {
 
     #[derive(Default)]
     struct Seen {
-        failures: Vec<Failure>,
+        failures: Vec<SkippedWork>,
         mended: Vec<String>,
         examples: usize,
         stop_at_failure: bool,
     }
 
-    impl Watch for Seen {
+    impl RunObserver for Seen {
         fn progress(&mut self, progress: Progress<'_>) {
             self.examples = progress.done;
         }
 
-        fn failed(&mut self, failure: Failure) -> Result<()> {
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             if self.stop_at_failure {
                 return Err(failure.error);
             }
@@ -690,13 +710,13 @@ mod tests {
             Ok(())
         }
 
-        fn mended(&mut self, failure: &Failure) {
+        fn mended(&mut self, failure: &SkippedWork) {
             self.mended.push(format!("{}: {:#}", failure.what, failure.error));
         }
     }
 
     /// A run of two examples, and of `full`, a method that is given, and `quest`.
-    fn run_with<M: Method + 'static>(method: M, seen: &mut Seen) -> (Result<(End, Spent)>, Vec<Record>) {
+    fn run_with<M: Method + 'static>(method: M, seen: &mut Seen) -> (Result<(End, PhaseTimes)>, Vec<Record>) {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
         let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         config.methods[1] =
@@ -786,7 +806,7 @@ mod tests {
         let plan = runner.plan(&mut seen).unwrap();
         let (end, _) = runner.run(plan, &mut store, &AtomicBool::new(false), &mut seen).unwrap();
         assert_eq!((end, store.count(), seen.examples), (End::Complete, 0, 2));
-        let told = |f: &Failure| (f.what.rsplit_once(" 512, ").unwrap().1.to_owned(), format!("{:#}", f.error));
+        let told = |f: &SkippedWork| (f.what.rsplit_once(" 512, ").unwrap().1.to_owned(), format!("{:#}", f.error));
         seen.failures.iter().map(told).collect()
     }
 
@@ -1049,7 +1069,7 @@ mod tests {
     /// Examples done and of all; work done, found and of all; length; whether a cell ends; records.
     type Told = ([usize; 2], [u64; 3], usize, bool, usize);
 
-    impl Watch for Steps {
+    impl RunObserver for Steps {
         fn progress(&mut self, p: Progress<'_>) {
             assert_eq!(p.task, "ruler/niah_single_1");
             self.0.push((
@@ -1061,7 +1081,7 @@ mod tests {
             ));
         }
 
-        fn failed(&mut self, failure: Failure) -> Result<()> {
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             Err(failure.error)
         }
     }
@@ -1157,9 +1177,9 @@ mod tests {
     #[test]
     fn items_foresee_the_prefixes_that_go_on_from_theirs() {
         let variant = Variant { seed: 1, protocol: Protocol::Question };
-        let item = |prompt: &[u32], prefix_tokens| Item {
-            wanted: Wanted { place: Place { task: 0, length: 0 }, index: 0, variant, methods: Vec::new() },
-            material: Rc::new(Material::Passage(passage(prompt.to_vec(), 1))),
+        let item = |prompt: &[u32], prefix_tokens| PreparedExample {
+            wanted: PendingExample { place: Place { task: 0, length: 0 }, index: 0, variant, methods: Vec::new() },
+            material: Rc::new(ExampleInput::Passage(passage(prompt.to_vec(), 1))),
             digest: "".into(),
             prefix_tokens,
             longer: Vec::new(),
@@ -1172,7 +1192,7 @@ mod tests {
             item(&[5, 6], 1),
             item(&[6, 6, 7], 3),
         ];
-        foresee(&mut items);
+        link_nested_prefixes(&mut items);
         let found: Vec<&[usize]> = items.iter().map(|item| item.longer.as_slice()).collect();
         assert_eq!(found, [&[3, 4][..], &[4], &[4], &[], &[], &[]]);
     }
@@ -1183,7 +1203,7 @@ mod tests {
         with_runner(text, |runner, _| {
             let (limit, task) = (runner.model.decoder.config().context_limit(), Given::Question);
             let text = |material| runner.check_fits(&task, &material).map_err(|e| e.what).err().unwrap_or_default();
-            let of = |prompt: Vec<u32>, answer| text(Material::Passage(passage(prompt, answer)));
+            let of = |prompt: Vec<u32>, answer| text(ExampleInput::Passage(passage(prompt, answer)));
             assert_eq!(of(vec![5; limit - 7], 7), "");
             let told = of(vec![5; limit - 6], 7);
             assert!(told.starts_with(&format!("the text, {} tokens, is beyond", limit + 1)), "{told}");
@@ -1191,13 +1211,13 @@ mod tests {
             assert!(!of(vec![unknown], 1).is_empty());
             let mut odd = passage(vec![5], 3);
             odd.continuations[1].tokens[2] = unknown;
-            assert!(!text(Material::Passage(odd)).is_empty());
+            assert!(!text(ExampleInput::Passage(odd)).is_empty());
 
             let prompt = |length: usize, max_new_tokens: usize| {
                 let example = Example { length, max_new_tokens, ..Given::question() };
                 let context = runner.model.decoder.config().context_limit();
                 let plain = Example { handling: Handling::default(), ..example };
-                text(Material::Prompt(Box::new(fit(plain, context, &runner.model.tokenizer).unwrap())))
+                text(ExampleInput::Prompt(Box::new(fit(plain, context, &runner.model.tokenizer).unwrap())))
             };
             let tokens = fit(Given::question(), limit, &runner.model.tokenizer).unwrap().prompt.ids.len();
             assert_eq!(prompt(0, limit - tokens), "");

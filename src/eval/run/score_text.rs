@@ -12,15 +12,15 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::lanes_together;
-use super::method_result::Run;
-use super::prefix_reuse::{Held, Prepared, SharedPrefix};
+use super::method_result::MethodResult;
+use super::prefix_reuse::{PreparedPrefix, ReusablePrefix, SharedPrefix};
 use super::shared_prefill;
 use super::solo::{self, Script};
-use super::stopwatch::{Laps, Spent};
+use super::stopwatch::{PhaseTimes, Stopwatch};
 use super::time_attribution::{Clock, Piece, Step, pool_weights, share_out};
 use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::record::REFERENCE;
-use crate::eval::records::timing::Parts;
+use crate::eval::records::timing::StepTime;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use spattn_base::error::UsageError;
@@ -34,7 +34,7 @@ const LOGIT_BYTES: usize = 64 << 20;
 
 /// What to run a passage with.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct ScoringRequest<'a> {
     /// All tokens before the continuations.
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
@@ -42,7 +42,7 @@ pub struct Request<'a> {
     /// Tokens of the prefixes that begin with this one and are run next, one going on from the other; ascending.
     pub longer: &'a [usize],
     /// What is scored, each after the prompt.
-    pub continuations: &'a [Text<'a>],
+    pub continuations: &'a [TextToScore<'a>],
     /// Methods to run, all from the same prefix.
     pub methods: &'a [Configured],
     /// Seed of the example.
@@ -57,28 +57,28 @@ pub struct Request<'a> {
 
 /// A continuation of a prompt.
 #[derive(Debug, Clone, Copy)]
-pub struct Text<'a> {
+pub struct TextToScore<'a> {
     /// Its tokens; at least one more than are given.
     pub tokens: &'a [u32],
     /// How many of the first are read and not scored; at least one if the prompt is empty.
     pub given: usize,
 }
 
-impl<'a> From<&'a [u32]> for Text<'a> {
+impl<'a> From<&'a [u32]> for TextToScore<'a> {
     /// All of it is scored.
     fn from(tokens: &'a [u32]) -> Self {
         Self { tokens, given: 0 }
     }
 }
 
-impl<'a> From<&'a Continuation> for Text<'a> {
+impl<'a> From<&'a Continuation> for TextToScore<'a> {
     fn from(continuation: &'a Continuation) -> Self {
         Self { tokens: &continuation.tokens, given: continuation.given }
     }
 }
 
 /// What a passage gave.
-pub struct Outcome {
+pub struct ScoringResult {
     /// Time of the shared prefill; of tokens that were read for a passage before, the time that took.
     pub prefill: Duration,
     /// How much of it was spent for a passage before.
@@ -86,15 +86,15 @@ pub struct Outcome {
     /// Tokens that were not read again.
     pub reused_tokens: usize,
     /// Where the time went.
-    pub spent: Spent,
+    pub spent: PhaseTimes,
     /// One for each method, in their order.
-    pub runs: Vec<Scored>,
+    pub runs: Vec<TextResult>,
 }
 
 /// What one method gave.
-pub struct Scored {
+pub struct TextResult {
     /// What it cost, over all continuations.
-    pub run: Run,
+    pub run: MethodResult,
     /// One for each continuation, in their order.
     pub sums: Vec<Sums>,
 }
@@ -161,36 +161,38 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 /// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
 pub fn run_passage(
     decoder: &Decoder,
-    request: Request<'_>,
-    held: &mut Option<Held>,
+    request: ScoringRequest<'_>,
+    held: &mut Option<ReusablePrefix>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>> {
-    let Request { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
+) -> Result<Option<ScoringResult>> {
+    let ScoringRequest { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
     // The last token of a continuation is predicted, and not read.
     let read: usize = continuations.iter().map(|c| c.tokens.len().saturating_sub(1)).sum();
     let (given, reader, step_seed) = (read / continuations.len().max(1), None, seed);
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
-    let (mut laps, mut spent) = (Laps::start(), Spent::default());
+    let (mut laps, mut spent) = (Stopwatch::start(), PhaseTimes::default());
     let mut prepared = shared.prepared(decoder, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
-    let mut lanes: Vec<Lane> = methods.iter().flat_map(|m| lanes_of(m, prepared.held.cache(), request)).collect();
+    let mut lanes: Vec<ScoringRun> = methods.iter().flat_map(|m| lanes_of(m, prepared.held.cache(), request)).collect();
     // Each continuation's lane of `full`: one that was asked for, or one more.
     let mut reference = Vec::new();
     let own = methods.iter().position(|m| m.name == REFERENCE);
     if request.compare {
         reference = match own {
             Some(at) => lanes.drain(at * continuations.len()..(at + 1) * continuations.len()).collect(),
-            None => lanes_of(&reference_method()?, prepared.held.cache(), Request { fidelity: false, ..request }),
+            None => {
+                lanes_of(&reference_method()?, prepared.held.cache(), ScoringRequest { fidelity: false, ..request })
+            }
         };
     }
     spent.index = laps.lap();
     let prefill = prepared.prefill();
-    let Prepared { held: read, reused, reused_tokens } = prepared;
+    let PreparedPrefix { held: read, reused, reused_tokens } = prepared;
     let read = held.insert(read);
     let streams = lanes.len() + reference.len();
     read_all(decoder, &mut lanes, &mut reference, read.logits(), prompt.len(), stop)?;
@@ -198,7 +200,7 @@ pub fn run_passage(
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
-    let mut all: Vec<(&mut Parts, usize)> =
+    let mut all: Vec<(&mut StepTime, usize)> =
         lanes.iter_mut().chain(&mut reference).map(|lane| (&mut lane.parts, lane.read)).collect();
     pool_weights(&mut all);
     share_out(all.into_iter().map(|(parts, _)| parts), spent.steps);
@@ -215,12 +217,12 @@ pub fn run_passage(
         spent.solo = laps.lap();
     }
     let (mut lanes, mut alone) = (lanes.into_iter(), alone.into_iter());
-    let mut of_method = |lanes: Vec<Lane<'_>>| {
+    let mut of_method = |lanes: Vec<ScoringRun<'_>>| {
         let scored = finish(lanes);
-        Scored { run: Run { together: streams, solo: alone.next().flatten(), ..scored.run }, ..scored }
+        TextResult { run: MethodResult { together: streams, solo: alone.next().flatten(), ..scored.run }, ..scored }
     };
     let runs = methods.iter().map(|_| of_method(lanes.by_ref().take(continuations.len()).collect())).collect();
-    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
+    Ok(Some(ScoringResult { prefill, reused, reused_tokens, spent, runs }))
 }
 
 /// Runs a passage in one pass over all tokens for each method, by its prefill pattern, as the papers measure
@@ -229,15 +231,19 @@ pub fn run_passage(
 ///
 /// # Errors
 /// As [`run_passage`].
-pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
-    let Request { methods, compare, .. } = request;
+pub fn run_in_parallel(
+    decoder: &Decoder,
+    request: ScoringRequest<'_>,
+    stop: &AtomicBool,
+) -> Result<Option<ScoringResult>> {
+    let ScoringRequest { methods, compare, .. } = request;
     let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
         true => shared_prefill::shared(true, || Ok(Pass::read_all(decoder, request, None, stop)?))?,
         false => Some(Vec::new()),
     };
     let Some(mut dense) = dense else { return Ok(None) };
     let time = |passes: &[Pass]| passes.iter().map(|pass| pass.time).sum::<Duration>();
-    let (prefill, mut spent, mut runs) = (time(&dense), Spent::default(), Vec::new());
+    let (prefill, mut spent, mut runs) = (time(&dense), PhaseTimes::default(), Vec::new());
     for method in methods {
         let mut own = match method.masks_prefill() {
             true => match Pass::read_all(decoder, request, Some(method.reads()), stop)? {
@@ -252,10 +258,13 @@ pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBoo
         let sums = sums.collect::<Result<_, _>>()?;
         let own_time = own.as_deref().map(time);
         spent.prefill += own_time.unwrap_or_default();
-        runs.push(Scored { run: Run { prefill: own_time, ..together(forks, 0, Parts::default()) }, sums });
+        runs.push(TextResult {
+            run: MethodResult { prefill: own_time, ..together(forks, 0, StepTime::default()) },
+            sums,
+        });
     }
     spent.prefill += prefill;
-    Ok(Some(Outcome { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs }))
+    Ok(Some(ScoringResult { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs }))
 }
 
 /// A prompt with one continuation, read in one pass.
@@ -273,11 +282,11 @@ impl<'a> Pass<'a> {
     /// A pass for each continuation, by a method that masks its prefill or densely; `None` if `stop` was raised.
     fn read_all(
         decoder: &Decoder,
-        request: Request<'a>,
+        request: ScoringRequest<'a>,
         method: Option<&Configured>,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Self>>, EngineError> {
-        let read = |continuation: &Text<'a>| {
+        let read = |continuation: &TextToScore<'a>| {
             (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, request, *continuation, method)).transpose()
         };
         let passes: Vec<Option<Self>> = request.continuations.iter().map(read).collect::<Result<_, _>>()?;
@@ -286,8 +295,8 @@ impl<'a> Pass<'a> {
 
     fn read(
         decoder: &Decoder,
-        request: Request<'_>,
-        continuation: Text<'a>,
+        request: ScoringRequest<'_>,
+        continuation: TextToScore<'a>,
         method: Option<&Configured>,
     ) -> Result<Self, EngineError> {
         let start = Instant::now();
@@ -334,57 +343,57 @@ fn reference_method() -> Result<Configured, UsageError> {
 }
 
 /// One continuation under one method.
-struct Lane<'a> {
+struct ScoringRun<'a> {
     fork: Fork,
     /// Prompt tokens still to be read when it starts.
     unread: &'a [u32],
-    continuation: Text<'a>,
+    continuation: TextToScore<'a>,
     /// Which continuation of the passage this is.
     number: usize,
     /// Tokens read so far.
     read: usize,
     sums: Sums,
-    parts: Parts,
+    parts: StepTime,
 }
 
 /// A lane for each continuation, on one index.
-fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: Request<'a>) -> Vec<Lane<'a>> {
-    let mut lanes: Vec<Lane> = Vec::new();
+fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: ScoringRequest<'a>) -> Vec<ScoringRun<'a>> {
+    let mut lanes: Vec<ScoringRun> = Vec::new();
     for (number, continuation) in request.continuations.iter().enumerate() {
         // What had to be solved for a density is solved once.
         let method = lanes.first().map_or(method, |first| first.fork.method()).clone();
-        lanes.push(Lane {
+        lanes.push(ScoringRun {
             fork: cache.fork(&method, request.fidelity),
             unread: &request.prompt[request.prefix_tokens..],
             continuation: *continuation,
             number,
             read: 0,
             sums: Sums::default(),
-            parts: Parts::default(),
+            parts: StepTime::default(),
         });
     }
     lanes
 }
 
 /// The lanes of one method, of which there is at least one, as one run.
-fn finish(mut lanes: Vec<Lane<'_>>) -> Scored {
+fn finish(mut lanes: Vec<ScoringRun<'_>>) -> TextResult {
     let sums = lanes.iter_mut().map(|lane| std::mem::take(&mut lane.sums)).collect();
-    let (steps, mut parts) = (lanes.iter().map(|lane| lane.read).sum(), Parts::default());
+    let (steps, mut parts) = (lanes.iter().map(|lane| lane.read).sum(), StepTime::default());
     lanes.iter().for_each(|lane| parts += lane.parts);
-    Scored { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, parts), sums }
+    TextResult { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, parts), sums }
 }
 
 /// The forks of one method, of which there is at least one, as one run.
-fn together(mut forks: Vec<Fork>, steps: usize, parts: Parts) -> Run {
+fn together(mut forks: Vec<Fork>, steps: usize, parts: StepTime) -> MethodResult {
     let solved = forks[0].solved().map(str::to_owned);
     // What has to be kept in the end is what the longest needs.
     let longest = argmax(&forks.iter().map(|fork| fork.tokens() as f32).collect::<Vec<_>>());
     let mut fork = forks.swap_remove(longest);
     forks.iter().for_each(|other| fork.absorb(other));
-    Run { solved, ..Run::of(&fork, steps, parts) }
+    MethodResult { solved, ..MethodResult::of(&fork, steps, parts) }
 }
 
-impl Lane<'_> {
+impl ScoringRun<'_> {
     /// The token at a place of what is read: the rest of the prompt, then the continuation but for its last token.
     fn token(&self, at: usize) -> u32 {
         match at.checked_sub(self.unread.len()) {
@@ -433,8 +442,8 @@ impl Lane<'_> {
 /// Reads all lanes to their end, in lock-step, those of `full` before the others.
 fn read_all<'a>(
     decoder: &Decoder,
-    lanes: &mut [Lane<'a>],
-    reference: &mut [Lane<'a>],
+    lanes: &mut [ScoringRun<'a>],
+    reference: &mut [ScoringRun<'a>],
     prefix_logits: &[f32],
     prompt_tokens: usize,
     stop: &AtomicBool,
@@ -444,7 +453,7 @@ fn read_all<'a>(
     let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
     let compare = !reference.is_empty();
     // Where the whole prompt is the prefix, its last logits are the same for all.
-    let at_start = |lane: &&mut Lane| lane.unread.is_empty() && lane.continuation.given == 0;
+    let at_start = |lane: &&mut ScoringRun| lane.unread.is_empty() && lane.continuation.given == 0;
     for lane in lanes.iter_mut().chain(reference.iter_mut()).filter(at_start) {
         let full = compare.then(|| Distribution::new(prefix_logits));
         lane.sums.take(prefix_logits, lane.continuation.tokens[0], full.as_ref());
@@ -476,13 +485,13 @@ fn read_all<'a>(
 /// Feeds lanes of `full` their next tokens, one lane after the other; what each makes of those that are scored.
 fn read_ahead(
     decoder: &Decoder,
-    reference: &mut [Lane<'_>],
+    reference: &mut [ScoringRun<'_>],
     most: usize,
     prompt_tokens: usize,
     clock: Clock,
 ) -> Result<Vec<Vec<Option<Distribution>>>, EngineError> {
     let vocab = decoder.config().vocab_size;
-    let read = |lane: &mut Lane<'_>| {
+    let read = |lane: &mut ScoringRun<'_>| {
         let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens, clock)?.concat();
         let scoring = Piece::begin(clock);
         let full = lane.distributions(&logits, vocab);
@@ -497,7 +506,7 @@ fn read_ahead(
 /// through.
 fn step(
     decoder: &Decoder,
-    lanes: &mut [Lane<'_>],
+    lanes: &mut [ScoringRun<'_>],
     most: usize,
     prompt_tokens: usize,
     clock: Clock,
@@ -562,7 +571,7 @@ mod tests {
         specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
     }
 
-    fn run(model: &Model, request: Request<'_>) -> Outcome {
+    fn run(model: &Model, request: ScoringRequest<'_>) -> ScoringResult {
         run_passage(&model.decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
     }
 
@@ -579,10 +588,13 @@ mod tests {
         let (model, ids) = model();
         let prompt = 150;
         // More than one step's tokens, and none that goes on from the other.
-        let texts = [Text { tokens: &ids[prompt..], given: 0 }, Text { tokens: &ids[prompt..prompt + 9], given: 4 }];
+        let texts = [
+            TextToScore { tokens: &ids[prompt..], given: 0 },
+            TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 },
+        ];
         let methods = methods(&["topk:k=4", "full"]);
         for prefix_tokens in [prompt, prompt - 1] {
-            let request = Request {
+            let request = ScoringRequest {
                 prompt: &ids[..prompt],
                 prefix_tokens,
                 longer: &[],
@@ -612,10 +624,10 @@ mod tests {
             assert!(topk.run.density < 1.0 && topk.run.decode > Duration::ZERO);
             assert_eq!(full.run.kv_tokens.context, ids.len() - 1, "the longest");
 
-            let alone = run(&model, Request { methods: &methods[..1], ..request });
+            let alone = run(&model, ScoringRequest { methods: &methods[..1], ..request });
             assert_eq!(alone.runs[0].sums, topk.sums, "the lane of `full` is there, asked for or not");
             assert_eq!(alone.runs[0].run.together, 4);
-            let plain = run(&model, Request { compare: false, ..request });
+            let plain = run(&model, ScoringRequest { compare: false, ..request });
             assert!(plain.runs[0].sums[0].kl.is_empty() && plain.runs[0].sums[0].nll == topk.sums[0].nll);
             assert_eq!((plain.runs[1].sums[0].same_top, plain.runs[1].sums[0].nll), (0, full.sums[0].nll));
         }
@@ -627,8 +639,8 @@ mod tests {
         let methods = methods(&["topk:k=4", "full"]);
         // What is left of the longer prompt is read in two steps.
         for prompt in [60, 150] {
-            let texts = [Text { tokens: &ids[prompt..prompt + 9], given: 4 }];
-            let request = Request {
+            let texts = [TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 }];
+            let request = ScoringRequest {
                 prompt: &ids[..prompt],
                 prefix_tokens: 7,
                 longer: &[],
@@ -653,9 +665,9 @@ mod tests {
     #[test]
     fn one_pass_gives_what_decoding_gives() {
         let (model, ids) = model();
-        let texts = [Text::from(&ids[90..]), Text { tokens: &ids[90..99], given: 2 }];
+        let texts = [TextToScore::from(&ids[90..]), TextToScore { tokens: &ids[90..99], given: 2 }];
         let methods = methods(&["full", "streaming_llm:window=16"]);
-        let request = Request {
+        let request = ScoringRequest {
             prompt: &ids[..90],
             prefix_tokens: 90,
             longer: &[],
@@ -678,7 +690,8 @@ mod tests {
         assert!(full.run.prefill.is_none() && window.run.prefill.is_some_and(|time| time > Duration::ZERO));
         assert_eq!((full.run.steps, outcome.reused_tokens), (0, 0));
         assert_eq!(outcome.spent.prefill, outcome.prefill + window.run.prefill.unwrap());
-        let plain = run_in_parallel(&model.decoder, Request { compare: false, ..request }, &never).unwrap().unwrap();
+        let plain =
+            run_in_parallel(&model.decoder, ScoringRequest { compare: false, ..request }, &never).unwrap().unwrap();
         assert_eq!(plain.runs[1].sums[0].nll, window.sums[0].nll);
         assert!(plain.runs[1].sums[0].kl.is_empty());
     }
@@ -686,9 +699,9 @@ mod tests {
     #[test]
     fn a_run_that_is_stopped_gives_nothing() {
         let (model, ids) = model();
-        let texts = [Text::from(&ids[60..70])];
+        let texts = [TextToScore::from(&ids[60..70])];
         let methods = methods(&["full"]);
-        let request = Request {
+        let request = ScoringRequest {
             prompt: &ids[..60],
             prefix_tokens: 60,
             longer: &[],

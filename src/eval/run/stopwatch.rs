@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Time by the clock, all threads together, of what examples take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct PhaseTimes {
     /// Reading prefixes densely, with what is gathered about them on the way.
     pub prefill: Duration,
     /// Solving budgets and building indexes.
@@ -15,14 +15,14 @@ pub struct Spent {
     pub solo: Duration,
 }
 
-impl Spent {
+impl PhaseTimes {
     /// All of it.
     pub fn total(&self) -> Duration {
         self.prefill + self.index + self.steps + self.solo
     }
 }
 
-impl std::ops::AddAssign for Spent {
+impl std::ops::AddAssign for PhaseTimes {
     fn add_assign(&mut self, other: Self) {
         self.prefill += other.prefill;
         self.index += other.index;
@@ -32,9 +32,9 @@ impl std::ops::AddAssign for Spent {
 }
 
 /// A clock for what is done one after the other.
-pub(crate) struct Laps(Instant);
+pub(crate) struct Stopwatch(Instant);
 
-impl Laps {
+impl Stopwatch {
     pub fn start() -> Self {
         Self(Instant::now())
     }
@@ -53,16 +53,16 @@ mod tests {
     #[test]
     fn spent_times_add_up_by_what_they_were_spent_for() {
         let ms = Duration::from_millis;
-        let mut sum = Spent { prefill: ms(1), index: ms(20), steps: ms(300), solo: ms(0) };
-        sum += Spent { prefill: ms(2), index: ms(30), steps: ms(400), solo: ms(5000) };
-        assert_eq!(sum, Spent { prefill: ms(3), index: ms(50), steps: ms(700), solo: ms(5000) });
+        let mut sum = PhaseTimes { prefill: ms(1), index: ms(20), steps: ms(300), solo: ms(0) };
+        sum += PhaseTimes { prefill: ms(2), index: ms(30), steps: ms(400), solo: ms(5000) };
+        assert_eq!(sum, PhaseTimes { prefill: ms(3), index: ms(50), steps: ms(700), solo: ms(5000) });
         assert_eq!(sum.total(), ms(5753));
     }
 
     #[test]
     fn laps_are_counted_from_the_one_before() {
         let start = Instant::now();
-        let mut laps = Laps::start();
+        let mut laps = Stopwatch::start();
         std::thread::sleep(Duration::from_millis(5));
         let (first, second) = (laps.lap(), laps.lap());
         assert!(first >= Duration::from_millis(5) && first + second <= start.elapsed());

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::eval::records::timing::Parts;
+use crate::eval::records::timing::StepTime;
 use spattn_attention::{AttentionTime, Fork};
 use spattn_base::clock::Section;
 
@@ -62,7 +62,7 @@ impl Step {
     }
 
     /// What each lane took, which read so many rows.
-    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Fork>, rows: &[usize]) -> Vec<Parts> {
+    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Fork>, rows: &[usize]) -> Vec<StepTime> {
         let (clock, whole) = (self.piece.clock, self.piece.end());
         let attention: Vec<AttentionTime> =
             forks.zip(&self.before).map(|(fork, before)| fork.attention_time() - *before).collect();
@@ -71,7 +71,7 @@ impl Step {
 }
 
 /// What each lane took of a step that took `whole`, which read so many rows: its attention, and a part of the rest by rows.
-fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<Parts> {
+fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<StepTime> {
     let rest = match clock {
         Clock::Wall => whole.saturating_sub(attention.iter().map(|time| time.elapsed).sum()),
         Clock::Processor => whole,
@@ -84,7 +84,7 @@ fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usi
             Clock::Wall => 0.0,
             Clock::Processor => 1.0,
         };
-        Parts {
+        StepTime {
             select: factor * time.select.as_secs_f64(),
             attend: factor * time.attend.as_secs_f64(),
             weights: rest.as_secs_f64() * *rows as f64 / all_rows,
@@ -95,8 +95,8 @@ fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usi
 }
 
 /// Scales the parts of all lanes so that they add up to the time that passed.
-pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, passed: Duration) {
-    let lanes: Vec<&mut Parts> = lanes.into_iter().collect();
+pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut StepTime>, passed: Duration) {
+    let lanes: Vec<&mut StepTime> = lanes.into_iter().collect();
     let measured: f64 = lanes.iter().map(|parts| parts.all()).sum();
     if measured > 0.0 {
         let factor = passed.as_secs_f64() / measured;
@@ -106,7 +106,7 @@ pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, pass
 
 /// Shares the weights of all lanes anew by the rows that each read: what lanes read by themselves that others read together
 /// is no more work for the method.
-pub(crate) fn pool_weights(lanes: &mut [(&mut Parts, usize)]) {
+pub(crate) fn pool_weights(lanes: &mut [(&mut StepTime, usize)]) {
     let weights: f64 = lanes.iter().map(|(parts, _)| parts.weights).sum();
     let rows = lanes.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
     lanes.iter_mut().for_each(|(parts, own)| parts.weights = weights * *own as f64 / rows);
@@ -123,7 +123,7 @@ mod tests {
         AttentionTime { select, attend, compare, elapsed, ..AttentionTime::default() }
     }
 
-    fn in_ms(parts: &[Parts]) -> Vec<[f64; 4]> {
+    fn in_ms(parts: &[StepTime]) -> Vec<[f64; 4]> {
         let ms = |s: f64| (1e6 * s).round() / 1e3;
         parts.iter().map(|p| [ms(p.select), ms(p.attend), ms(p.weights), ms(p.beside)]).collect()
     }
@@ -134,7 +134,7 @@ mod tests {
         let attention = [time(6, 18, 0, 12), time(4, 8, 4, 8)];
         let found = parts(Clock::Wall, MS(50), &attention, &[1, 2]);
         assert_eq!(in_ms(&found), [[3.0, 9.0, 10.0, 0.0], [2.0, 4.0, 20.0, 2.0]]);
-        assert!((found.iter().map(Parts::all).sum::<f64>() - 0.05).abs() < 1e-12);
+        assert!((found.iter().map(StepTime::all).sum::<f64>() - 0.05).abs() < 1e-12);
         // Nothing was attended, or nothing read.
         assert_eq!(in_ms(&parts(Clock::Wall, MS(5), &[time(0, 0, 0, 0)], &[0])), [[0.0; 4]]);
     }
@@ -148,18 +148,18 @@ mod tests {
 
     #[test]
     fn parts_are_scaled_to_what_passed() {
-        let part = |select, attend, weights, beside| Parts { select, attend, weights, beside };
+        let part = |select, attend, weights, beside| StepTime { select, attend, weights, beside };
         let mut lanes = [part(1.0, 2.0, 3.0, 0.0), part(0.0, 0.0, 3.0, 1.0)];
         share_out(&mut lanes, MS(5000));
         assert_eq!(lanes, [part(0.5, 1.0, 1.5, 0.0), part(0.0, 0.0, 1.5, 0.5)]);
-        let mut none = [Parts::default()];
+        let mut none = [StepTime::default()];
         share_out(&mut none, MS(5));
-        assert_eq!(none, [Parts::default()], "who took no step has no share");
+        assert_eq!(none, [StepTime::default()], "who took no step has no share");
     }
 
     #[test]
     fn pooled_weights_go_by_rows() {
-        let part = |weights| Parts { weights, ..Parts::default() };
+        let part = |weights| StepTime { weights, ..StepTime::default() };
         let (mut alone, mut other, mut short) = (part(6.0), part(1.0), part(1.0));
         pool_weights(&mut [(&mut alone, 3), (&mut other, 3), (&mut short, 2)]);
         assert_eq!([alone.weights, other.weights, short.weights], [3.0, 3.0, 2.0]);

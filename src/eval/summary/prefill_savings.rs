@@ -7,7 +7,7 @@ use crate::eval::records::record::Record;
 
 /// The prefills of a run, those that were shared and those that were not.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Sharing {
+pub struct PrefillSavings {
     /// Examples.
     pub examples: usize,
     /// Examples whose prefix, or its beginning, was read for an example before.
@@ -25,7 +25,7 @@ pub struct Sharing {
 /// Less than this share of the tokens read once is a template's first words, and not worth a line.
 const WORTH_SAYING: f64 = 0.01;
 
-impl Sharing {
+impl PrefillSavings {
     /// Whether so much was shared that a reader should know.
     pub fn is_worth_saying(&self) -> bool {
         self.reused_tokens as f64 > WORTH_SAYING * self.tokens as f64
@@ -52,7 +52,7 @@ impl Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
+impl fmt::Display for PrefillSavings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { examples, sharing, tokens, reused_tokens, seconds, saved_seconds } = self;
         let spent = seconds - saved_seconds;
@@ -79,10 +79,13 @@ mod tests {
             shared("full"),
             shared("topk"),
         ];
-        let sharing = Sharing::of(&records);
+        let sharing = PrefillSavings::of(&records);
         assert_eq!((sharing.examples, sharing.sharing, sharing.tokens, sharing.reused_tokens), (2, 1, 8000, 3000));
         assert!(sharing.is_worth_saying());
-        assert!(!Sharing { reused_tokens: 80, ..sharing }.is_worth_saying() && !Sharing::default().is_worth_saying());
+        assert!(
+            !PrefillSavings { reused_tokens: 80, ..sharing }.is_worth_saying()
+                && !PrefillSavings::default().is_worth_saying()
+        );
         assert_eq!((sharing.seconds, sharing.saved_seconds), (2.0, 0.75));
         assert!(
             sharing.to_string().starts_with("shared prefill took 1.2 s instead of 2.0 s: 1 of 2 examples"),

@@ -5,10 +5,10 @@
 
 use super::cells::{Cell, group, merit, place};
 use super::times::{Times, prevailing};
-use crate::eval::records::interning::Text;
+use crate::eval::records::interning::InternedStr;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::record::Record;
-use crate::eval::records::timing::Conditions;
+use crate::eval::records::timing::TimingConditions;
 use rayon::prelude::*;
 use serde::Serialize;
 use spattn_model::source::RANDOM;
@@ -284,7 +284,9 @@ fn low_reference(full: &Cell) -> Option<Warning> {
 fn timed_apart(cells: &[Cell]) -> Option<Warning> {
     let around = prevailing(cells);
     let apart: Vec<Times> = cells.iter().map(|cell| Times::of(cell, around)).filter(|times| times.is_apart).collect();
-    let said = |conditions: Option<&Conditions>| conditions.map_or("not recorded".to_owned(), Conditions::to_string);
+    let said = |conditions: Option<&TimingConditions>| {
+        conditions.map_or("not recorded".to_owned(), TimingConditions::to_string)
+    };
     let message = format!(
         "the times of {} of {} rows were taken under other conditions and cannot be compared with the rest ({}; the \
          rest: {})",
@@ -480,9 +482,9 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
 
 /// Models whose weights were drawn.
 fn random_weights(cells: &[Cell]) -> Vec<Warning> {
-    let models: BTreeSet<&Text> =
+    let models: BTreeSet<&InternedStr> =
         cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
-    let warning = |model: &Text| {
+    let warning = |model: &InternedStr| {
         let message =
             format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
         let [protocol, task] = [const { String::new() }; 2];
@@ -666,7 +668,7 @@ mod tests {
     #[test]
     fn times_that_cannot_be_compared_are_told_of_once() {
         let under = |fidelity| {
-            Some(Conditions {
+            Some(TimingConditions {
                 fidelity,
                 together: 2,
                 latency: None,

@@ -1,15 +1,15 @@
 //! Which times of records may be put together, and what they come to.
 //!
 //! A time depends on what else was measured, on how many streams took a step together, on threads and machine
-//! ([`Conditions`]). Only times under the same conditions are averaged; rows that were timed under others than most around
+//! ([`TimingConditions`]). Only times under the same conditions are averaged; rows that were timed under others than most around
 //! them are marked.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::cells::Cell;
-use crate::eval::records::interning::Shared;
+use crate::eval::records::interning::Interned;
 use crate::eval::records::record::Record;
-use crate::eval::records::timing::{Conditions, Latency, Solo};
+use crate::eval::records::timing::{Latency, Solo, TimingConditions};
 use spattn_stats::ratios::rate_interval;
 use spattn_stats::{Estimate, Sample, median_interval};
 
@@ -27,20 +27,20 @@ pub struct Times {
     /// Of shares, the milliseconds of selecting, attending and all else; `None` where they were not measured apart.
     pub parts_ms: Option<[f64; 3]>,
     /// Under what they were taken; `None` where the records do not say.
-    pub conditions: Option<Conditions>,
+    pub conditions: Option<TimingConditions>,
     /// Whether most of the rows around it were timed under other conditions.
     pub is_apart: bool,
 }
 
 /// The conditions under which most records of some cells were timed; those of the first of equals in their own order.
-pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&'a Conditions> {
+pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&'a TimingConditions> {
     // Of many records few are said apart: what is at one place in memory is counted by that.
-    let mut said: HashMap<Option<usize>, (Option<&Conditions>, usize)> = HashMap::new();
+    let mut said: HashMap<Option<usize>, (Option<&TimingConditions>, usize)> = HashMap::new();
     for record in cells.into_iter().flat_map(|cell| cell.records.iter().copied()) {
-        let at = record.conditions.as_ref().map(Shared::address);
+        let at = record.conditions.as_ref().map(Interned::address);
         said.entry(at).or_insert((record.conditions.as_deref(), 0)).1 += 1;
     }
-    let mut counts: BTreeMap<Option<&Conditions>, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<Option<&TimingConditions>, usize> = BTreeMap::new();
     for (conditions, count) in said.into_values() {
         *counts.entry(conditions).or_default() += count;
     }
@@ -50,7 +50,7 @@ pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&
 
 impl Times {
     /// Of the records of a cell that were timed under the conditions of most around it, or else under its own commonest.
-    pub fn of(cell: &Cell, around: Option<&Conditions>) -> Self {
+    pub fn of(cell: &Cell, around: Option<&TimingConditions>) -> Self {
         let is_there = cell.records.iter().any(|r| r.conditions.as_deref() == around);
         let conditions = if is_there { around } else { prevailing([cell]) };
         let timed: Vec<(_, &Record)> = (cell.contexts().iter().copied().zip(cell.records.iter().copied()))
@@ -92,12 +92,12 @@ mod tests {
     use crate::eval::records::record::tests::record;
     use crate::eval::summary::cells::group;
 
-    fn under(fidelity: bool, together: usize) -> Option<Conditions> {
+    fn under(fidelity: bool, together: usize) -> Option<TimingConditions> {
         let (latency, cpu, gpu, select_on) = (None, None, None, None);
-        Some(Conditions { fidelity, together, latency, threads: 2, simd: "avx2".into(), cpu, gpu, select_on })
+        Some(TimingConditions { fidelity, together, latency, threads: 2, simd: "avx2".into(), cpu, gpu, select_on })
     }
 
-    fn timed(method: &str, sample: usize, conditions: Option<Conditions>, decode_s: f64) -> Record {
+    fn timed(method: &str, sample: usize, conditions: Option<TimingConditions>, decode_s: f64) -> Record {
         Record { conditions: conditions.map(Into::into), decode_s, steps: 10, ..record("vt", method, sample, 1.0) }
     }
 
@@ -132,8 +132,8 @@ mod tests {
     }
 
     /// `conditions` under which methods were timed alone, or shares were taken.
-    fn taken(latency: Option<Latency>) -> Option<Conditions> {
-        under(false, 2).map(|conditions| Conditions { latency, ..conditions })
+    fn taken(latency: Option<Latency>) -> Option<TimingConditions> {
+        under(false, 2).map(|conditions| TimingConditions { latency, ..conditions })
     }
 
     #[test]

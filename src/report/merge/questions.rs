@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Source;
-use crate::eval::records::interning::Text;
+use crate::eval::records::interning::InternedStr;
 use crate::eval::records::manifest_keys::INPUTS;
 use crate::eval::records::record::Record;
 
 /// A task on a model.
-type Named = (Text, Text);
+type Named = (InternedStr, InternedStr);
 
 /// What tells the examples of a task apart: length, seed and sample.
 type Example = (usize, u64, usize);
@@ -59,7 +59,7 @@ impl Asked<'_> {
 
 /// Names tasks by their runs where these ask other questions under one name, and says so.
 pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
-    let mut labels: Vec<HashMap<Named, Text>> = vec![HashMap::new(); loaded.len()];
+    let mut labels: Vec<HashMap<Named, InternedStr>> = vec![HashMap::new(); loaded.len()];
     notes.extend(contradictions(sources, loaded));
     for (named, runs) in asked(sources, loaded) {
         let groups = groups(&runs);
@@ -72,7 +72,7 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
             if is_edited(&runs) { "has other answer keys for the same questions" } else { "asks other questions" };
         notes.push(format!("`{}` {differs} in {}: each is a task of its own", named.1, names.join(", ")));
         for (group, name) in groups.iter().zip(names) {
-            let label = Text::from(format!("{} ({name})", named.1));
+            let label = InternedStr::from(format!("{} ({name})", named.1));
             group.iter().for_each(|run| drop(labels[*run].insert(named.clone(), label.clone())));
         }
     }

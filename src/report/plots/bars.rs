@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
-    use crate::eval::records::timing::Conditions;
+    use crate::eval::records::timing::TimingConditions;
     use crate::report::Report;
     use crate::report::plots::Figure;
 
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn what_was_timed_otherwise_is_not_drawn() {
         let under = |fidelity| {
-            Some(Conditions {
+            Some(TimingConditions {
                 fidelity,
                 together: 2,
                 latency: None,
