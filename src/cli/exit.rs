@@ -17,7 +17,7 @@ pub enum Done {
     Preempted,
 }
 
-/// An error, and what can be done next whatever it was.
+/// An error, and what the user can do next.
 #[derive(Debug, thiserror::Error)]
 #[error("{error:#}")]
 pub(super) struct ErrorWithHint {

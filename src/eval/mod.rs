@@ -1,4 +1,16 @@
-//! Running a matrix: settings, one example under many methods, records, store and statistics.
+//! Running a matrix: settings, examples under many methods, records, and what is computed from them.
+//!
+//! Each room imports only from those before it:
+//!
+//! 1. [`folder`]: a results folder on disk, its writer, and the files that this program wrote;
+//! 2. [`records`]: records and the file that they are stored in;
+//! 3. [`config`]: what a user asked for; [`summary`]: means, differences and self-checks of records;
+//! 4. [`examples`]: one example before it is run; [`papers`]: the papers' tables, from records and summaries;
+//! 5. [`plan`]: what is to be run, on which shard, in how much memory;
+//! 6. [`run`]: the loop over examples;
+//! 7. [`calibration`]: calibrating methods.
+//!
+//! How results are drawn is not known here.
 
 pub mod calibration;
 pub mod config;

@@ -8,7 +8,7 @@ use crate::eval::records::record::Record;
 use crate::tune::Batch;
 use spattn_tasks::Task;
 
-/// Who asks for a run batch by batch, going by what was recorded so far.
+/// A source of batches, each of which depends on the records so far.
 pub(in crate::cli) trait AdaptiveSource {
     /// Makes sure that the tasks can be asked about.
     ///
@@ -23,7 +23,7 @@ pub(in crate::cli) trait AdaptiveSource {
     fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch>;
 }
 
-/// Tells who asks of each record, and whoever looks on of everything.
+/// Passes records to the source of batches, and all callbacks to the reporter.
 pub(in crate::cli) struct ForwardingObserver<'a> {
     pub(super) watcher: &'a mut ProgressReporter,
     pub(super) asks: &'a mut dyn AdaptiveSource,

@@ -287,7 +287,7 @@ fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
     Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
 }
 
-/// What is there of a run that did not end, and how to `go_on`.
+/// A line that says how many records were kept and how to resume; `None` without records.
 fn resume_hint(out: &Path, go_on: &str) -> Option<String> {
     let count = load_records(out).map_or(0, |l| l.records.len());
     let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };

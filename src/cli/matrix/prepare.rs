@@ -43,7 +43,7 @@ pub(super) struct PreparedRun {
 /// The tasks of a run.
 pub(super) type Tasks = Vec<Box<dyn Task>>;
 
-/// A model with what is run on it.
+/// A model, and the plan of what is run on it.
 pub(super) struct ModelJob {
     pub(super) config: RunConfig,
     pub(super) plan: Plan,
@@ -60,7 +60,7 @@ impl ModelJob {
     }
 }
 
-/// A model before its turn.
+/// A model before it is run: loaded, or opened without weights.
 pub(super) enum ModelHandle {
     /// The only one: its weights are read before any work.
     Loaded(Box<Model>),

@@ -12,7 +12,7 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_model::source::recorded;
 
-/// What to do when a part of the matrix cannot be run.
+/// What happens if a part of the matrix cannot be run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum OnFailure {
     /// End with its error.

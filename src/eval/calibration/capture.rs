@@ -1,5 +1,5 @@
-//! A prompt that is read densely in two parts, both of them looked at: what is attended, and the tokens behind it whose
-//! queries attend.
+//! Reads a prompt densely in two parts and shows both to observers: the first part, which is attended, and the tokens behind
+//! it, whose queries attend.
 
 use std::sync::Arc;
 

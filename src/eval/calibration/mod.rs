@@ -1,4 +1,6 @@
-//! Calibrating methods: reading texts, fitting artefacts, and those that a paper's items ask for.
+//! Calibration of methods: reading texts, fitting artefacts, and the calibrations that papers' items compare.
+//!
+//! The highest room of `eval`: it uses all others.
 
 pub mod calibrate;
 pub mod capture;

@@ -1,5 +1,5 @@
-//! Trains the calibrations of a paper's item, each kept as a file when it is done, so that a run that was stopped goes on with
-//! the next.
+//! Trains the calibrations that a paper's item compares. Each is written as soon as it is done, so a stopped run continues
+//! with the next one.
 
 use std::ops::ControlFlow;
 use std::path::Path;

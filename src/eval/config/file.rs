@@ -1,4 +1,4 @@
-//! A config's text as [`Settings`]: what is wrong with it is told with its line and its key.
+//! Parses the text of a config file into [`Settings`]; an error names the line and the key.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Where sparse attention starts: the recorded axis that moves scores more than most methods do.
+//! Where sparse attention starts. It is recorded with every score, as it changes scores more than most methods do.
 
 use std::fmt;
 use std::str::FromStr;

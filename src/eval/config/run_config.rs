@@ -1,4 +1,4 @@
-//! What a run is: settings from flags, a config file and the defaults, resolved into a [`RunConfig`] for each model.
+//! The configuration of a run on one model: [`RunConfig`], resolved from flags over a config file over the defaults.
 
 use super::methods::{check_prefill, resolve_methods};
 use super::settings::{MOST_VALUES, SHIPPED, Settings, parse_dtype, parse_matmul_precision, system_text, values};

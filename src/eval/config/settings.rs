@@ -132,8 +132,7 @@ pub(super) fn values<T: Clone + Eq + Hash>(
     Ok(values)
 }
 
-/// Settings of a run, each of which may be left to a lower layer: flags over a config file over
-/// `configs/quick.toml`.
+/// Settings of a run. `None` leaves a setting to the layer below: flags over a config file over `configs/quick.toml`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -197,7 +196,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Makes sure that each value is one that can be meant, before anything is made of it.
+    /// Checks every value before any is used.
     ///
     /// # Errors
     /// The first that is not.
@@ -233,7 +232,7 @@ impl Settings {
         })
     }
 
-    /// Makes sure that lists are no longer than anybody can mean: all of their values are combined.
+    /// Checks the lengths of lists, as all of their values are combined.
     fn check_counts(&self) -> Result<(), InvalidValue> {
         fn count<T: Clone>(values: &Option<OneOrMany<T>>) -> usize {
             values.as_ref().map_or(0, |values| values.0.len())
@@ -311,7 +310,7 @@ impl Settings {
     }
 }
 
-/// A value that cannot be meant.
+/// A value that is out of range or malformed.
 #[derive(Debug)]
 pub struct InvalidValue {
     /// Its key.

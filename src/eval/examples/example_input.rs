@@ -1,4 +1,4 @@
-//! What an example is made of, the same under every protocol: a prompt to answer, or a passage to be scored.
+//! The input of an example, the same under every protocol: a prompt to answer, or a passage to score.
 
 use anyhow::Result;
 

@@ -1,4 +1,6 @@
-//! One example before it is run: its tokens, how it is truncated, the digest of what it asks; and who is told of examples that are done.
+//! One example before it is run: its input, truncation, token counts, and the digest of what it asks.
+//!
+//! The observer of a run is here as well, as planning and running both report to it.
 
 pub(crate) mod example_input;
 pub mod observer;

@@ -1,20 +1,20 @@
-//! What a run tells whoever looks on: examples that are done, and what cannot be run.
+//! Callbacks of a run: progress, and parts of the matrix that are skipped.
 
 use anyhow::Result;
 
 use crate::eval::records::record::Record;
 
-/// What one step of the loop tells whoever shows progress.
+/// Progress of a run after an example.
 pub struct Progress<'a> {
     /// Examples done, each under each seed and protocol; those found in the store included.
     pub done: usize,
-    /// Examples of this share.
+    /// Examples of this shard.
     pub total: usize,
-    /// The same in units of work, which an example has the more of the longer it is.
+    /// Work done, in the unit of `eval::plan::work`; longer examples have more.
     pub work_done: u64,
-    /// How much of it was found in the store: that says nothing of how fast work is done.
+    /// Work of examples that were in the store already: it tells nothing about the speed of this run.
     pub work_found: u64,
-    /// Work of this share.
+    /// Work of this shard.
     pub work: u64,
     /// The task of the example just done.
     pub task: &'a str,
@@ -26,7 +26,7 @@ pub struct Progress<'a> {
     pub records: &'a [Record],
 }
 
-/// Something that cannot be run.
+/// A part of the matrix that cannot be run.
 #[derive(Debug)]
 pub struct SkippedWork {
     /// What of the matrix is left out: the model, and task, length, seed, protocol and method where they matter.
@@ -35,18 +35,18 @@ pub struct SkippedWork {
     pub error: anyhow::Error,
 }
 
-/// Whoever looks on while a matrix is run.
+/// Receives the callbacks of a run.
 pub trait RunObserver {
     /// An example is done.
     fn progress(&mut self, progress: Progress<'_>);
 
-    /// Something cannot be run.
+    /// A part cannot be run.
     ///
     /// # Errors
-    /// What is returned ends the run; otherwise it goes on with everything else.
+    /// An error ends the run; otherwise it continues with the rest.
     fn failed(&mut self, failure: SkippedWork) -> Result<()>;
 
-    /// Something failed, and its records were made all the same, in another way.
+    /// Something failed, but its records were made in another way.
     fn mended(&mut self, failure: &SkippedWork) {
         let _ = failure;
     }

@@ -1,4 +1,4 @@
-//! What an example asks, told by its content: examples are compared, paired, merged and resumed by this, never by name.
+//! Digest of what an example asks. Records are compared, paired, merged and resumed by this digest, never by a task's name.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Counting tokens for tasks.
+//! Counts the tokens of prompts for tasks, with a model's tokenizer.
 
 use anyhow::Result;
 

@@ -1,8 +1,8 @@
-//! Prompts that are too long: their middle is cut out, as LongBench's `pred.py` does it, or the end of their context, as
-//! ZeroSCROLLS does it.
+//! Truncates prompts that are too long: the middle is cut out as in LongBench's `pred.py`, or the end of the context as in
+//! ZeroSCROLLS.
 //!
-//! The user's turn is split into tokens without chat template, with a BOS where the model has one; what is kept of them is
-//! made text again. The chat template comes after that, so that the whole prompt may have some tokens more.
+//! The user's turn is tokenized without the chat template (with a BOS where the model has one), truncated, and decoded to text
+//! again. The chat template is applied afterwards, so the whole prompt may have a few tokens more.
 
 use anyhow::Result;
 

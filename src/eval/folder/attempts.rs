@@ -1,8 +1,7 @@
-//! What became of a sweep's folder so far: a line for each time that a process began on it, for each part of the matrix
-//! that could not be run, and for how the process ended. A process that was killed leaves no end.
+//! The log of a sweep's folder, `attempts.jsonl`: a line when a process starts on it, a line for each part of the matrix that
+//! could not be run, and a line when the process ends. A process that was killed leaves no last line.
 //!
-//! Whoever looks on reads it; the runs themselves need it for one thing: a job that is begun again and again and gets
-//! nothing done has to end.
+//! `spattn status` reads it. A run reads it too, so that a job that is restarted again and again without progress ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! By what a file shows that this program wrote it, where no list says so: how its text begins, which keys it has, how its bytes are
-//! packed. A file's name alone shows nothing.
+//! Recognises files that this program wrote by their content, where no list names them: how the text begins, which keys it has,
+//! how its bytes are packed. A file's name proves nothing.
 
 use std::path::Path;
 

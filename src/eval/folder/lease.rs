@@ -1,11 +1,10 @@
-//! Who writes a folder, said in a file: what keeps a second writer out where the file system has no locks, or has them
-//! for one machine alone, as network file systems may.
+//! A lease on a folder, kept in a file. It keeps a second writer out where the file system has no locks, or locks that hold on
+//! one machine only, as on network file systems.
 //!
-//! The file is made where it is not there, which only one can do. It names its owner and has a count that the owner raises
-//! as long as it lives. A count that stands still for [`PATIENCE`] is that of an owner who is gone, whatever the clocks of
-//! the two machines say. A file that was cut short, by a full disk or a kill while it was made, is nobody's: it is only ever
-//! replaced whole. Who takes over writes its own name, waits, and looks whether it still stands there. An owner that
-//! was asleep and finds another's name writes nothing more.
+//! Creating the file is exclusive. It names its owner and has a counter that the owner increments while it lives. If the
+//! counter stands still for [`PATIENCE`], the owner is gone, whatever the clocks of the two machines say. A truncated file
+//! (disk full, or killed while writing) has no owner and is replaced as a whole. To take over, a process writes its own name,
+//! waits, and checks that its name is still there. An owner that was suspended and finds another name writes nothing more.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};

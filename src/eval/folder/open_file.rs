@@ -1,5 +1,5 @@
-//! Whether the file of records is still where it was opened: a folder may be moved, removed or replaced while a run writes to
-//! it, which the open file by itself does not notice.
+//! Checks that an open file of records is still at its path. A folder may be moved, removed or replaced during a run, which
+//! the open file does not notice.
 
 use std::fs::{self, File};
 use std::io;

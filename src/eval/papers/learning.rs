@@ -2,7 +2,7 @@
 //! nothing was learned from.
 //!
 //! What they say of that text by layer becomes [`AnalysisTables`], a layer a unit, so that differences are paired by layer. What trains
-//! them stands beside (`eval::learned`); here nothing runs.
+//! them is above (`eval::calibration::paper_calibrations`); here nothing runs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;

@@ -1,4 +1,4 @@
-//! Prompts that files fix, looked at before anything is run: what a model cannot read as it is would end the run midway.
+//! Checks prompts that files fix before anything is run: a prompt that the model cannot read would end the run midway.
 
 use std::collections::HashSet;
 

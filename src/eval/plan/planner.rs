@@ -1,4 +1,4 @@
-//! What there is to run on a model: the cells of the matrix, after all that can be checked before any work.
+//! Plans what is to be run on a model: the cells of the matrix, after every check that needs no weights.
 
 use std::collections::HashSet;
 

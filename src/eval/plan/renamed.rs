@@ -1,6 +1,5 @@
-//! What a folder that is gone on with has recorded under another name or in another layout, and is the same in content: the path
-//! of a model or of data, written otherwise or moved, and a `tokenizer.json` that was indented anew. Names are part of records'
-//! keys, so the run goes on under those that are recorded.
+//! Names that a resumed folder recorded for the same content: a model or data set at another path, or a `tokenizer.json` with
+//! another layout. Names are part of records' keys, so the run continues under the recorded ones.
 
 use std::path::{Path, absolute};
 

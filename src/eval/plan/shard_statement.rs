@@ -1,4 +1,4 @@
-//! What a manifest says of a run's share of its matrix: which shard it is, and how many records it is to make.
+//! What a manifest states about a shard: its index, and how many records it is to make.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
-//! Dealing contexts out to shards, so that each has about the same work: the longest first, each to the shard that has
-//! the least so far.
+//! Assigns contexts to shards so that all have about the same work: the longest first, each to the shard with the least work so
+//! far.
 //!
-//! Contexts of generated samples are all alike, and there may be any number of them: they are dealt in rounds, which need
-//! not be listed. What is dealt depends on the work alone, in whole numbers: every shard works out the same, wherever it runs.
+//! Contexts of generated samples are alike and may be any number: they are assigned in rounds, without a list. The assignment
+//! depends on the work alone, in whole numbers, so every shard computes the same one on any machine.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

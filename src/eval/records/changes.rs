@@ -1,4 +1,4 @@
-//! What differs between what a folder was run with and what it would be run with now, in a user's words.
+//! Differences between a folder's stored settings and the present ones, in a user's words.
 
 use std::collections::BTreeMap;
 

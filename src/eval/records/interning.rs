@@ -1,7 +1,7 @@
-//! Text and other values that many records have alike, each of which is held once.
+//! Interning: values that many records have in common are in memory once.
 //!
-//! Every record names its model, task, method and all settings. A million of them say the same few hundred things: records
-//! that are read into a [`Pool`] say them with pointers.
+//! Every record names its model, task, method and settings. A million records repeat a few hundred values; records that are
+//! read through a [`Pool`] share them by pointers.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A value that its clones share; equal to what has the same content.
+/// A value that its clones share; equality is by content.
 pub struct Interned<T: ?Sized>(Arc<T>);
 
-/// Text that its clones share.
+/// An interned text.
 pub type InternedStr = Interned<str>;
 
 impl<T: ?Sized> Interned<T> {
-    /// Where it is in memory: clones are at the same place.
+    /// Its address in memory, which clones share.
     pub fn address(&self) -> usize {
         Arc::as_ptr(&self.0).cast::<()>().addr()
     }

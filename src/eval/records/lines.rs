@@ -1,7 +1,7 @@
-//! Lines of a file of records, whatever ended them, and what is done about a last one that was torn.
+//! Lines of a file of records, with any line ending, and the repair of a torn last line.
 //!
-//! This program ends lines by `\n`. An editor or a transfer may have made them `\r\n` or `\r` and put a mark in front; no record
-//! is lost by that.
+//! This program ends lines by `\n`. An editor or a transfer may have changed that to `\r\n` or `\r` and added a byte order mark;
+//! no record is lost by that.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! Keys of a run's manifest that are read back when its folder is gone on with.
+//! Keys of a run's manifest that are read back when a folder is resumed.
 
 /// Name of the manifest within a run's folder.
 pub const MANIFEST: &str = "manifest.json";

@@ -1,4 +1,4 @@
-//! In which order tasks, methods and whatever has numbers in its name are listed.
+//! The order in which tasks, methods and names with numbers are listed.
 
 use super::record::{REFERENCE, Record};
 use std::cmp::Ordering;

@@ -1,5 +1,5 @@
-//! Prompts that a run keeps (`--keep-prompts`): what the model read of each example, compressed, a file of its own in the
-//! folder `prompts`. Methods and protocols share it.
+//! Prompts that `--keep-prompts` stores: the text that the model read of each example, compressed, one file each in the folder
+//! `prompts`. Methods and protocols share it.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

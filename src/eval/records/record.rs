@@ -1,6 +1,6 @@
-//! What is kept of a run: one [`Record`] per example and method.
+//! [`Record`]: what is stored of one example under one method.
 //!
-//! Everything that is drawn or tabulated later comes from these; nothing else is kept.
+//! All tables and plots are computed from records; nothing else is stored.
 
 use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::{Fidelity, Spread};
@@ -231,7 +231,7 @@ fn is_empty_map(map: &Interned<BTreeMap<String, String>>) -> bool {
     map.is_empty()
 }
 
-/// What records said so far that others may say again.
+/// Values of records read so far, for interning the next ones.
 #[derive(Debug, Default)]
 pub struct RecordInterner {
     texts: Pool<str>,
@@ -242,7 +242,7 @@ pub struct RecordInterner {
 }
 
 impl Record {
-    /// Holds what records before have said as well where those do.
+    /// Replaces values that earlier records had by theirs.
     pub fn share(&mut self, said: &mut RecordInterner) {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
         let texts = [&mut self.source, &mut self.question, &mut self.prediction];

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use spattn_base::error::UsageError;
 use spattn_stats::median;
 
-/// What a time depends on besides the method and the example: only times under the same conditions can be compared.
+/// Conditions under which times were taken, besides method and example: only times under equal conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimingConditions {
     /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
@@ -54,7 +54,7 @@ impl fmt::Display for TimingConditions {
     }
 }
 
-/// What the time of a step is.
+/// What the time of a step means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
@@ -84,26 +84,26 @@ impl FromStr for Latency {
     }
 }
 
-/// What a method's steps took, in seconds, by what was done.
+/// Time of the steps of a method in seconds, by kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepTime {
-    /// Picking tokens.
+    /// Token selection.
     pub select: f64,
-    /// Attending them.
+    /// Attention over the selected tokens.
     pub attend: f64,
-    /// All else of a step.
+    /// The rest of a step, above all products with the weights.
     pub weights: f64,
-    /// What was measured beside the steps and is no part of them: comparing with exact attention, scoring text.
+    /// Work between the steps that is not part of them: comparing with exact attention, scoring text.
     pub beside: f64,
 }
 
 impl StepTime {
-    /// What the steps took.
+    /// Time of the steps.
     pub fn steps(&self) -> f64 {
         self.select + self.attend + self.weights
     }
 
-    /// All of it.
+    /// Time of the steps and of the work between them.
     pub fn all(&self) -> f64 {
         self.steps() + self.beside
     }
@@ -124,7 +124,7 @@ impl std::ops::AddAssign for StepTime {
     }
 }
 
-/// What steps of a method took that had all threads to itself.
+/// Times of steps of a method that had all threads to itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Solo {
     /// Steps of one token that were timed each time.

@@ -1,6 +1,6 @@
-//! Whether a stored record can have been made by a run: numbers within what they measure.
+//! Checks that a stored record can have been made by a run: every number is within its range.
 //!
-//! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
+//! Files are edited, merged and torn; a score of 7 would change every mean that it enters.
 
 use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;

@@ -8,7 +8,7 @@ use crate::eval::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
 use spattn_attention::{Fork, IndexTime};
 
-/// What one method gave.
+/// Tokens, counters and times of one method on one example.
 pub struct MethodResult {
     /// Generated tokens, a final EOS included.
     pub tokens: Vec<u32>,
@@ -18,9 +18,9 @@ pub struct MethodResult {
     pub steps: usize,
     /// Streams that took each step together.
     pub together: usize,
-    /// Its share of the time that those steps took.
+    /// The share of the steps' time that is attributed to this method.
     pub decode: Duration,
-    /// What that was spent for; `None` where it was not told apart.
+    /// That time by kind of work; `None` if it was not measured separately.
     pub parts: Option<StepTime>,
     /// What steps took with nothing beside them, if asked for.
     pub solo: Option<Solo>,

@@ -1,4 +1,4 @@
-//! Running examples: the loop over a plan, generation, scoring of given text, and the records that come of them.
+//! Running examples: the loop over a plan, generation, scoring of given text, estimates, and the records of results.
 
 pub mod estimate;
 pub mod generate;

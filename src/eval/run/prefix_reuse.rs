@@ -15,7 +15,7 @@ use spattn_attention::{Configured, IndexCache, PromptNeed, PromptStats, RecentQu
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
 
-/// What was read of an example, for the next one that begins with the same tokens.
+/// The prefix of the last example, which the next one continues if it begins with the same tokens.
 pub struct ReusablePrefix {
     prefix: Vec<u32>,
     prompt_tokens: usize,
@@ -29,12 +29,12 @@ pub struct ReusablePrefix {
 pub(super) const LEAST_SHARED: usize = 64;
 const _: () = assert!(LEAST_SHARED > RecentQueries::COUNT);
 
-/// How long it took to read so many tokens, ascending in both.
+/// Prefill time by number of tokens, ascending in both.
 #[derive(Debug, Clone, Default)]
 struct PrefillTimeline(Vec<(usize, Duration)>);
 
 impl PrefillTimeline {
-    /// Of the first `tokens` tokens; evenly between two that are known.
+    /// Time of the first `tokens` tokens, interpolated between known points.
     fn of(&self, tokens: usize) -> Duration {
         let mut before = (0, Duration::ZERO);
         for &(at, time) in &self.0 {
@@ -47,7 +47,7 @@ impl PrefillTimeline {
         before.1
     }
 
-    /// What is known of the first `tokens`, to be gone on with.
+    /// The timeline of the first `tokens` tokens.
     fn up_to(&self, tokens: usize) -> Self {
         let mut known: Vec<_> = self.0.iter().filter(|(at, _)| *at < tokens).copied().collect();
         known.push((tokens, self.of(tokens)));
@@ -59,7 +59,7 @@ impl PrefillTimeline {
     }
 }
 
-/// A prefix, dense if methods share it, and what of the prompt bears on it.
+/// A request for a prefix that methods share: dense, or read by the mask of one method.
 pub(crate) struct SharedPrefix<'a> {
     /// The whole prompt.
     pub prompt: &'a [u32],
@@ -73,7 +73,7 @@ pub(crate) struct SharedPrefix<'a> {
     pub given: usize,
     /// Methods that will be forked from it.
     pub methods: &'a [Configured],
-    /// Who reads it by a mask; it is dense without.
+    /// The method that reads it by a mask; `None` for a dense prefix.
     pub reader: Option<&'a Configured>,
     /// Seed of what is drawn when indexes are built.
     pub seed: u64,
@@ -99,9 +99,9 @@ impl<'a> SharedPrefix<'a> {
     }
 }
 
-/// A prefix, read now or before, and ready to be forked.
+/// A prefix that methods can be forked from.
 pub(crate) struct PreparedPrefix {
-    /// What the next example may find read; its cache is what is forked.
+    /// The prefix, kept for the next example; methods are forked from its cache.
     pub held: ReusablePrefix,
     /// Tokens that were not read again.
     pub reused_tokens: usize,
@@ -179,7 +179,7 @@ fn read(
     read_from(decoder, shared, &needs, stats.map(|stats| KnownBeginning { prefix: read, tokens: kept, times, stats }))
 }
 
-/// What is known of the beginning of a prefix.
+/// The beginning of a prefix that was read before.
 struct KnownBeginning {
     /// Keys and values, of more tokens perhaps.
     prefix: Prefix,

@@ -1,4 +1,4 @@
-//! Records: their keys, and what they say of a run.
+//! The parts of a record that are computed from a run, and its key.
 
 use crate::eval::run::score_text;
 use std::time::Duration;

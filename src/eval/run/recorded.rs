@@ -1,5 +1,5 @@
-//! Whether what a folder has recorded was asked as it would be asked now: rows, data, metrics, limits and chat templates may
-//! have changed under the same names, and records of two questions are never put into one mean.
+//! Checks on resume that stored records answered the present questions. Rows, data, metrics, limits and chat templates may
+//! have changed under the same names, and records of two questions must not enter one mean.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

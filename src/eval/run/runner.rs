@@ -66,7 +66,7 @@ impl<'a> Deref for Runner<'a> {
     }
 }
 
-/// What of a plan is not done yet.
+/// The part of a plan that has no records yet.
 #[derive(Debug, Clone)]
 pub struct RemainingWork {
     /// The contexts of which anything is missing.
@@ -75,7 +75,7 @@ pub struct RemainingWork {
     pub records: usize,
 }
 
-/// An example under a variant, and the methods that it still has to be run with.
+/// An example under a variant, with the methods whose records are missing.
 #[derive(Clone)]
 struct PendingExample {
     place: Place,
@@ -84,7 +84,7 @@ struct PendingExample {
     methods: Vec<Configured>,
 }
 
-/// What an example is made of, and the digest of what it asks.
+/// The input of an example, and the digest of what it asks.
 type Made = (Rc<ExampleInput>, Rc<str>);
 
 /// An example that is ready to be run.
@@ -105,7 +105,7 @@ impl PreparedExample {
     }
 }
 
-/// Tells items, in the order in which they are run, of the prefixes that go on from their own.
+/// Notes at each example which longer prefixes the next ones have, in the order in which they are run.
 fn link_nested_prefixes(items: &mut [PreparedExample]) {
     for at in (1..items.len()).rev() {
         let (before, next) = (&items[at - 1], &items[at]);
@@ -117,7 +117,7 @@ fn link_nested_prefixes(items: &mut [PreparedExample]) {
     }
 }
 
-/// What is carried from example to example.
+/// State that passes from one example to the next.
 #[derive(Default)]
 struct RunnerState {
     held: Option<ReusablePrefix>,
@@ -190,7 +190,7 @@ impl Runner<'_> {
         prompts::keep(dir, &name, &self.model.tokenizer.spell(item.material.prompt())?)
     }
 
-    /// What of a plan has no record yet; `known` are all records that there are.
+    /// The part of a plan that has no records among `known`.
     pub fn remaining(&self, plan: &Plan, known: &[Record]) -> RemainingWork {
         let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();
         let recorded = known.iter().map(|record| record.sample + 1).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Telling a prompt that cannot be read from a method that cannot be run.
+//! Marks errors of a prefill that methods share, so that no single method is blamed for them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

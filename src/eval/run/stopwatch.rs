@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Time by the clock, all threads together, of what examples take.
+/// Wall time of the phases of examples, all threads together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
     /// Reading prefixes densely, with what is gathered about them on the way.
@@ -16,7 +16,7 @@ pub struct PhaseTimes {
 }
 
 impl PhaseTimes {
-    /// All of it.
+    /// The sum of the phases.
     pub fn total(&self) -> Duration {
         self.prefill + self.index + self.steps + self.solo
     }
@@ -31,7 +31,7 @@ impl std::ops::AddAssign for PhaseTimes {
     }
 }
 
-/// A clock for what is done one after the other.
+/// Measures phases that follow one another.
 pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {

@@ -1,8 +1,8 @@
-//! What of the time that all methods of an example take together is whose.
+//! Attributes the time of steps that methods take together to the single methods.
 //!
-//! Methods take steps together, and groups of them beside each other on several threads, so that no wall time is a
-//! method's own. Each lane (a run of one method) gets what was worked for it, by what it was worked for, and its part of
-//! what all need: the weights. These parts are then scaled so that those of all lanes add up to the time that passed.
+//! Methods take steps in one batch, and groups of them run beside each other on several threads, so no wall time belongs to
+//! one method. Each method gets the time of the work done for it, by kind of work, and a part of the weights' time, which all
+//! need. The parts are then scaled to add up to the time that passed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Cells: the records of a summary's row, one a sample, grouped and in order.
+//! Cells: the records of one row of the summary, one per sample, grouped and sorted.
 
 use crate::eval::records::order::{Given, compare};
 use crate::eval::records::record::{REFERENCE, Record};

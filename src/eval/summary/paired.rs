@@ -1,7 +1,7 @@
-//! Two settings held against each other: on the examples that both were run on, over the same tasks and lengths.
+//! Compares two settings on the examples that both were run on, over the same tasks and lengths.
 //!
-//! A setting is given by its cells, one for each task and length, which count alike. Examples are hard or easy for all methods, so
-//! a difference on the same examples tells more than two means with an interval each, and is told right where those are not.
+//! A setting is given by its cells, one for each task and length, with equal weight. Examples are hard or easy for all methods,
+//! so paired differences are more precise than two means with an interval each.
 
 use super::cells::Cell;
 use super::summarize::perplexity_difference;

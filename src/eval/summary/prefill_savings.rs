@@ -1,4 +1,4 @@
-//! How much prefill was saved because examples begin alike.
+//! How much prefill time was saved because examples begin with the same tokens.
 
 use std::collections::HashMap;
 use std::fmt;

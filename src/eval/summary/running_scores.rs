@@ -1,4 +1,4 @@
-//! Scores while records are still being made: sums by place and method, from which current means are told.
+//! Mean scores while records are still being made: sums by task, length, protocol and method.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

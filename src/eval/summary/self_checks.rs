@@ -1,7 +1,7 @@
-//! Self-checks: what makes numbers of a run suspect, found in its records.
+//! Self-checks: warnings about records whose numbers are suspect.
 //!
-//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from
-//! methods, and show in the records if one looks. Nothing here stops a run.
+//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
+//! the records. Nothing here stops a run.
 
 use super::cells::{Cell, group, merit, place};
 use super::times::{Times, prevailing};

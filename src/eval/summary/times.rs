@@ -1,8 +1,8 @@
-//! Which times of records may be put together, and what they come to.
+//! Which times of records may be averaged, and their means.
 //!
 //! A time depends on what else was measured, on how many streams took a step together, on threads and machine
-//! ([`TimingConditions`]). Only times under the same conditions are averaged; rows that were timed under others than most around
-//! them are marked.
+//! ([`TimingConditions`]). Only times under the same conditions are averaged; rows that were timed under other conditions than
+//! most of their neighbours are marked.
 
 use std::collections::{BTreeMap, HashMap};
 
