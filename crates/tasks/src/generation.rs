@@ -16,7 +16,7 @@ use super::metrics::Metric;
 use super::metrics::lm_eval::distinct_answers;
 use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, digest};
+use super::{Example, Family, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, answers, digest};
 use spattn_base::error::UsageError;
 
 const PREFIX: &str = "gen/";
@@ -380,7 +380,7 @@ impl Task for Questions {
             max_new_tokens: self.definition.max_new_tokens,
             depth: None,
             source: self.source.clone(),
-            handling: Handling { plain: true, until: &self.definition.until, ..Handling::default() },
+            rules: PromptRules { plain: true, until: &self.definition.until, ..PromptRules::default() },
         })
     }
 }
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(example.question, "Q: How many?\nA:");
         assert_eq!(example.references, ["1,234"]);
         assert_eq!(example.score(" It is 1000 + 234. The answer is 1234.\n\nWell."), 1.0);
-        assert_eq!(example.handling.until, ["Q:", "</s>", "<|im_end|>"]);
+        assert_eq!(example.rules.until, ["Q:", "</s>", "<|im_end|>"]);
     }
 
     /// GSM8K's answers stand behind `####`; without it, lm-eval compares with the whole text, which nothing equals.
@@ -490,7 +490,7 @@ mod tests {
             let example = made.example(0, index, 0, &Words).unwrap();
             assert_eq!(example.user_turn(), expected["prompt"].as_str().unwrap());
             assert_eq!(example.references, [expected["answer"].as_str().unwrap()]);
-            assert_eq!(example.handling.until, ["</s>"]);
+            assert_eq!(example.rules.until, ["</s>"]);
         }
         let first = made.example(0, 0, 0, &Words).unwrap();
         assert_eq!(first.references, ["(A)"]);

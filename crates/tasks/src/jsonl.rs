@@ -28,8 +28,8 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
-    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, digest, kv_retrieval, kvpress,
-    longbench, longeval, ruler, summary, turns,
+    Cut, Example, Family, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, answers, digest, kv_retrieval,
+    kvpress, longbench, longeval, ruler, summary, turns,
 };
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
@@ -176,8 +176,8 @@ impl Seen {
     fn add(&mut self, row: &Row, prompts: &[Prompt]) {
         self.usable += 1;
         for prompt in prompts {
-            let Prompt { metric, references, all_classes, handling, .. } = prompt;
-            self.cut += usize::from(handling.cut != Cut::Nothing);
+            let Prompt { metric, references, all_classes, rules, .. } = prompt;
+            self.cut += usize::from(rules.cut != Cut::Nothing);
             self.metrics.insert(metric.name());
             let is_a_class = answers::check_classes(*metric, references, all_classes, true).unwrap_or(false);
             if metric.flaw(references).is_some() || !is_a_class {
@@ -189,7 +189,7 @@ impl Seen {
         if prompts.iter().all(|prompt| prompt.answer_prefix.is_empty()) {
             self.unread.extend([PREFIX_FIELD].iter().filter(is_said));
         }
-        let named = match prompts.iter().any(|prompt| prompt.handling.cut != Cut::Nothing) {
+        let named = match prompts.iter().any(|prompt| prompt.rules.cut != Cut::Nothing) {
             true => Some("dataset"),
             false => kvpress::is_row(row).then_some("task"),
         };
@@ -319,7 +319,7 @@ impl Task for Prepared {
             max_new_tokens: prompt.max_new_tokens,
             depth: None,
             source: self.rows.source().file_name(),
-            handling: prompt.handling,
+            rules: prompt.rules,
         })
     }
 }
@@ -335,7 +335,7 @@ struct Prompt {
     metric: Metric,
     also: Vec<Metric>,
     max_new_tokens: usize,
-    handling: Handling,
+    rules: PromptRules,
 }
 
 impl Prompt {
@@ -355,7 +355,7 @@ impl Prompt {
             () => Err(unknown_kind(row)),
         }?;
         // LongBench's rows are scored as LongBench does it, unless another metric is asked for.
-        let is_published = spec.metric.is_none() && prompt.handling.cut != Cut::Nothing;
+        let is_published = spec.metric.is_none() && prompt.rules.cut != Cut::Nothing;
         if let Some(metric) = spec.metric.filter(|metric| *metric != prompt.metric) {
             // A metric that was asked for takes the place of the first; the others are recorded all the same.
             if !prompt.also.is_empty() {
@@ -383,8 +383,8 @@ impl Prompt {
         checked.map_err(|e| row.at(e))?;
         answers::check_classes(prompt.metric, &prompt.references, &prompt.all_classes, is_published)
             .map_err(|e| row.at(e))?;
-        prompt.handling.plain |= spec.chat == Some(false);
-        prompt.handling.may_be_templated = spec.chat.is_none() && !prompt.handling.plain;
+        prompt.rules.plain |= spec.chat == Some(false);
+        prompt.rules.may_be_templated = spec.chat.is_none() && !prompt.rules.plain;
         Ok(prompt)
     }
 
@@ -400,7 +400,7 @@ impl Prompt {
             metric: spec.metric.map_or_else(|| kvpress::metric(row), Ok).map_err(hint)?,
             also: Vec::new(),
             max_new_tokens: spec.max_new_tokens.map_or_else(|| kvpress::max_new_tokens(row), Ok).map_err(hint)?,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -434,7 +434,7 @@ impl Prompt {
             metric,
             also: Vec::new(),
             max_new_tokens,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -450,7 +450,7 @@ impl Prompt {
             metric: definition.metric,
             also: Vec::new(),
             max_new_tokens: definition.tokens_to_generate,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -468,7 +468,7 @@ impl Prompt {
             metric,
             also: Vec::new(),
             max_new_tokens,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -484,7 +484,7 @@ impl Prompt {
             metric: definition.metric,
             also: Vec::new(),
             max_new_tokens: definition.tokens_to_generate,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -500,7 +500,7 @@ impl Prompt {
             metric: definition.metric,
             also: definition.also.clone(),
             max_new_tokens: definition.tokens_to_generate,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 
@@ -521,7 +521,7 @@ impl Prompt {
             metric: set.scoring().metric,
             also: Vec::new(),
             max_new_tokens: set.max_new_tokens,
-            handling: set.handling(),
+            rules: set.rules(),
         })
     }
 
@@ -546,7 +546,7 @@ impl Prompt {
             metric: Metric::StringMatchPart,
             also: Vec::new(),
             max_new_tokens: NEEDLE_TOKENS,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 }
@@ -796,7 +796,7 @@ mod tests {
             second.user_turn(),
             "Please determine the type of the question below. Here are some examples of questions.\n\nx\nQ?"
         );
-        assert!(second.handling.plain && second.handling.first_line && !first.handling.plain);
+        assert!(second.rules.plain && second.rules.first_line && !first.rules.plain);
         assert_eq!((second.score("A\nB"), second.score("A B")), (1.0, 0.5));
     }
 
@@ -1080,13 +1080,12 @@ mod tests {
     #[test]
     fn a_path_says_whether_rows_are_in_a_chat_template() {
         let (_dir, name) = file(r#"{"context": "x", "question": "y", "answer": "z"}"#);
-        let handling =
-            |options: &str| open(&format!("{name}{options}")).unwrap().example(0, 0, 0, &Words).unwrap().handling;
+        let rules = |options: &str| open(&format!("{name}{options}")).unwrap().example(0, 0, 0, &Words).unwrap().rules;
         for (options, plain, looked_at) in
             [("", false, true), (":chat=false", true, false), (":chat=true", false, false)]
         {
-            let handling = handling(options);
-            assert_eq!((handling.plain, handling.may_be_templated), (plain, looked_at), "{options}");
+            let rules = rules(options);
+            assert_eq!((rules.plain, rules.may_be_templated), (plain, looked_at), "{options}");
         }
         assert!(usage_error("{}", ":chat=no").what.contains("chat takes true or false, not `no`"));
     }

@@ -46,4 +46,4 @@ mod turns;
 mod values;
 
 pub use registry::{Named, catalog, check_names, groups, resolve, resolve_each, stand_ins};
-pub use task::{Cut, Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, ended};
+pub use task::{Cut, Example, Family, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, ended};

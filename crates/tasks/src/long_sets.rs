@@ -16,7 +16,7 @@ use super::metrics::Metric;
 use super::rows::{Row, RowSource, Rows};
 use super::templates::Fields;
 use super::values::text_or_number;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
+use super::{Cut, Example, Family, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
@@ -406,10 +406,10 @@ impl Task for LongSet {
             max_new_tokens: definition.max_new_tokens,
             depth: None,
             source: self.rows.source().file_name(),
-            handling: Handling {
+            rules: PromptRules {
                 plain: benchmark.plain || definition.name.contains(MULTI_TURN),
                 cut,
-                ..Handling::default()
+                ..PromptRules::default()
             },
         })
     }
@@ -475,7 +475,7 @@ mod tests {
                 assert_eq!((&example.user_turn(), &example.references), (prompt, answers), "{name}");
                 assert_eq!(example.max_new_tokens, case.max_new_tokens, "{name}");
                 assert!(!example.question.is_empty() && !example.question.starts_with('\n'), "{name}");
-                assert_eq!(example.handling.plain, group != "scbench" && !group.starts_with("longbench_v2"), "{name}");
+                assert_eq!(example.rules.plain, group != "scbench" && !group.starts_with("longbench_v2"), "{name}");
             }
         }
         for (_, definition) in definitions() {

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::metrics::datasets::{Dataset, LENGTH_RANGES, LengthRange};
 use super::rows::{Row, Rows};
 use super::ruler::template::substitute;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, answers, assets, digest};
+use super::{Cut, Example, Family, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, answers, assets, digest};
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
@@ -116,8 +116,8 @@ impl Set {
     }
 
     /// What the published program does with prompt and prediction.
-    pub fn handling(&self) -> Handling {
-        Handling {
+    pub fn rules(&self) -> PromptRules {
+        PromptRules {
             plain: !self.chat,
             cut: Cut::Middle,
             ends_at_line: self.ends_at_line,
@@ -344,7 +344,7 @@ impl Task for LongBenchTask {
             max_new_tokens: self.set.max_new_tokens,
             depth: None,
             source: self.rows.source().file_name(),
-            handling: self.set.handling(),
+            rules: self.set.rules(),
         })
     }
 }
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!((SETS.len(), SETS.iter().map(|s| s.rows).sum::<usize>()), (21, 4750));
         let plain: Vec<&str> = SETS.iter().filter(|s| !s.chat).map(|s| s.name.as_str()).collect();
         assert_eq!(plain, ["trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"]);
-        let first_line: Vec<&str> = SETS.iter().filter(|s| s.handling().first_line).map(|s| s.name.as_str()).collect();
+        let first_line: Vec<&str> = SETS.iter().filter(|s| s.rules().first_line).map(|s| s.name.as_str()).collect();
         assert_eq!(first_line, ["trec", "triviaqa", "samsum", "lsht"]);
     }
 
@@ -433,7 +433,7 @@ mod tests {
             (e.references, e.length, e.metric, e.max_new_tokens),
             (vec!["x".to_owned(), "y".to_owned()], 4096, Metric::QaF1, 32)
         );
-        assert_eq!(e.handling, Handling { cut: Cut::Middle, ..Handling::default() });
+        assert_eq!(e.rules, PromptRules { cut: Cut::Middle, ..PromptRules::default() });
     }
 
     #[test]

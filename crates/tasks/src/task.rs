@@ -50,13 +50,13 @@ pub struct Example {
     /// Where text and words came from, such as `grammar` or `essays`; part of the record.
     pub source: String,
     /// What the benchmark does with prompt and prediction besides.
-    pub handling: Handling,
+    pub rules: PromptRules,
 }
 
 /// What a benchmark's own program does with a prompt and a prediction, where it differs from the usual: all of the
 /// prompt in the model's chat template, and all of the prediction scored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Handling {
+pub struct PromptRules {
     /// The prompt is plain text, even for a model with a chat template.
     pub plain: bool,
     /// What is cut out of a prompt that is too long.
@@ -83,7 +83,7 @@ pub enum Cut {
     EndOfContext(String),
 }
 
-impl Handling {
+impl PromptRules {
     /// A prediction up to where it ends.
     pub fn ended<'a>(&self, prediction: &'a str) -> &'a str {
         ended(prediction, self.until)
@@ -109,7 +109,7 @@ impl Example {
 
     /// The same by another metric, such as one of [`also`](Self::also).
     pub fn score_by(&self, metric: Metric, prediction: &str) -> f64 {
-        let kept = if self.handling.first_line { metrics::first_line(prediction) } else { prediction };
+        let kept = if self.rules.first_line { metrics::first_line(prediction) } else { prediction };
         metric.score(&metric.postprocess(kept), &self.references, &self.all_classes)
     }
 }
@@ -138,7 +138,7 @@ pub trait Task: Send + Sync {
     }
     /// Whether examples are generated to a length (then `example` fills `length` tokens).
     fn is_sized(&self) -> bool;
-    /// Whether examples that are too long may be cut ([`Handling::cut`]): lengths are then limits.
+    /// Whether examples that are too long may be cut ([`PromptRules::cut`]): lengths are then limits.
     fn is_cut(&self) -> bool {
         false
     }

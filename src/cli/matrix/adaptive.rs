@@ -25,21 +25,21 @@ pub(in crate::cli) trait AdaptiveSource {
 
 /// Passes records to the source of batches, and all callbacks to the reporter.
 pub(in crate::cli) struct ForwardingObserver<'a> {
-    pub(super) watcher: &'a mut ProgressReporter,
-    pub(super) asks: &'a mut dyn AdaptiveSource,
+    pub(super) reporter: &'a mut ProgressReporter,
+    pub(super) source: &'a mut dyn AdaptiveSource,
 }
 
 impl RunObserver for ForwardingObserver<'_> {
     fn progress(&mut self, progress: Progress<'_>) {
-        self.asks.take(progress.records);
-        self.watcher.progress(progress);
+        self.source.take(progress.records);
+        self.reporter.progress(progress);
     }
 
     fn failed(&mut self, failure: SkippedWork) -> Result<()> {
-        self.watcher.failed(failure)
+        self.reporter.failed(failure)
     }
 
     fn mended(&mut self, failure: &SkippedWork) {
-        self.watcher.mended(failure);
+        self.reporter.mended(failure);
     }
 }

@@ -18,8 +18,8 @@ use spattn_model::source::ModelSource;
 impl RunRequest {
     /// Prints what would be run, and what it would take.
     pub fn describe(self) -> Result<Done> {
-        let mut watcher = ProgressReporter::new(self.on_failure);
-        let mut ready = self.ready(&mut watcher)?;
+        let mut reporter = ProgressReporter::new(self.on_failure);
+        let mut ready = self.ready(&mut reporter)?;
         let known = match self.mode {
             OpenMode::Resume if self.out.exists() => load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records),
             _ => Vec::new(),
@@ -35,20 +35,20 @@ impl RunRequest {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
             false => print(&as_text(&models))?,
         }
-        watcher.verdict("would be").map(|()| Done::Completed)
+        reporter.verdict("would be").map(|()| Done::Completed)
     }
 
     /// Prints what would be run, and about what it would take, of models whose weights need not be there.
     pub fn outline(self) -> Result<Done> {
-        let mut watcher = ProgressReporter::new(self.on_failure);
-        let (tasks, data) = self.tasks(&mut watcher)?;
+        let mut reporter = ProgressReporter::new(self.on_failure);
+        let (tasks, data) = self.tasks(&mut reporter)?;
         let mut models = Vec::new();
         for config in &self.configs {
             let source = ModelSource::parse(&config.model)?;
             let model = match OpenModel::open_without_weights(&source, config.dtype, tokenizer_options(config)) {
                 Ok(model) => model,
                 Err(error) => {
-                    watcher.failed(SkippedWork { what: config.model.clone(), error })?;
+                    reporter.failed(SkippedWork { what: config.model.clone(), error })?;
                     continue;
                 }
             };
@@ -58,6 +58,6 @@ impl RunRequest {
             models.push(PlanSummary::outlined(&planner)?);
         }
         print(&as_text(&models))?;
-        watcher.verdict("would be").map(|()| Done::Completed)
+        reporter.verdict("would be").map(|()| Done::Completed)
     }
 }

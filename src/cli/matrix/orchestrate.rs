@@ -50,7 +50,7 @@ impl RunRequest {
     }
 
     /// Runs what is asked for, of the only model, batch by batch; tells how long it took, and draws nothing.
-    pub fn answer(self, asks: &mut dyn AdaptiveSource) -> Result<Done> {
+    pub fn answer(self, source: &mut dyn AdaptiveSource) -> Result<Done> {
         let quiet = self.quiet;
         let took = |_: &Self, took: RunTiming| {
             if !quiet {
@@ -60,16 +60,20 @@ impl RunRequest {
         };
         // How many records there will be is not known before they are asked for.
         let unstated = |_: &Self, _: &PreparedRun| Ok(None);
-        self.run(unstated, |run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
+        self.run(
+            unstated,
+            |run, ready, store, stop, reporter| run.run_batches(ready, store, stop, reporter, source),
+            took,
+        )
     }
 
     /// What is to be made here.
     fn stated(&self, ready: &PreparedRun) -> Result<Option<Stated>> {
         let (mut records, mut whole) = (0usize, 0usize);
-        for slot in &ready.jobs {
-            let planner = ready.planner(&slot.config, slot.opened(), self);
-            let own = shard_statement::records(&planner, &slot.plan);
-            let all = if self.shard.count == 1 { own } else { shard_statement::whole(&planner, &slot.plan)? };
+        for job in &ready.jobs {
+            let planner = ready.planner(&job.config, job.opened(), self);
+            let own = shard_statement::records(&planner, &job.plan);
+            let all = if self.shard.count == 1 { own } else { shard_statement::whole(&planner, &job.plan)? };
             (records, whole) = (records.saturating_add(own), whole.saturating_add(all));
         }
         Ok(Some(Stated::new(self.shard, records, whole)))
@@ -93,8 +97,8 @@ impl RunRequest {
             self.check_free()?;
         }
         self.settle_privacy()?;
-        let mut watcher = ProgressReporter::new(self.on_failure);
-        let mut ready = self.ready(&mut watcher)?;
+        let mut reporter = ProgressReporter::new(self.on_failure);
+        let mut ready = self.ready(&mut reporter)?;
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
@@ -103,18 +107,18 @@ impl RunRequest {
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
         is_planning.store(false, Ordering::Relaxed);
         if self.on_failure == OnFailure::GoOn {
-            watcher.keep_log(&self.out, store.records().len())?;
+            reporter.keep_log(&self.out, store.records().len())?;
         }
         raise_on_interrupt(&stop)?;
-        watcher.begin(self.quiet, store.records());
-        let ran = work(&self, &mut ready, &mut store, &stop, &mut watcher);
-        watcher.meter.end();
+        reporter.begin(self.quiet, store.records());
+        let ran = work(&self, &mut ready, &mut store, &stop, &mut reporter);
+        reporter.meter.end();
         let ending = match &ran {
             Ok((End::Complete, _)) => Ending::Done,
             Ok((End::Interrupted, _)) => Ending::Stopped,
             Err(_) => Ending::Error,
         };
-        if let Some(log) = watcher.log.take() {
+        if let Some(log) = reporter.log.take() {
             log.end(ending, store.count(), ran.as_ref().err())?;
         }
         drop(store);
@@ -127,7 +131,7 @@ impl RunRequest {
             return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
         }
         let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
-        let ended = ended.and_then(|()| watcher.verdict("are done"));
+        let ended = ended.and_then(|()| reporter.verdict("are done"));
         let is_in_place = place.check().is_ok();
         match (ended, resume_hint(&self.out, "once that is mended, go on").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
@@ -141,21 +145,21 @@ impl RunRequest {
         ready: &mut PreparedRun,
         store: &mut Store,
         stop: &AtomicBool,
-        watcher: &mut ProgressReporter,
+        reporter: &mut ProgressReporter,
     ) -> Result<(End, RunTiming)> {
         let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
-            watcher.begin_model(&part.id, models - ready.jobs.len(), models);
+            reporter.begin_model(&part.id, models - ready.jobs.len(), models);
             let model = match model.load(config.device) {
                 Ok(model) => model,
                 Err(error) => {
-                    watcher.failed(SkippedWork { what: part.id, error })?;
+                    reporter.failed(SkippedWork { what: part.id, error })?;
                     continue;
                 }
             };
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
-            let ran = runner.run(plan, store, stop, watcher);
+            let ran = runner.run(plan, store, stop, reporter);
             let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
             gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
             let (end, of_model) = ran?;
@@ -173,24 +177,24 @@ impl RunRequest {
         ready: &mut PreparedRun,
         store: &mut Store,
         stop: &AtomicBool,
-        watcher: &mut ProgressReporter,
-        asks: &mut dyn AdaptiveSource,
+        reporter: &mut ProgressReporter,
+        source: &mut dyn AdaptiveSource,
     ) -> Result<(End, RunTiming)> {
         let (start, mut spent) = (Instant::now(), PhaseTimes::default());
         let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
             return Err(anyhow!("there is no model to run"));
         };
         let model = model.load(config.device)?;
-        asks.check(&ready.tasks)?;
-        asks.take(store.records());
+        source.check(&ready.tasks)?;
+        source.take(store.records());
         let mut end = End::Complete;
-        while let Some(Batch { labels, samples }) = asks.next(&ready.tasks) {
+        while let Some(Batch { labels, samples }) = source.next(&ready.tasks) {
             let is_asked = |m: &Configured| m.label() == REFERENCE || labels.contains(&m.label());
             let methods: Vec<Configured> = config.methods.iter().filter(|m| is_asked(m)).cloned().collect();
-            watcher.begin_batch(samples, methods.len());
+            reporter.begin_batch(samples, methods.len());
             let config = RunConfig { methods, samples, ..config.clone() };
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
-            let mut told = ForwardingObserver { watcher, asks };
+            let mut told = ForwardingObserver { reporter, source };
             let plan = runner.plan(&mut told)?;
             let (ended, of_batch) = runner.run(plan, store, stop, &mut told)?;
             spent += of_batch;
@@ -205,7 +209,7 @@ impl RunRequest {
     }
 
     fn open_store(&self, ready: &PreparedRun, stated: Option<Stated>) -> Result<Store> {
-        let parts: Vec<ModelPart> = ready.jobs.iter().map(|slot| slot.part.clone()).collect();
+        let parts: Vec<ModelPart> = ready.jobs.iter().map(|job| job.part.clone()).collect();
         let mut kept = Vec::new();
         // Records of models that cannot be loaded now stay what they are.
         if self.mode == OpenMode::Resume && !ready.missing_models.is_empty() {
@@ -222,15 +226,15 @@ impl RunRequest {
         let settings = &self.configs[0].settings;
         let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command());
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
-        let of_plans = ready.jobs.iter().flat_map(|slot| slot.plan.notes.clone());
+        let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
         if !notes.is_empty() {
             // Who reads the records later has to know as well.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
         }
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
-            ready.jobs.iter().try_for_each(|slot| {
-                let planner = ready.planner(&slot.config, slot.opened(), self);
+            ready.jobs.iter().try_for_each(|job| {
+                let planner = ready.planner(&job.config, job.opened(), self);
                 planner.check_recorded(&self.out, stored, &loaded.records)?;
                 planner.leave_out_other_forms(loaded);
                 Ok(())

@@ -118,32 +118,32 @@ pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Optio
 
 impl RunRequest {
     /// Loads and checks everything, before any work.
-    pub(super) fn ready(&self, watcher: &mut ProgressReporter) -> Result<PreparedRun> {
-        let (tasks, data) = self.tasks(watcher)?;
+    pub(super) fn ready(&self, reporter: &mut ProgressReporter) -> Result<PreparedRun> {
+        let (tasks, data) = self.tasks(reporter)?;
         let is_resumed = self.mode == OpenMode::Resume && self.out.join(MANIFEST).is_file();
         let recorded = Recorded(if is_resumed { load_manifest(&self.out).ok() } else { None });
         let data = recorded.name_of_data(&tasks, data);
         let mut ready = PreparedRun { tasks, data, recorded, jobs: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
-            match self.slot(config.clone(), &ready, watcher)? {
-                Some(slot) => ready.jobs.push_back(slot),
+            match self.job(config.clone(), &ready, reporter)? {
+                Some(job) => ready.jobs.push_back(job),
                 None => ready.missing_models.push(config.model.clone()),
             }
         }
-        let runs = ready.jobs.iter().any(|slot| !slot.plan.cells.is_empty());
-        match runs || watcher.failures.is_empty() {
+        let runs = ready.jobs.iter().any(|job| !job.plan.cells.is_empty());
+        match runs || reporter.failures.is_empty() {
             true => Ok(ready),
             // Nothing is left to run, so the first is what is wrong.
             false => {
-                let first = watcher.failures.remove(0).error;
-                watcher.list();
+                let first = reporter.failures.remove(0).error;
+                reporter.list();
                 Err(first)
             }
         }
     }
 
     /// The tasks, and where their data are, as records are identified by it.
-    pub(super) fn tasks(&self, watcher: &mut ProgressReporter) -> Result<(Tasks, Option<String>)> {
+    pub(super) fn tasks(&self, reporter: &mut ProgressReporter) -> Result<(Tasks, Option<String>)> {
         let config = &self.configs[0];
         let data = config.data.as_deref().map(find_data).transpose()?;
         let options = TaskOptions {
@@ -155,7 +155,7 @@ impl RunRequest {
         for (what, task) in resolve_each(&config.tasks, &options)? {
             match task {
                 Ok(task) => tasks.push(task),
-                Err(error) => watcher.failed(SkippedWork { what, error })?,
+                Err(error) => reporter.failed(SkippedWork { what, error })?,
             }
         }
         check_names(&tasks)?;
@@ -164,16 +164,16 @@ impl RunRequest {
     }
 
     /// A model with what is run on it; `None` if it cannot be loaded.
-    pub(super) fn slot(
+    pub(super) fn job(
         &self,
         mut config: RunConfig,
         ready: &PreparedRun,
-        watcher: &mut ProgressReporter,
+        reporter: &mut ProgressReporter,
     ) -> Result<Option<ModelJob>> {
         let mut model = match open_model(&config) {
             Ok(model) => model,
             Err(error) => {
-                watcher.failed(SkippedWork { what: config.model, error })?;
+                reporter.failed(SkippedWork { what: config.model, error })?;
                 return Ok(None);
             }
         };
@@ -181,7 +181,7 @@ impl RunRequest {
             model.id = privacy::told_apart(&model.id, &model.weights_sha256);
         }
         ready.recorded.name_model(&mut model);
-        if let Some(twin) = ready.jobs.iter().find(|slot| privacy::is_left_out() && slot.part.id == model.id) {
+        if let Some(twin) = ready.jobs.iter().find(|job| privacy::is_left_out() && job.part.id == model.id) {
             let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
             return Err(UsageError::new(what).hint("give their folders other names").into());
         }
@@ -194,24 +194,24 @@ impl RunRequest {
             match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
                 Ok(()) => methods.push(method),
                 Err(error) => {
-                    watcher.failed(SkippedWork { what: format!("{}, {}", model.id, method.label()), error })?;
+                    reporter.failed(SkippedWork { what: format!("{}, {}", model.id, method.label()), error })?;
                 }
             }
         }
         config.methods = methods;
-        let plan = ready.planner(&config, &model, self).plan(watcher)?;
+        let plan = ready.planner(&config, &model, self).plan(reporter)?;
         plan.notes.iter().for_each(|n| eprintln!("note: {n}"));
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
         // Only now that all is known to fit into memory.
         let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
-        let slotted = match is_loaded {
+        let handle = match is_loaded {
             true => model.load(config.device).map(|model| ModelHandle::Loaded(Box::new(model))),
             false => Ok(ModelHandle::Open(Box::new(model))),
         };
-        match slotted {
+        match handle {
             Ok(model) => Ok(Some(ModelJob { config, plan, part, model })),
             Err(error) => {
-                watcher.failed(SkippedWork { what: config.model, error })?;
+                reporter.failed(SkippedWork { what: config.model, error })?;
                 Ok(None)
             }
         }

@@ -28,9 +28,9 @@ impl RunRequest {
         self.is_elsewhere = true;
         self.shard = Shard { index: 0, count: jobs };
         self.settle_privacy()?;
-        let mut watcher = ProgressReporter::new(self.on_failure);
-        let ready = self.ready(&mut watcher)?;
-        let contexts: usize = ready.jobs.iter().map(|slot| self.contexts(&ready, slot)).sum::<Result<usize>>()?;
+        let mut reporter = ProgressReporter::new(self.on_failure);
+        let ready = self.ready(&mut reporter)?;
+        let contexts: usize = ready.jobs.iter().map(|job| self.contexts(&ready, job)).sum::<Result<usize>>()?;
         // No shard is to have nothing.
         self.shard.count = jobs.min(contexts).max(1);
         let mut shares = ShardPlan {
@@ -38,13 +38,13 @@ impl RunRequest {
             shards: vec![PlannedShard::default(); self.shard.count],
             failed: Vec::new(),
         };
-        for slot in &ready.jobs {
-            let model = slot.opened();
-            let planner = ready.planner(&slot.config, model, &self);
+        for job in &ready.jobs {
+            let model = job.opened();
+            let planner = ready.planner(&job.config, model, &self);
             for cell in
-                planner.dealt_to_run()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place))
+                planner.dealt_to_run()?.iter().filter(|cell| job.plan.cells.iter().any(|c| c.place == cell.place))
             {
-                let records = planner.records_of_example(&slot.plan, cell.place);
+                let records = planner.records_of_example(&job.plan, cell.place);
                 let mut planned = PlannedCell {
                     model: model.id.clone(),
                     task: ready.tasks[cell.place.task].name().to_owned(),
@@ -67,19 +67,19 @@ impl RunRequest {
                 shares.cells.push(planned);
             }
         }
-        watcher.list();
+        reporter.list();
         let failed = |f: &SkippedWork| attempts::Failed {
             what: privacy::text(&f.what),
             why: privacy::text(&in_one_line(&f.error)),
         };
-        shares.failed = watcher.failures.iter().map(failed).collect();
+        shares.failed = reporter.failures.iter().map(failed).collect();
         Ok(shares)
     }
 
     /// Contexts of a model's cells, of all shards.
-    pub(super) fn contexts(&self, ready: &PreparedRun, slot: &ModelJob) -> Result<usize> {
-        let model = slot.opened();
-        let cells = ready.planner(&slot.config, model, self).dealt_to_run()?;
+    pub(super) fn contexts(&self, ready: &PreparedRun, job: &ModelJob) -> Result<usize> {
+        let model = job.opened();
+        let cells = ready.planner(&job.config, model, self).dealt_to_run()?;
         let of_cell = |cell: &ShardedCell| {
             cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
         };

@@ -45,7 +45,7 @@ pub(crate) fn make(
         None => {
             let example = task.example(length, index, seed, &counter)?;
             let context = model.dimensions.config().context_limit();
-            if example.handling.cut == Cut::Nothing {
+            if example.rules.cut == Cut::Nothing {
                 check_bytes(&example.user_turn(), model, most)?;
             }
             let fitted = fit(example, context, &model.tokenizer)?;

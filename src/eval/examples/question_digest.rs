@@ -16,9 +16,9 @@ const DIGITS: usize = 32;
 pub(crate) fn digest(material: &ExampleInput) -> String {
     let content = match material {
         ExampleInput::Prompt(fitted) => {
-            let (e, handling) = (&fitted.example, &fitted.example.handling);
-            let scoring = json!([e.references, e.all_classes, e.metric, e.also, handling.first_line]);
-            json!([fitted.prompt.ids, scoring, e.max_new_tokens, handling.ends_at_line, handling.until])
+            let (e, rules) = (&fitted.example, &fitted.example.rules);
+            let scoring = json!([e.references, e.all_classes, e.metric, e.also, rules.first_line]);
+            json!([fitted.prompt.ids, scoring, e.max_new_tokens, rules.ends_at_line, rules.until])
         }
         ExampleInput::Passage(passage) => {
             let continuations: Vec<Value> =
@@ -135,7 +135,7 @@ mod tests {
     use spattn_model::tokenizer::PromptTokens;
     use spattn_tasks::likelihood::{Continuation, Passage};
     use spattn_tasks::metrics::Metric;
-    use spattn_tasks::{Example, Handling};
+    use spattn_tasks::{Example, PromptRules};
 
     static ENDS: [String; 1] = [String::new()];
 
@@ -154,7 +154,7 @@ mod tests {
             max_new_tokens: 8,
             depth: None,
             source: "rows.jsonl".to_owned(),
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         };
         let mut ids = vec![1, 2, 3];
         change(&mut example, &mut ids);
@@ -188,9 +188,9 @@ mod tests {
             prompt(|e, _| e.metric = Metric::QaF1),
             prompt(|e, _| e.also = vec![Metric::QaF1]),
             prompt(|e, _| e.max_new_tokens = 9),
-            prompt(|e, _| e.handling.first_line = true),
-            prompt(|e, _| e.handling.ends_at_line = true),
-            prompt(|e, _| e.handling.until = &ENDS),
+            prompt(|e, _| e.rules.first_line = true),
+            prompt(|e, _| e.rules.ends_at_line = true),
+            prompt(|e, _| e.rules.until = &ENDS),
             passage(|_| {}),
             passage(|p| p.prompt[0] = 9),
             passage(|p| p.continuations[1].tokens[0] = 9),

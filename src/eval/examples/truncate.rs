@@ -17,7 +17,7 @@ use spattn_tasks::{Cut, Example};
 /// As [`Tokenizer::encode_prompt`].
 pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, UsageError> {
     let user = example.user_turn();
-    match example.handling.plain {
+    match example.rules.plain {
         true => tokenizer.encode_plain(&user, &example.answer_prefix),
         false => tokenizer.encode_prompt(&user, &example.answer_prefix),
     }
@@ -34,7 +34,7 @@ pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenize
         return Err(UsageError::new("nothing of the prompt is left in tokens: there is nothing to answer")
             .hint("it is empty, or the normaliser of the model's tokenizer.json takes all of it out"));
     }
-    match example.handling.may_be_templated.then(|| tokenizer.markup_in(&user)).transpose()?.flatten() {
+    match example.rules.may_be_templated.then(|| tokenizer.markup_in(&user)).transpose()?.flatten() {
         None => Ok(()),
         Some(sign) => {
             let what =
@@ -69,7 +69,7 @@ pub fn check_bytes(text: &str, model: &OpenModel, most: usize) -> Result<(), Usa
 /// # Errors
 /// If so few are to be kept that nothing would be left, or the tokenizer fails.
 pub fn cut(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
-    match example.handling.cut.clone() {
+    match example.rules.cut.clone() {
         Cut::Nothing => Ok(0),
         Cut::Middle => cut_middle(example, keep, tokenizer),
         Cut::EndOfContext(separator) => cut_end(example, &separator, keep, tokenizer),
@@ -132,7 +132,7 @@ pub struct TruncatedExample {
 /// # Errors
 /// As [`cut`].
 pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<TruncatedExample, UsageError> {
-    if example.handling.cut == Cut::Nothing {
+    if example.rules.cut == Cut::Nothing {
         return Ok(TruncatedExample { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
     }
     let most = if example.length > context { usize::MAX } else { context };
@@ -156,7 +156,7 @@ mod tests {
     use proptest::prelude::*;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
-    use spattn_tasks::Handling;
+    use spattn_tasks::PromptRules;
     use spattn_tasks::metrics::Metric;
 
     fn tokenizer() -> Tokenizer {
@@ -179,7 +179,7 @@ mod tests {
             max_new_tokens: 10,
             depth: None,
             source: "test".to_owned(),
-            handling: Handling { cut: Cut::Middle, ..Handling::default() },
+            rules: PromptRules { cut: Cut::Middle, ..PromptRules::default() },
         }
     }
 
@@ -237,8 +237,8 @@ mod tests {
     fn a_context_loses_its_end_and_says_so() {
         let tokenizer = tokenizer();
         let separator = "... [The rest of the text is omitted]\n\n";
-        let handling = Handling { cut: Cut::EndOfContext(separator.to_owned()), ..Handling::default() };
-        let whole = Example { handling, ..example(&long(400), "And the question?") };
+        let rules = PromptRules { cut: Cut::EndOfContext(separator.to_owned()), ..PromptRules::default() };
+        let whole = Example { rules, ..example(&long(400), "And the question?") };
         let ids = tokenizer.encode_text(&whole.context, true).unwrap();
         let end = tokenizer.encode_text(&format!("{separator}{}", whole.question), false).unwrap().len();
         let all = tokenizer.encode_text(&whole.user_turn(), true).unwrap().len();
@@ -270,7 +270,7 @@ mod tests {
         assert!(cut <= 190 && cut > 180 && gone >= whole - 190, "{cut} {gone}");
         assert!(tokens(100, 200).0 <= 104);
         assert_eq!(tokens(50_000, 200), (whole, 0));
-        let uncut = Example { handling: Handling::default(), ..example(&long(400), "Q?") };
+        let uncut = Example { rules: PromptRules::default(), ..example(&long(400), "Q?") };
         assert_eq!(fit(uncut, 200, &tokenizer).unwrap().cut_tokens, None);
     }
 

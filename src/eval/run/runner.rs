@@ -416,8 +416,8 @@ impl Runner<'_> {
             longer: &item.longer,
             methods,
             max_new_tokens: example.max_new_tokens,
-            line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
-            until: example.handling.until,
+            line_end: if example.rules.ends_at_line { self.line_end()? } else { None },
+            until: example.rules.until,
             seed: example_seed(variant.seed, task.name(), place.length, task.context_of(index)),
             step_seed: example_seed(variant.seed, task.name(), place.length, index),
             fidelity: self.config.fidelity,
@@ -450,7 +450,7 @@ impl Runner<'_> {
             SharedReading { time: outcome.prefill, reused: outcome.reused, reused_tokens: outcome.reused_tokens };
         let record = |(method, run): (&Configured, MethodResult)| -> Result<Record> {
             let generated = self.model.tokenizer.decode(&run.tokens)?;
-            let prediction = example.handling.ended(&generated).to_owned();
+            let prediction = example.rules.ended(&generated).to_owned();
             let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
             Ok(Record {
                 task: example.task.as_str().into(),
@@ -465,7 +465,7 @@ impl Runner<'_> {
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
                 metric: Some(example.metric),
-                first_line: example.handling.first_line,
+                first_line: example.rules.first_line,
                 cut_tokens: *cut_tokens,
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
@@ -646,7 +646,7 @@ mod tests {
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
     use spattn_tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
-    use spattn_tasks::{Cut, Example, Handling, PromptCounter, Task, TaskOptions, resolve};
+    use spattn_tasks::{Cut, Example, PromptCounter, PromptRules, Task, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;
@@ -861,7 +861,7 @@ mod tests {
                 max_new_tokens: 3,
                 depth: Some(25.0),
                 source: "by hand".into(),
-                handling: Handling { cut: Cut::Middle, first_line: true, ..Handling::default() },
+                rules: PromptRules { cut: Cut::Middle, first_line: true, ..PromptRules::default() },
             }
         }
 
@@ -1216,7 +1216,7 @@ mod tests {
             let prompt = |length: usize, max_new_tokens: usize| {
                 let example = Example { length, max_new_tokens, ..Given::question() };
                 let context = runner.model.decoder.config().context_limit();
-                let plain = Example { handling: Handling::default(), ..example };
+                let plain = Example { rules: PromptRules::default(), ..example };
                 text(ExampleInput::Prompt(Box::new(fit(plain, context, &runner.model.tokenizer).unwrap())))
             };
             let tokens = fit(Given::question(), limit, &runner.model.tokenizer).unwrap().prompt.ids.len();

@@ -21,7 +21,7 @@ use self::base::{Base, Options, Setting};
 use super::metrics::Metric;
 use super::ruler::fit::{self, Draft, Request};
 use super::seed::example_seed;
-use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, digest};
+use super::{Example, Family, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, digest};
 use spattn_base::error::UsageError;
 
 /// Every base, in the order in which they are listed.
@@ -189,7 +189,7 @@ impl Task for GridTask {
             max_new_tokens: self.max_new_tokens,
             depth: Some(depth),
             source: self.setting.source(),
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 }

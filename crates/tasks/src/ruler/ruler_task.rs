@@ -7,7 +7,7 @@ use super::fit::Request;
 use super::template::{Definition, TaskDefinition};
 use crate::metrics::Metric;
 use crate::seed::{TRAINING_DOMAIN, example_seed};
-use crate::{Example, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, digest};
+use crate::{Example, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, digest};
 
 /// How a task of a family with the prefix `prefix` is listed.
 pub(super) fn info(prefix: &str, definition: &Definition, task: &TaskDefinition) -> TaskInfo {
@@ -126,7 +126,7 @@ impl Task for RulerTask {
             also: Vec::new(),
             max_new_tokens: self.max_new_tokens,
             depth: None,
-            handling: Handling::default(),
+            rules: PromptRules::default(),
         })
     }
 }
