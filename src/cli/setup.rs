@@ -1,6 +1,5 @@
 //! What commands begin with: threads, data, and how they are stopped.
 
-use super::exit::{INTERRUPTED, PREEMPTED};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,6 +9,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use super::exit::{INTERRUPTED, PREEMPTED};
 use crate::eval::config::settings::system_text;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::memory;

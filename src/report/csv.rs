@@ -1,7 +1,8 @@
 //! `summary.csv`: the contract for scripts.
 
-use crate::eval::summary::summary_row::SummaryRow;
 use anyhow::Result;
+
+use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.

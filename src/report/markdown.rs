@@ -1,5 +1,7 @@
 //! `summary.md`: the page for people.
 
+use std::fmt::Write as _;
+
 use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
@@ -10,7 +12,6 @@ use crate::eval::summary::prefill_savings::PrefillSavings;
 use crate::eval::summary::self_checks::in_short;
 use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text::in_markdown;
-use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
 /// the files beside it (paths relative to the page).

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
+
 use super::format::{
     Column, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
     without_interval,
@@ -9,7 +11,6 @@ use super::format::{
 use super::pivot::ShownNotes;
 use super::{MeanTable, Report, pivot};
 use crate::eval::summary::summary_row::SummaryRow;
-use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
 /// A rule under the headings and nothing else.
 const STYLE: TableStyle = TableStyle::new()

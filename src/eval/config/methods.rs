@@ -1,9 +1,9 @@
 //! The methods of a run: specs and grids, multiplied by sinks, windows, dense layers and tails.
 
-use super::settings::{MOST_METHODS, Settings, values};
 use std::collections::HashSet;
 
 use super::protocol::Protocol;
+use super::settings::{MOST_METHODS, Settings, values};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
 use spattn_base::error::UsageError;

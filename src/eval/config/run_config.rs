@@ -1,12 +1,12 @@
 //! The configuration of a run on one model: [`RunConfig`], resolved from flags over a config file over the defaults.
 
-use super::methods::{check_prefill, resolve_methods};
-use super::settings::{MOST_VALUES, SHIPPED, Settings, parse_dtype, parse_matmul_precision, system_text, values};
 use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
+use super::settings::{MOST_VALUES, SHIPPED, Settings, parse_dtype, parse_matmul_precision, system_text, values};
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_attention::kv::KvDtype;

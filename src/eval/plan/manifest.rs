@@ -1,11 +1,11 @@
 //! The manifest of a run: what determines its results, and where it was made.
 
-use super::memory::example_bytes;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
+use super::memory::example_bytes;
 use crate::eval::config::run_config::{RunConfig, Variant};
 use crate::eval::config::settings::Settings;
 use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};

@@ -1,8 +1,9 @@
 //! The order in which tasks, methods and names with numbers are listed.
 
-use super::record::{REFERENCE, Record};
 use std::cmp::Ordering;
 use std::collections::HashMap;
+
+use super::record::{REFERENCE, Record};
 
 /// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
 const TASK_ORDER: [&str; 13] = [

@@ -2,15 +2,15 @@
 //!
 //! All tables and plots are computed from records; nothing else is stored.
 
-use super::costs::{KvTokens, PublishedCosts};
-use super::fidelity::{Fidelity, Spread};
-use super::text_scores::{Choice, Likelihood};
-use super::timing::{Solo, TimingConditions};
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::costs::{KvTokens, PublishedCosts};
+use super::fidelity::{Fidelity, Spread};
 use super::interning::{Interned, InternedStr, Pool};
+use super::text_scores::{Choice, Likelihood};
+use super::timing::{Solo, TimingConditions};
 use spattn_attention::FIRST_REVISION;
 use spattn_tasks::likelihood::Measure;
 use spattn_tasks::metrics::Metric;

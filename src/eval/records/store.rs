@@ -3,6 +3,16 @@
 //! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufReader, ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+use serde_json::Value;
+
 use super::changes::{self, AXES, Changes};
 use super::lines::{is_torn, read_line, repair, said};
 use super::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS, MANIFEST};
@@ -10,17 +20,9 @@ use super::record::{Record, RecordInterner};
 use crate::eval::folder::lease::{Lease, OWNER, Owner, Refused};
 use crate::eval::folder::open_file::{self, OpenFile};
 use crate::eval::folder::owned_files::{self, OwnFolder};
-use anyhow::{Context, Result};
-use rayon::prelude::*;
-use serde_json::Value;
 use spattn_base::disk::{check_plain, no_lfs_pointer, open_here, read_here};
 use spattn_base::error::{RunFailure, UsageError, in_plain_words};
 use spattn_base::given;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::hash::{BuildHasher, RandomState};
-use std::io::{BufReader, ErrorKind, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
 
 /// Name of the file of records within a run's folder.
 pub const SAMPLES: &str = "samples.jsonl";

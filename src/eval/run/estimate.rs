@@ -4,7 +4,6 @@
 //! multiplications, indexes and steps along a straight line through both lengths. Answers are taken to be as long as
 //! their keys. That gives the order of magnitude, not minutes and seconds.
 
-use crate::eval::plan::work::{expected_tokens, prefill_work};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
@@ -20,6 +19,7 @@ use crate::eval::examples::example_input::ExampleInput;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::memory::example_bytes;
 use crate::eval::plan::planner::{Cell, Plan, Planner};
+use crate::eval::plan::work::{expected_tokens, prefill_work};
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_model::Model;

@@ -1,9 +1,9 @@
 //! The parts of a record that are computed from a run, and its key.
 
-use crate::eval::run::score_text;
 use std::time::Duration;
 
 use super::method_result::MethodResult;
+use super::score_text;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::Variant;
 use crate::eval::records::costs::PublishedCosts;

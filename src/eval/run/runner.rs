@@ -3,8 +3,6 @@
 //! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what
 //! they have in common is then read once, whatever the order in which they were asked for.
 
-use super::record_of::{SharedReading, comparable, record_key, scored_record};
-use crate::eval::plan::work::prefill_work;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use super::generate::{GenerationRequest, GenerationResult, run_example, run_from_first_token};
 use super::method_result::MethodResult;
 use super::prefix_reuse::ReusablePrefix;
+use super::record_of::{SharedReading, comparable, record_key, scored_record};
 use super::score_text::{self, TextResult, run_in_parallel, run_passage};
 use super::shared_prefill;
 use super::stopwatch::PhaseTimes;
@@ -29,6 +28,7 @@ use crate::eval::examples::truncate::TruncatedExample;
 use crate::eval::plan::given_prompts::passage_tokens;
 use crate::eval::plan::manifest::{cpu_name, identity, without_content};
 use crate::eval::plan::planner::{Cell, Place, Plan, Planner};
+use crate::eval::plan::work::prefill_work;
 use crate::eval::records::interning::{Interned, InternedStr};
 use crate::eval::records::prompts;
 use crate::eval::records::record::Record;

@@ -1,15 +1,17 @@
 //! Cells: the records of one row of the summary, one per sample, grouped and sorted.
 
-use crate::eval::records::order::{Given, compare};
-use crate::eval::records::record::{REFERENCE, Record};
-use crate::eval::records::text_scores::Likelihood;
-use rayon::prelude::*;
-use spattn_stats::Sample;
-use spattn_stats::ratios::{self, Window};
-use spattn_tasks::likelihood::Measure;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
+
+use rayon::prelude::*;
+
+use crate::eval::records::order::{Given, compare};
+use crate::eval::records::record::{REFERENCE, Record};
+use crate::eval::records::text_scores::Likelihood;
+use spattn_stats::Sample;
+use spattn_stats::ratios::{self, Window};
+use spattn_tasks::likelihood::Measure;
 
 /// The records of one row, one a sample, in the order of the samples.
 #[derive(Debug, Clone)]

@@ -3,20 +3,22 @@
 //! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
 //! the records. Nothing here stops a run.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use rayon::prelude::*;
+use serde::Serialize;
+
 use super::cells::{Cell, group, merit, place};
 use super::times::{Times, prevailing};
 use crate::eval::records::interning::InternedStr;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::record::Record;
 use crate::eval::records::timing::TimingConditions;
-use rayon::prelude::*;
-use serde::Serialize;
 use spattn_model::source::RANDOM;
 use spattn_stats::several::greatest_discovery;
 use spattn_stats::{Estimate, ratios};
 use spattn_tasks::likelihood::Measure;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// What a warning is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

@@ -3,13 +3,14 @@
 //! The result does not depend on the order of the records, to the last bit: everything is summed in the order
 //! of the examples.
 
+use rayon::prelude::*;
+
 use super::cells::{Cell, group, perplexity, place};
 use super::summary_row::SummaryRow;
 use super::times::{Times, prevailing};
 use crate::eval::records::fidelity::{Fidelity, FidelitySpread, Spread};
 use crate::eval::records::record::{REFERENCE, Record};
 use crate::eval::records::text_scores::{Choice, Likelihood};
-use rayon::prelude::*;
 use spattn_stats::ratios::{self, Window};
 use spattn_stats::{Estimate, Level};
 use spattn_tasks::likelihood::Measure;
