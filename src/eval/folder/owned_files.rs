@@ -2,7 +2,7 @@
 //!
 //! Each such folder has a list of them, [`WRITTEN`], a name a line. It only grows, except where a run is thrown away. Folders from
 //! before there were lists, and those that lost theirs, are known by what only this program writes: a manifest, a page, a result.
-//! In these, what a file holds has to show that this program wrote it ([`file_signs`](super::file_signs)); any other is somebody else's.
+//! In these, what a file holds has to show that this program wrote it (`file_signs`); any other is somebody else's.
 //! Nothing is written through a link, as a folder may be somebody else's.
 
 use std::collections::BTreeSet;

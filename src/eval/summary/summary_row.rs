@@ -137,13 +137,13 @@ pub struct SummaryRow {
     /// The true difference to `full`, in points, that would be found beyond noise in 80 % of such runs; only for scores.
     #[serde(default)]
     pub detectable: Option<f64>,
-    /// Bytes per token of what all heads share; see [`Record::shared_bytes_per_token`].
+    /// Bytes per token of what all heads share; see [`Record::shared_bytes_per_token`](crate::eval::records::record::Record::shared_bytes_per_token).
     #[serde(default)]
     pub shared_bytes_per_token: Option<f64>,
-    /// Bytes per token of picking; see [`Record::select_bytes_per_token`].
+    /// Bytes per token of picking; see [`Record::select_bytes_per_token`](crate::eval::records::record::Record::select_bytes_per_token).
     #[serde(default)]
     pub select_bytes_per_token: Option<f64>,
-    /// Share of the tokens attended that were beside the budget; see [`Record::free_share`].
+    /// Share of the tokens attended that were beside the budget; see [`Record::free_share`](crate::eval::records::record::Record::free_share).
     #[serde(default)]
     pub free_share: Option<f64>,
     /// What `decode_ms_per_token` is: `shared` or `solo`; empty for what was recorded before there was a choice.
@@ -158,7 +158,7 @@ pub struct SummaryRow {
     /// Of a share, the milliseconds of all else.
     #[serde(default)]
     pub weights_ms_per_token: Option<f64>,
-    /// Mean share of the context that was picked; see [`Comparable`], as for the next five. Empty in records from before.
+    /// Mean share of the context that was picked; see [`PublishedCosts`](crate::eval::records::costs::PublishedCosts), as for the next five. Empty in records from before.
     #[serde(default)]
     pub picked_density: Option<f64>,
     /// Mean scoring cost without dense layers.

@@ -5,7 +5,7 @@
 //! the tasks make them, solved examples included. The rest is wider than the tasks: other numbers of
 //! keys and values, other words, other wordings (`tasks/train.toml`), and runs of real text.
 //!
-//! Seeds: a row's seed hashes the domain [`TRAINING_DOMAIN`] where an evaluated example hashes its task's
+//! Seeds: a row's seed hashes the domain `TRAINING_DOMAIN` where an evaluated example hashes its task's
 //! name. No task's name starts with it, so no row is drawn from the seed of any evaluated example.
 
 mod books;
