@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
-use super::{MethodSpec, ParamInfo, Params, Rotation};
+use super::{MethodSpec, ParamInfo, Params};
+use crate::Rotation;
 use crate::kv::{KvShape, KvStore, LayerKv};
 use spattn_base::error::UsageError;
 

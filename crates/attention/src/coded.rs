@@ -1,11 +1,14 @@
 //! [`Coded`]: a scorer whose index holds all keys in 4 bits beside its own, for a second, finer score.
 
 use super::artefact::{Artefact, ArtefactError};
-use super::method::{HeadPrefix, Selection};
 use super::prompt::PromptNeed;
-use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, ScorerCalibration, Segment};
+use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, ScorerCalibration, Segment};
 use crate::cost::Cost;
-use crate::kv::quantised::{self, QuantisedRows, Rounding};
+use crate::kv::quantised;
+use crate::kv::quantised::{QuantisedRows, Rounding};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{HeadPrefix, Selection};
 
 const BITS: usize = 4;
 

@@ -15,16 +15,16 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 use rayon::prelude::*;
 
-use super::budget::Context;
-use super::engine::head_seed;
-use super::method::mix_seed;
-#[cfg(feature = "cuda")]
-use super::method::{Depth, HeadPrefix};
 #[cfg(feature = "cuda")]
 use super::prompt::{PromptHead, PromptStats};
-use super::prompt_shape::PromptShape;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
+use crate::types::budget::Context;
+#[cfg(feature = "cuda")]
+use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::prompt_shape::PromptShape;
+#[cfg(feature = "cuda")]
+use crate::types::seed::{RowSeed, head_seed};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{
     BlockLists, Buffer, Cache, CollisionRoom, DrawRoom, Gpu, GpuError, HashTables, HeldTokens, HoldingRoom, Mirrored,
@@ -217,22 +217,6 @@ pub struct Learned<'a> {
     pub stats: Option<&'a PromptStats>,
 }
 
-/// What a row's draws come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowSeed {
-    /// That of its run.
-    pub run: u64,
-    /// Tokens in context, its own included.
-    pub total: usize,
-}
-
-impl RowSeed {
-    /// The seed of the row's step at a KV head of a layer.
-    pub fn of_head(self, layer: usize, kv_head: usize) -> u64 {
-        mix_seed(head_seed(self.run, layer, kv_head), self.total as u64)
-    }
-}
-
 /// A step of one layer: the rows that share a method.
 #[cfg(feature = "cuda")]
 pub struct DeviceStep<'a> {
@@ -303,7 +287,7 @@ pub(super) struct MaskRoom {
 }
 
 /// A scorer's form on a device.
-pub(super) trait DeviceScorer: Send + Sync {
+pub(crate) trait DeviceScorer: Send + Sync {
     /// As [`DeviceForm::fits`]; every shape by default.
     fn fits(&self, _shape: KvShape) -> bool {
         true

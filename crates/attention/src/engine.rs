@@ -13,23 +13,25 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::Configured;
-use super::budget::Context;
-use super::device::{DeviceForm, DeviceIndex, RowSeed, StepShape};
+use super::device::{DeviceForm, DeviceIndex, StepShape};
 use super::fidelity::{FidelityMeter, Place};
-use super::head::{HeadKv, Picked, Queries};
-use super::method::{
-    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule,
-    mix_seed,
-};
-use super::policy::Tail;
+use super::head::{HeadKv, Queries};
+use super::method::{AnyMethod, Solved, Step, TailRule};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
-use super::schedule::Schedule;
 #[cfg(feature = "cuda")]
 use super::{DeviceLayer, Learned};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
-use spattn_base::clock::{self, Section};
+use crate::types::budget::Context;
+use crate::types::policy::Tail;
+use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
+use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::schedule::Schedule;
+use crate::types::seed::{RowSeed, head_seed};
+use crate::types::selection::{Exact, Picked, Selection};
+use spattn_base::clock;
+use spattn_base::clock::Section;
 use spattn_kernels::Rows;
 
 type Index = Box<dyn Any + Send + Sync>;
@@ -426,10 +428,6 @@ const HAS_FORM: &str = "only a method with a form on a device picks there";
 fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
     let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
     Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
-}
-
-pub(super) fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
-    mix_seed(mix_seed(example, layer as u64), kv_head as u64)
 }
 
 /// One run: a method decoding from a shared prefix.

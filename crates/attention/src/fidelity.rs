@@ -4,8 +4,9 @@
 //! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
 //! exact softmax went to tokens that it did not attend.
 
-use super::head::{HeadKv, Picked};
-use super::method::{Exact, Selection, score_into};
+use super::head::HeadKv;
+use crate::types::scores::score_into;
+use crate::{Exact, Picked, Selection};
 use spattn_kernels::Accumulator;
 use spattn_kernels::topk::top_k;
 
@@ -25,7 +26,7 @@ struct HeadSums {
 
 /// The query heads of one comparison.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Layer, from 0.
     pub layer: usize,
     /// The first of the group's query heads.

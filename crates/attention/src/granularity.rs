@@ -1,7 +1,8 @@
 //! For which heads a method makes a selection: each query head, or the GQA group as one.
 
-use super::{Mask, Masks, ParamInfo, Params, Picks, Selection, Step};
+use super::{Mask, Masks, ParamInfo, Params, Step};
 use crate::cost::Cost;
+use crate::{Picks, Selection};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
@@ -19,7 +20,7 @@ pub(super) enum Granularity {
 
 /// How the scores of a group become one; the mean picks what the sum picks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reduce {
+pub(crate) enum Reduce {
     /// Added.
     Sum,
     /// The largest.

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::grouped::Grouped;
-use super::method::{Exact, Picks, Rotation, Selection, Weighting};
 use crate::kv::{LayerKv, Prefix};
+use crate::types::positions::{Grouped, Rotation};
+use crate::types::selection::{Exact, Picked, Picks, Selection, Weighting};
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
 
 /// Keys and values of one head: prefix and tail.
-pub(super) struct HeadKv<'a> {
+pub(crate) struct HeadKv<'a> {
     pub(super) prefix_keys: Rows<'a>,
     pub(super) prefix_values: Rows<'a>,
     pub(super) tail_keys: Rows<'a>,
@@ -18,33 +18,8 @@ pub(super) struct HeadKv<'a> {
     pub(super) d: usize,
 }
 
-/// What one KV head of a run attends at a step.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Picked {
-    /// What is attended whatever is picked.
-    pub exact: Exact,
-    /// What was picked, if there was anything to pick from.
-    pub selection: Option<Selection>,
-}
-
-impl Picked {
-    /// Tokens attended by each query head of a group, of `total` in context.
-    pub(super) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
-        let fixed = self.exact.tokens(total);
-        match &self.selection {
-            None => vec![fixed; group],
-            Some(selection) => selection.of_heads(group).into_iter().map(|picked| fixed + picked).collect(),
-        }
-    }
-
-    /// Different tokens that the group attends: what a kernel that takes its query heads together reads.
-    pub(super) fn read(&self, total: usize) -> usize {
-        self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
-    }
-}
-
 /// Queries of a group `[group][d]`, times the scale of the logits.
-pub(super) struct Queries<'a> {
+pub(crate) struct Queries<'a> {
     scaled: Vec<f32>,
     far: Option<Far<'a>>,
 }

@@ -6,9 +6,7 @@
 //! never attends: [`Fork`] does, the same way for all methods. Models, tasks and records are unknown here.
 
 pub mod artefact;
-mod budget;
 pub mod calibration;
-mod channels;
 mod coded;
 pub mod cost;
 mod device;
@@ -16,7 +14,6 @@ mod engine;
 pub mod fidelity;
 mod granularity;
 mod graph;
-mod grouped;
 mod head;
 mod kmeans;
 pub mod kv;
@@ -24,43 +21,39 @@ mod method;
 pub mod methods;
 mod pca;
 mod pick;
-mod policy;
 mod prefill;
 mod prefill_rows;
 #[cfg(feature = "cuda")]
 mod prefill_there;
 mod probe;
 mod prompt;
-mod prompt_shape;
-mod role;
-mod schedule;
 mod scored;
 mod scorer;
 mod spec;
+mod types;
 mod workspaces;
 
-pub use budget::{Budget, Context, Tuned};
-pub use device::{DeviceForm, DeviceIndex, RowSeed, StepShape};
+pub use device::{DeviceForm, DeviceIndex, StepShape};
 #[cfg(feature = "cuda")]
 pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, RunThere, Scoring};
 pub use engine::{AttentionTime, Fork, IndexCache, IndexTime, Selects};
-pub use grouped::{Grouped, Grouping};
-pub use head::Picked;
-pub use method::{
-    AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, Rotation, Selection, Solved, Step,
-    TailRule, Weighting, mix_seed,
-};
-pub use policy::{DenseLayers, Policy, Tail};
+pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, SparsePrefill,
     WeightedToken, attend_densely, mask_list_bytes,
 };
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptStats};
-pub use prompt_shape::PromptShape;
-pub use role::Role;
-pub use schedule::{LayerShare, Schedule};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
+pub use types::budget::{Budget, Context, Tuned};
+pub use types::policy::{DenseLayers, Policy, Tail};
+pub use types::positions::{Grouped, Grouping, Positions, Rotation};
+pub use types::prefix_head::{Depth, HeadPrefix};
+pub use types::prompt_shape::PromptShape;
+pub use types::role::Role;
+pub use types::schedule::{LayerShare, Schedule};
+pub use types::seed::{RowSeed, mix_seed};
+pub use types::selection::{Exact, Picked, Picks, Selection, Weighting};
 
 use std::sync::Arc;
 
@@ -169,8 +162,8 @@ impl std::fmt::Debug for Configured {
 
 #[cfg(test)]
 mod testing {
-    use super::head::{HeadKv, Picked, Queries};
-    use super::{Exact, Selection};
+    use super::head::{HeadKv, Queries};
+    use super::{Exact, Picked, Selection};
     use crate::kv::{LayerKv, Prefix};
 
     /// Output `[group][d]` of attending what was selected from the only KV head of `kv`, and nothing else.

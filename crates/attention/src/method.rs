@@ -9,18 +9,19 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
-use super::budget::Context;
 use super::device::DeviceForm;
-use super::grouped::{Grouped, Grouping};
-use super::policy::Policy;
 use super::prefill::PrefillPattern;
 use super::probe::Probe;
-use super::prompt::{PromptHead, PromptNeed};
-use super::schedule::LayerShare;
-use super::scorer::GroupQueries;
+use super::prompt::PromptNeed;
 use crate::cost::Cost;
 use crate::kv::KvDtype;
-use spattn_kernels::matmul::{matmul, transposed};
+use crate::types::budget::Context;
+use crate::types::policy::Policy;
+use crate::types::positions::{Grouped, Positions};
+use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::scores::{GroupQueries, score_into, score_some};
+use crate::types::seed::mix_seed;
+use crate::types::selection::{Exact, Selection};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -55,7 +56,7 @@ pub trait Method: Send + Sync + 'static {
     }
 
     /// The method with the value of its own parameter that gives the density asked for on this prefix. `None` if
-    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](super::Budget)), which
+    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](crate::Budget)), which
     /// each step works out by itself.
     fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
     where
@@ -161,7 +162,7 @@ pub struct CalibrationNeed<M> {
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
 }
 
-/// What a method makes of the tokens after the prefix, if they are to leave the exact window ([`Tail`](super::Tail)).
+/// What a method makes of the tokens after the prefix, if they are to leave the exact window ([`Tail`](crate::Tail)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TailRule {
     /// They become candidates; how.
@@ -172,150 +173,12 @@ pub enum TailRule {
     Own(&'static str),
 }
 
-/// The positions that RoPE gives to tokens in context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Positions {
-    /// Where they were read.
-    Original,
-    /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
-    /// the last one, however far apart they were read. For methods that pick nothing.
-    WithinCache,
-    /// Those of Self-Extend, in layers that are dense by policy too: tokens far from a query stand in groups.
-    Grouped(Grouping),
-}
-
-impl Positions {
-    /// Grouped positions in a model with this rotation; `None` for others.
-    ///
-    /// # Panics
-    /// If there is no rotation to lead to them.
-    pub(super) fn grouped(self, rotation: Option<&dyn Rotation>) -> Option<Grouped<'_>> {
-        let Self::Grouped(grouping) = self else { return None };
-        Some(Grouped { grouping, rotation: rotation.expect(GIVEN_ROTATION) })
-    }
-}
-
-/// Plans refuse such methods on models whose positions cannot be moved.
-pub(super) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
-
-/// Moves rotated vectors to other positions; only the model knows its frequencies.
-pub trait Rotation: Send + Sync {
-    /// Turns `x: [d]` as if its token stood `positions` earlier.
-    fn turn_back(&self, x: &mut [f32], positions: usize);
-}
-
-impl fmt::Debug for dyn Rotation + '_ {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Rotation")
-    }
-}
-
 /// A method whose parameter was solved for a density.
 pub struct Solved<M> {
     /// The method to run.
     pub method: M,
     /// What was found, as `key=value,...`.
     pub params: String,
-}
-
-/// Tokens attended exactly: `0..sink` and `recent..total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Exact {
-    /// End of the first part.
-    pub sink: usize,
-    /// Beginning of the last part, which runs to the current token.
-    pub recent: usize,
-}
-
-impl Exact {
-    /// Everything.
-    pub fn all() -> Self {
-        Self { sink: 0, recent: 0 }
-    }
-
-    /// Sink, and either the last `local` tokens of the prefix with all after it, or a window that moves on.
-    pub fn policy(policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Self {
-        let recent = match policy.tail.window(policy.local) {
-            None => prefix_tokens.saturating_sub(policy.local),
-            Some(window) => total_tokens.saturating_sub(window),
-        };
-        Self { sink: policy.sink.min(recent), recent }
-    }
-
-    /// Sink and the last tokens of so many: the window of a row of a prompt, which always moves on.
-    pub fn sliding(policy: &Policy, total_tokens: usize) -> Self {
-        let recent = total_tokens.saturating_sub(policy.tail.window(policy.local).unwrap_or(policy.local.max(1)));
-        Self { sink: policy.sink.min(recent), recent }
-    }
-
-    /// How many these are, of `total` tokens in context.
-    pub fn tokens(&self, total: usize) -> usize {
-        self.sink + total - self.recent
-    }
-
-    /// Tokens of the prefix that are left to pick from.
-    pub fn candidates(&self, prefix_tokens: usize) -> Range<usize> {
-        self.sink..self.recent.min(prefix_tokens).max(self.sink)
-    }
-}
-
-/// One KV head of one layer of a finished prefix.
-#[derive(Debug, Clone)]
-pub struct HeadPrefix<'a> {
-    /// Layer, from 0.
-    pub layer: usize,
-    /// Where the layer stands among those that are not dense.
-    pub depth: Depth,
-    /// How the model's positions are moved; `None` where no turn leads from one to another.
-    pub rotation: Option<&'a dyn Rotation>,
-    /// KV head, from 0.
-    pub kv_head: usize,
-    /// Rotated keys `[token][d]` of the whole prefix.
-    pub keys: Rows<'a>,
-    /// Values `[token][d]` of the whole prefix.
-    pub values: Rows<'a>,
-    /// Width of a head.
-    pub d: usize,
-    /// Storage type of keys and values.
-    pub dtype: KvDtype,
-    /// Tokens that may be picked; the others are attended anyway.
-    pub candidates: Range<usize>,
-    /// What the method asked for by [`Method::prompt_needs`].
-    pub prompt: PromptHead<'a>,
-    /// Seed of this example, layer and head.
-    pub seed: u64,
-}
-
-impl HeadPrefix<'_> {
-    /// Exact `q·k` of one query with some tokens of the prefix.
-    pub fn scores(&self, query: &[f32], tokens: Range<usize>) -> Vec<f32> {
-        let mut scores = vec![0.0; tokens.len()];
-        score_into(query, self.keys.slice(tokens, self.d), self.d, &mut scores);
-        scores
-    }
-
-    /// The prefix as a context, for methods that spend their budget when it ends.
-    pub fn context(&self) -> Context {
-        Context::new(self.keys.elements() / self.d, &self.candidates).at(self.depth.share)
-    }
-}
-
-/// Where a layer stands among those that are not dense.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Depth {
-    /// Layers before it, dense ones left out.
-    pub rank: usize,
-    /// Layers that are not dense.
-    pub of: usize,
-    /// What it is given of a budget.
-    pub share: LayerShare,
-}
-
-impl Default for Depth {
-    /// The only layer.
-    fn default() -> Self {
-        Self { rank: 0, of: 1, share: LayerShare::default() }
-    }
 }
 
 /// One decoding step of one KV head: the queries of its group and what they may look at.
@@ -445,161 +308,6 @@ impl Step<'_> {
         cost.score_flops += 2 * (self.group() * count * self.d) as u64;
         scores
     }
-}
-
-/// More queries than these are multiplied as a matrix; of fewer each has the bits that it has alone.
-pub(super) const FEW_QUERIES: usize = 16;
-
-/// `queries: [g][d]` against stored rows into `out: [g][rows]`.
-pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
-    if queries.len() > FEW_QUERIES * d && rows.elements() > 0 {
-        return matmul(queries, d, &transposed(&rows.to_f32(), d), rows.elements() / d, out);
-    }
-    match rows {
-        Rows::F32(data) => linear::scores(queries, data, d, out),
-        Rows::F16(data) => linear::scores(queries, data, d, out),
-        Rows::Bf16(data) => linear::scores(queries, data, d, out),
-    }
-}
-
-/// `query: [d]` against the stored rows that `some` names.
-fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
-    match rows {
-        Rows::F32(data) => linear::scores_of(query, data, some, out),
-        Rows::F16(data) => linear::scores_of(query, data, some, out),
-        Rows::Bf16(data) => linear::scores_of(query, data, some, out),
-    }
-}
-
-/// What a method picked for a step.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Selection {
-    /// One set for the whole group: keys and values are read once.
-    Shared(Picks),
-    /// One set for each query head of the group.
-    PerHead(Vec<Picks>),
-}
-
-impl Selection {
-    /// Tokens that each query head of a group of so many attends of it.
-    pub(super) fn of_heads(&self, group: usize) -> Vec<usize> {
-        match self {
-            Selection::Shared(picks) => vec![picks.tokens.len(); group],
-            Selection::PerHead(heads) => heads.iter().map(|picks| picks.tokens.len()).collect(),
-        }
-    }
-
-    /// Different tokens of it, of `total` in context: what is read once for the group.
-    pub(super) fn distinct(&self, total: usize) -> usize {
-        match self {
-            Selection::Shared(picks) => picks.tokens.len(),
-            Selection::PerHead(heads) if heads.len() == 1 => heads[0].tokens.len(),
-            Selection::PerHead(_) => self.tokens(total).len(),
-        }
-    }
-
-    /// The tokens that any query head attends of it, of `total` in context.
-    pub(super) fn tokens(&self, total: usize) -> TokenSet {
-        match self {
-            Selection::Shared(picks) => TokenSet::of(picks.tokens.iter().copied(), total),
-            Selection::PerHead(heads) => TokenSet::of(heads.iter().flat_map(|picks| &picks.tokens).copied(), total),
-        }
-    }
-
-    /// How many query heads attend a vector that stands for what was not picked.
-    pub(super) fn remainders(&self) -> usize {
-        let of = |picks: &Picks| match &picks.weighting {
-            Weighting::Remainder { shares, .. } => shares.len(),
-            _ => 0,
-        };
-        match self {
-            Selection::Shared(picks) => of(picks),
-            Selection::PerHead(heads) => heads.iter().map(of).sum(),
-        }
-    }
-}
-
-/// Some of the tokens in context.
-#[derive(Debug, Clone)]
-pub(super) struct TokenSet(Vec<u64>);
-
-impl TokenSet {
-    /// These, of `total` in context.
-    pub fn of(tokens: impl IntoIterator<Item = u32>, total: usize) -> Self {
-        let mut words = vec![0u64; total.div_ceil(u64::BITS as usize)];
-        tokens.into_iter().for_each(|token| words[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS));
-        Self(words)
-    }
-
-    /// How many they are.
-    pub fn len(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
-    }
-
-    /// Those that are not in another set of as many in context.
-    pub fn without(mut self, other: &Self) -> Self {
-        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= !other);
-        self
-    }
-
-    /// All of them, ascending.
-    pub fn ascending(&self) -> Vec<u32> {
-        let of_word = |(at, word): (usize, &u64)| {
-            let (first, word) = (at as u32 * u64::BITS, *word);
-            (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
-        };
-        self.0.iter().enumerate().flat_map(of_word).collect()
-    }
-}
-
-/// Tokens of the prefix and how they are weighted.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Picks {
-    /// Distinct positions among the candidates, in any order.
-    pub tokens: Vec<u32>,
-    /// How they enter the attention.
-    pub weighting: Weighting,
-}
-
-impl Picks {
-    /// Tokens that enter the common softmax as they are.
-    pub fn softmax(tokens: Vec<u32>) -> Self {
-        Self { tokens, weighting: Weighting::Softmax }
-    }
-}
-
-/// How picked tokens are weighted.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Weighting {
-    /// Ordinary logits, in one softmax with the exact tokens.
-    Softmax,
-    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
-    LogBias(Vec<f32>),
-    /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
-    /// (oracle sampling); per query head only.
-    Direct {
-        /// One weight a token.
-        weights: Vec<f32>,
-        /// Log-sum-exp of the scaled logits of all candidates.
-        log_mass: f32,
-    },
-    /// Ordinary logits, which are taken to make up but a part of the candidates' exponentials: the rest
-    /// is given to one vector that stands for the candidates not picked (SparQ's mean value).
-    Remainder {
-        /// What is not picked, as a share of the candidates' exponentials, in `0..1`; one for each query head.
-        shares: Vec<f32>,
-        /// The vector, `[d]`.
-        value: Vec<f32>,
-    },
-}
-
-/// Mixes a number into a seed (splitmix64's finaliser over their combination).
-pub fn mix_seed(seed: u64, value: u64) -> u64 {
-    let mut z = seed ^ value.wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// [`Method`] with its types erased, so that a run can hold methods of any kind.

@@ -12,20 +12,16 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::budget::Context;
+use super::Configured;
 use super::calibration::PrefillChunk;
 #[cfg(feature = "cuda")]
 use super::device::MaskRoom;
-use super::engine::head_seed;
-use super::grouped::Grouped;
-use super::method::{Exact, GIVEN_ROTATION, Positions, Rotation};
-use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
-use super::prompt_shape::PromptShape;
-use super::schedule::LayerShare;
-use super::{Configured, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvShape, MOST_TOKENS};
+use crate::types::positions::GIVEN_ROTATION;
+use crate::types::seed::head_seed;
+use crate::{Context, Exact, Grouped, LayerShare, Policy, Positions, PromptShape, Rotation, mix_seed};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Sampling, Tree};
 use spattn_kernels::Rows;

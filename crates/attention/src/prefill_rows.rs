@@ -10,14 +10,12 @@ use rayon::prelude::*;
 
 use super::Configured;
 use super::calibration::PrefillChunk;
-use super::engine::head_seed;
-use super::head::{HeadKv, Picked, Queries};
-use super::method::{Exact, Selection};
-use super::policy::Policy;
+use super::head::{HeadKv, Queries};
 use super::prefill::{BlockCost, QueryBlock, by_head};
-use super::schedule::LayerShare;
-use super::scorer::Place;
 use crate::cost::Cost;
+use crate::types::prefix_head::Place;
+use crate::types::seed::head_seed;
+use crate::{Exact, LayerShare, Picked, Policy, Selection};
 use spattn_kernels::Rows;
 
 /// Picks for each row of a prompt.

@@ -8,14 +8,14 @@ use rayon::prelude::*;
 
 use super::calibration::PrefillChunk;
 use super::device::MaskRoom;
-use super::engine::head_seed;
-use super::method::Positions;
 use super::prefill::{
     BlockCost, BlockMask, Mask, Masks, PlannedBlock, PrefillPattern, PromptMask, QueryBlock, SearchedMask,
     SparsePrefill, WeightedToken, queries_by_group,
 };
+use crate::Positions;
 use crate::cost::Cost;
 use crate::kv::KvShape;
+use crate::types::seed::head_seed;
 use spattn_cuda::{
     BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, OwnRows, PromptSearch, Rows, Run, Searched, Timeline,
 };

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::budget::{Budget, Context};
 use super::calibration::PrefillChunk;
-use super::method::{Depth, HeadPrefix, score_into};
 use super::prompt::PromptHead;
 use crate::kv::{KvDtype, Prefix};
+use crate::types::scores::score_into;
+use crate::{Budget, Context, Depth, HeadPrefix};
 
 /// The last queries of a prefix, rotated, as they attend: `[query][head][d]` for each layer.
 #[derive(Debug, Clone, Default, PartialEq)]

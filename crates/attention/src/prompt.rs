@@ -2,7 +2,7 @@
 //!
 //! A method says what it needs ([`Method::prompt_needs`](super::Method::prompt_needs)); what the methods of
 //! a run ask for together is gathered once, while the prefix is read, and given to each as
-//! [`HeadPrefix::prompt`](super::HeadPrefix::prompt). Each need is kept apart, so that what a method sees
+//! [`HeadPrefix::prompt`](crate::HeadPrefix::prompt). Each need is kept apart, so that what a method sees
 //! does not depend on which others run beside it.
 //!
 //! Everything is gathered chunk by chunk: memory is what is kept ([`PromptNeed::bytes`]) and a few rows of
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::calibration::PrefillChunk;
-use super::method::score_into;
-use super::prompt_shape::PromptShape;
+use crate::PromptShape;
 use crate::kv::{KvDtype, KvStore};
+use crate::types::scores::score_into;
 use spattn_base::memory::product;
 use spattn_kernels::Rows;
 use spattn_kernels::softmax::softmax;

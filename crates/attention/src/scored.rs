@@ -11,27 +11,26 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::artefact::{Artefact, ArtefactError};
-use super::budget::Context;
 use super::coded::Coded;
 use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use super::granularity::Granularity;
-use super::method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, TokenSet, mix_seed,
-};
+use super::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
-use super::policy::Policy;
 use super::prefill::{PrefillPattern, QueryBlock};
 use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
 use super::prompt::PromptNeed;
-use super::prompt_shape::PromptShape;
-use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment, joined_scores};
+use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
 use super::spec::Params;
 use crate::cost::Cost;
 use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
+use crate::types::prefix_head::Place;
+use crate::types::scores::{GroupQueries, joined_scores};
+use crate::types::selection::TokenSet;
+use crate::{Context, Exact, HeadPrefix, Policy, PromptShape, Selection, mix_seed};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]

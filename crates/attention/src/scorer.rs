@@ -10,13 +10,13 @@
 use super::artefact::{Artefact, ArtefactError};
 use super::device::DeviceScorer;
 use super::granularity::Reduce;
-use super::method::{HeadPrefix, Selection, score_into};
 use super::prompt::PromptNeed;
 use crate::cost::Cost;
-use crate::kv::KvDtype;
 use crate::kv::quantised::QuantisedRows;
+use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::types::scores::GroupQueries;
+use crate::types::selection::Selection;
 use spattn_kernels::Joined;
-use spattn_kernels::Rows;
 
 /// Scores candidates by what it stored of their keys.
 pub(super) trait Scorer: Clone + Send + Sync + 'static {
@@ -141,25 +141,6 @@ pub(super) struct ScorerCalibration<S> {
     pub load: fn(&S, &Artefact) -> Result<S, ArtefactError>,
 }
 
-/// One KV head, and how its keys are stored.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// Layer, from 0.
-    pub layer: usize,
-    /// KV head, from 0.
-    pub kv_head: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Storage type of keys and values.
-    pub dtype: KvDtype,
-}
-
-impl From<&HeadPrefix<'_>> for Place {
-    fn from(prefix: &HeadPrefix<'_>) -> Self {
-        Self { layer: prefix.layer, kv_head: prefix.kv_head, d: prefix.d, dtype: prefix.dtype }
-    }
-}
-
 /// Tokens to be appended to the index of a KV head.
 pub(super) struct NewTokens<'a> {
     /// The KV head.
@@ -196,73 +177,4 @@ pub(super) struct Part<'a, I> {
     pub tokens: usize,
     /// Their values `[token][d]`.
     pub values: Joined<'a>,
-}
-
-/// Queries of a GQA group: those of one step, or of some rows of a prompt.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct GroupQueries<'a> {
-    /// Layer, from 0.
-    pub layer: usize,
-    /// KV head, from 0.
-    pub kv_head: usize,
-    /// Rotated, unscaled, `[group][row][d]`.
-    pub numbers: &'a [f32],
-    /// Rows of each head; 1 in a step.
-    pub rows: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Factor of the logits, `1/√d`.
-    pub scale: f32,
-}
-
-impl<'a> GroupQueries<'a> {
-    /// Queries of all heads and rows.
-    pub fn count(&self) -> usize {
-        self.numbers.len() / self.d
-    }
-
-    /// Query heads in the group.
-    pub fn group(&self) -> usize {
-        self.count() / self.rows
-    }
-
-    /// The rows `[row][d]` of one head.
-    pub fn head(&self, head: usize) -> &'a [f32] {
-        &self.numbers[head * self.rows * self.d..][..self.rows * self.d]
-    }
-
-    /// `q·row` (unscaled) of every query with every row, `[query][row]`; counts the FLOPs, not the bytes.
-    pub fn dots(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
-        dots(self.numbers, rows, self.d, cost)
-    }
-
-    /// As [`dots`](Self::dots), with rows in two places.
-    pub fn dots_joined(&self, rows: Joined<'_>, cost: &mut Cost) -> Vec<f32> {
-        let [front, back] = rows.pieces();
-        let before = self.dots(front, cost);
-        match back.elements() {
-            0 => before,
-            _ => joined_scores(self.count(), (&before, front.elements() / self.d), &self.dots(back, cost)),
-        }
-    }
-}
-
-/// The first `kept` columns of `left`, then all of `right`, for so many rows.
-pub(super) fn joined_scores(rows: usize, (left, kept): (&[f32], usize), right: &[f32]) -> Vec<f32> {
-    let (l, r) = (left.len() / rows, right.len() / rows);
-    let mut joined = Vec::with_capacity(rows * (kept + r));
-    for row in 0..rows {
-        joined.extend_from_slice(&left[row * l..][..kept]);
-        joined.extend_from_slice(&right[row * r..][..r]);
-    }
-    joined
-}
-
-/// `queries: [query][width]` against stored rows of that width, `[query][row]`; counts the FLOPs, not the bytes.
-pub(super) fn dots(queries: &[f32], rows: Rows<'_>, width: usize, cost: &mut Cost) -> Vec<f32> {
-    let (count, stored) = (queries.len() / width, rows.elements() / width);
-    let mut scores = vec![0.0; count * stored];
-    score_into(queries, rows, width, &mut scores);
-    cost.score_flops += 2 * (count * rows.elements()) as u64;
-    scores
 }

@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::budget::{Budget, Tuned};
 use crate::kv::MOST_TOKENS;
+use crate::{Budget, Tuned};
 use spattn_base::error::{UsageError, nearest};
 
 /// A method's name with raw parameters, in the order given; no grid is left in it.
@@ -382,7 +382,7 @@ impl Params {
         self.budget_of_at_least(0, default)
     }
 
-    /// Whether the budget is one of tokens, of which a [`Schedule`](super::Schedule) gives layers shares.
+    /// Whether the budget is one of tokens, of which a [`Schedule`](crate::Schedule) gives layers shares.
     pub(super) fn has_layer_budgets(&self) -> bool {
         self.has_layer_budgets
     }

@@ -8,9 +8,9 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::streaming_llm::SinkAndWindow;
-use super::{MethodEntry, ParamInfo, Preset, Role};
-use crate::Positions;
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::kv::MOST_TOKENS;
+use crate::{Positions, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "a_shape",

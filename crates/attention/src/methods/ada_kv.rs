@@ -12,9 +12,9 @@
 use std::sync::Arc;
 
 use super::snapkv::SnapKv;
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule};
+use crate::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

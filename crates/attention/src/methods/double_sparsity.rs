@@ -20,17 +20,20 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use rayon::prelude::*;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::device::DeviceScorer;
-use crate::kv::quantised::{self, QuantisedRows, Rounding};
-use crate::kv::{KvDtype, KvStore};
+use crate::kv::quantised::{QuantisedRows, Rounding};
+use crate::kv::{KvDtype, KvStore, quantised};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
-use crate::{Budget, HeadPrefix, Params, Rotation, mix_seed};
+use crate::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
+use crate::types::channels::Channels;
+use crate::types::prefix_head::Place;
+use crate::types::scores::{GroupQueries, dots};
+use crate::{Budget, HeadPrefix, Params, Role, Rotation, mix_seed};
 use spattn_base::error::UsageError;
 
 const NAME: &str = "double_sparsity";

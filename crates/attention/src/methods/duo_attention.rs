@@ -31,14 +31,14 @@ use rayon::prelude::*;
 
 use super::lines::{Static, all_pairs};
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::{
     BlockMask, CalibrationNeed, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, Policy, PrefillPattern, Probe,
-    PromptMask, PromptPlan, QueryBlock, Selection, Solved, Step, TailRule, Tuned,
+    PromptMask, PromptPlan, QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::{Accumulator, attend_range};

@@ -12,11 +12,11 @@
 
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::pca::Covariance;
-use crate::{Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Rotation, Selection, Solved, Step, TailRule};
+use crate::{Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Role, Rotation, Selection, Solved, Step, TailRule};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

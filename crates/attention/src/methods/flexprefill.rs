@@ -21,11 +21,11 @@ use super::lines::{
     BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, of_each_head, pooled, ranked, softmax,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
-use crate::method::score_into;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned};
+use crate::types::scores::score_into;
+use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned};
 use spattn_kernels::Rows;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

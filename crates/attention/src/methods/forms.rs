@@ -2,7 +2,8 @@
 //! before, so that records of two forms are never taken for each other.
 
 use super::super::spec::DENSITY;
-use super::super::{FIRST_REVISION, Policy, Setting, Tail};
+use super::super::{FIRST_REVISION, Setting};
+use crate::{Policy, Tail};
 
 /// A change of some methods: from then on their settings that it concerns are in their next form.
 struct Change {

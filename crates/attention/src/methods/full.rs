@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{MethodEntry, Role};
+use super::MethodEntry;
 use crate::cost::Cost;
-use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step, TailRule};
+use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Role, Selection, Step, TailRule};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "full",

@@ -20,12 +20,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::{
-    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Selection, Solved, Step,
-    TailRule,
+    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
+    Step, TailRule,
 };
 use spattn_kernels::Rows;
 use spattn_kernels::softmax::softmax;

@@ -29,9 +29,9 @@ use rand_chacha::ChaCha8Rng;
 use super::lines::{Static, all_pairs};
 use super::planes::RandomPlanes;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
+use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, least_reaching, mix_seed};
+use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, least_reaching, mix_seed};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hyper_attention",

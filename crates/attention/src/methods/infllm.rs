@@ -13,7 +13,7 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
@@ -21,8 +21,10 @@ use crate::device::{DeviceScorer, StepShape};
 use crate::kv::{KvDtype, KvStore};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::{Budget, HeadPrefix, PromptNeed, PromptShape};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Cache, GpuError, Reduction};
 use spattn_kernels::topk::top_k;

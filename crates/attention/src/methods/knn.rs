@@ -19,12 +19,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::graph::Beam;
 use crate::graph::hnsw::{Hnsw, HnswParams};
 use crate::workspaces::Workspaces;
-use crate::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step, TailRule};
+use crate::{Budget, HeadPrefix, Method, Params, Picks, Role, Selection, Step, TailRule};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::top_k;

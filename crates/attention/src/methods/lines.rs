@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cost::Cost;
-use crate::method::{FEW_QUERIES, score_into};
+use crate::types::scores::{FEW_QUERIES, score_into};
 use crate::{Mask, Policy, QueryBlock};
 use spattn_kernels::Rows;
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
@@ -22,8 +22,11 @@ use crate::kv::KvStore;
 use crate::pca::{Components, Covariance};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
-use crate::{Budget, HeadPrefix};
+use crate::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
+use crate::types::channels::Channels;
+use crate::types::prefix_head::Place;
+use crate::types::scores::{GroupQueries, dots};
+use crate::{Budget, HeadPrefix, Role};
 use spattn_kernels::linear::linear_rows;
 
 const NAME: &str = "loki";

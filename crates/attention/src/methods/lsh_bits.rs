@@ -29,13 +29,15 @@ use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Reduce, Role, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Reduce, SEED};
 use crate::cost::Cost;
 use crate::device::DeviceScorer;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::{Budget, HeadPrefix};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, HeadPrefix, Role};
 use spattn_kernels::hyperplanes::Hyperplanes;
 
 /// Widest signature; more bits than the paper ever takes cost more than exact scores.

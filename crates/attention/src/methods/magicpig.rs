@@ -43,6 +43,20 @@ mod probability;
 mod tables;
 
 pub use self::law::CollisionLaw;
+use self::probability::{LogProbability, agreement, sampling_probability};
+use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
+use super::planes::RandomPlanes;
+#[cfg(feature = "cuda")]
+use super::planes::gaussians;
+use super::{MethodEntry, ParamInfo, Preset, SEED};
+use crate::cost::Cost;
+use crate::granularity::each_head;
+use crate::prefill_rows::{RowHead, RowMask};
+use crate::workspaces::Workspaces;
+use crate::{
+    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
+    Role, Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
+};
 
 use std::any::Any;
 use std::ops::Range;
@@ -50,20 +64,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use self::probability::{LogProbability, agreement, sampling_probability};
-use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
-use super::planes::RandomPlanes;
-#[cfg(feature = "cuda")]
-use super::planes::gaussians;
-use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
-use crate::cost::Cost;
-use crate::granularity::each_head;
-use crate::prefill_rows::{RowHead, RowMask};
-use crate::workspaces::Workspaces;
-use crate::{
-    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
-    Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
-};
 use spattn_base::error::UsageError;
 use spattn_kernels::hyperplanes::Hyperplanes;
 use spattn_kernels::{Rows, linear};

@@ -23,10 +23,10 @@ use super::lines::{
     ranked,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, least_reaching};
+use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "minference",

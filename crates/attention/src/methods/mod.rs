@@ -53,13 +53,10 @@ pub use self::hash_attention::Embeddings;
 pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;
-use super::channels::Channels;
 use super::granularity::{Granularity, Reduce};
-use super::{
-    AnyMethod, Configured, DenseLayers, FIRST_REVISION, MethodSpec, Params, Policy, PrefillPattern, Role, Schedule,
-    Setting, Tail, TailRule,
-};
+use super::{AnyMethod, Configured, FIRST_REVISION, MethodSpec, Params, PrefillPattern, Setting, TailRule};
 use crate::kv::MOST_TOKENS;
+use crate::{DenseLayers, Policy, Role, Schedule, Tail};
 use spattn_base::error::UsageError;
 
 /// What the command line knows of a method.

@@ -13,7 +13,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
+use crate::Role;
 use crate::granularity::Granularity;
 use crate::pick::{Draws, Proposal};
 use crate::scored::Scored;

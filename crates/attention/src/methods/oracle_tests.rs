@@ -19,9 +19,9 @@ use super::*;
 use crate::artefact::{Artefact, ModelShape};
 use crate::calibration::PrefillChunk;
 use crate::cost::Cost;
-use crate::engine::head_seed;
 use crate::kmeans::kmeans;
 use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::types::seed::head_seed;
 use crate::{
     Context, Depth, HeadPrefix, IndexCache, LayerShare, Picks, PromptShape, PromptStats, Selection, Step, Weighting,
     mix_seed,

@@ -17,15 +17,17 @@ use std::ops::Range;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::device::DeviceScorer;
 use crate::kmeans::kmeans;
 use crate::kv::KvStore;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
-use crate::{Budget, HeadPrefix};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::{GroupQueries, dots};
+use crate::{Budget, HeadPrefix, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pqcache",

@@ -10,7 +10,8 @@
 use std::sync::Arc;
 
 use super::snapkv::{LayerBudgets, SnapKv};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::Role;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pyramid_kv",

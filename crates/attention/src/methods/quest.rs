@@ -15,19 +15,21 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::Step;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 use crate::device::{DeviceScorer, StepShape};
-use crate::kv::quantised::{self, QuantisedRows, Rounding};
-use crate::kv::{KvDtype, KvStore};
+use crate::kv::quantised::{QuantisedRows, Rounding};
+use crate::kv::{KvDtype, KvStore, quantised};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
-use crate::{Budget, HeadPrefix, PromptShape};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::{GroupQueries, dots};
+use crate::{Budget, HeadPrefix, PromptShape, Role};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, PageBounds, Pages as Cut, Reduction};
 

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Granularity, MethodEntry, ParamInfo, Role};
+use super::{Granularity, MethodEntry, ParamInfo};
 use crate::cost::Cost;
 use crate::pick::{BlindPicker, Picker, ScoredRow};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::{Budget, Context, HeadPrefix, Picks, Weighting};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, Context, HeadPrefix, Picks, Role, Weighting};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "random",

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use super::lines::Static;
 use super::planes::gaussians;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
+use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
-use crate::method::score_into;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, mix_seed};
+use crate::types::scores::score_into;
+use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, mix_seed};
 use spattn_kernels::Rows;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -216,9 +216,10 @@ impl PromptMask for Reformer {
 
 #[cfg(test)]
 mod tests {
-    use super::{buckets, gaussians, mix_seed};
+    use super::{buckets, gaussians};
     use crate::Policy;
     use crate::cost::Cost;
+    use crate::mix_seed;
     use crate::prefill::testing::{D, Layer, assert_sees, is_static, noise, plain, score_flops};
 
     /// Buckets of a vector: the argument of the maximum of its products with the rotation and with its negative.

@@ -15,12 +15,12 @@
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::graph::Beam;
 use crate::graph::roar::{Roar, RoarParams};
 use crate::workspaces::Workspaces;
-use crate::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step, TailRule};
+use crate::{Budget, HeadPrefix, Method, PromptNeed, Role, Selection, Step, TailRule};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "retrieval_attention",

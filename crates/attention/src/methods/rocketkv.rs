@@ -19,10 +19,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::snapkv::SnapKv;
-use super::{Channels, MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::{KvStore, MOST_TOKENS};
-use crate::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Selection, Step, TailRule};
+use crate::types::channels::Channels;
+use crate::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Role, Selection, Step, TailRule};
 use spattn_base::clock;
 use spattn_kernels::topk::top_k;
 

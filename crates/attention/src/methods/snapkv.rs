@@ -13,11 +13,12 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::granularity::Reduce;
 use crate::{
-    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule,
+    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, Step,
+    TailRule,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::softmax::softmax;

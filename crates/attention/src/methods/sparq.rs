@@ -18,14 +18,17 @@ mod device;
 
 use std::sync::Arc;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::device::DeviceScorer;
 use crate::kv::KvStore;
 use crate::pick::Top;
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment};
-use crate::{Budget, HeadPrefix, Picks, Selection, Weighting};
+use crate::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
+use crate::types::channels::Channels;
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, HeadPrefix, Picks, Role, Selection, Weighting};
 use spattn_kernels::rows::{Elem, Rows, with_rows};
 use spattn_kernels::softmax::softmax;
 use spattn_kernels::topk::top_k;

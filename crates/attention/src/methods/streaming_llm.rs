@@ -15,12 +15,12 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::{
     BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, Probe,
-    QueryBlock, Selection, Solved, Step, TailRule, Tuned,
+    QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,
 };
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

@@ -5,15 +5,17 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::{DeviceIndex, DeviceScratch, DeviceStep};
 use crate::device::{DeviceScorer, StepShape};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::{Budget, HeadPrefix};
+use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, HeadPrefix, Role};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Reduction};
 

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo, Role};
+use super::{MethodEntry, ParamInfo};
+use crate::Role;
 use crate::granularity::Granularity;
 use crate::pick::TopShare;
 use crate::scored::Scored;

@@ -11,9 +11,11 @@
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset, Role};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::{Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule};
+use crate::{
+    Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule,
+};
 use spattn_kernels::Rows;
 use spattn_kernels::softmax::softmax;
 use spattn_kernels::topk::top_k;

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 
 use super::quest::Bounds;
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
-use crate::Budget;
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::pick::{Finer, Rescored};
 use crate::scored::Scored;
+use crate::{Budget, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "twilight",

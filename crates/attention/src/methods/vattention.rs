@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
-use crate::Budget;
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::pick::Sample;
 use crate::scored::Scored;
+use crate::{Budget, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "vattention",

@@ -15,18 +15,18 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use super::device::DevicePicker;
+use super::method::Solved;
+use super::probe::Probe;
+use super::spec::{ParamInfo, Params};
+use crate::cost::Cost;
+use crate::{Budget, Context, Picks, mix_seed};
 pub(super) use draws::{Draws, Proposal};
 pub(super) use rescored::{Finer, Rescored};
 pub(super) use sample::Sample;
 pub(super) use share::TopShare;
 pub(super) use top::Top;
 
-use super::budget::{Budget, Context};
-use super::device::DevicePicker;
-use super::method::{Picks, Solved, mix_seed};
-use super::probe::Probe;
-use super::spec::{ParamInfo, Params};
-use crate::cost::Cost;
 use spattn_base::error::UsageError;
 use spattn_kernels::{Joined, linear};
 

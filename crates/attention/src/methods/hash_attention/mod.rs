@@ -23,21 +23,22 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+pub(super) use self::collector::CALIBRATION;
+pub use self::embeddings::Embeddings;
 use self::net::SignNet;
 use super::signatures::{Signatures, Ties, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Reduce, Role, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Reduce, SEED};
 use crate::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::calibration::TextKind;
 use crate::cost::Cost;
 use crate::device::DeviceScorer;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
-use crate::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment};
-use crate::{Budget, HeadPrefix};
+use crate::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
+use crate::{Budget, HeadPrefix, Role};
 use spattn_base::error::UsageError;
-
-pub(super) use self::collector::CALIBRATION;
-pub use self::embeddings::Embeddings;
 
 const NAME: &str = "hash_attention";
 

@@ -56,14 +56,14 @@ use rand_chacha::ChaCha8Rng;
 
 use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::device::DeviceForm;
 use crate::granularity::each_head;
 use crate::kv::MOST_TOKENS;
 use crate::{
     BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
-    PrefillPattern, QueryBlock, SearchedMask, Selection, Step, TailRule,
+    PrefillPattern, QueryBlock, Role, SearchedMask, Selection, Step, TailRule,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::Joined;

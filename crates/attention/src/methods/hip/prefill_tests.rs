@@ -9,8 +9,8 @@ use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
 use super::tests::{PLACES, Shape, ensembles};
 use crate::calibration::PrefillChunk;
 use crate::cost::Cost;
-use crate::engine::head_seed;
 use crate::kv::{KvDtype, LayerKv};
+use crate::types::seed::head_seed;
 use crate::{Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
 use spattn_kernels::Rows;
 

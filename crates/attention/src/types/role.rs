@@ -1,6 +1,6 @@
 //! What a method is for, among those that it is compared with.
 
-use super::methods;
+use crate::methods;
 
 /// One for each registered method: conclusions and figures go by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,15 +4,15 @@
 //! tokens (sink, window, and all that follows the prefix) included, in the layers that are not dense by policy:
 //! what the column `density_sparse_layers` reports, and `density` too where no layer is dense. A budget of tokens is
 //! worked out anew at every step from what is static there. A budget in other terms (tables, a probability, draws)
-//! is solved once for an example, by what a [`Probe`](super::Probe) measures.
+//! is solved once for an example, by what a [`Probe`](crate::Probe) measures.
 //!
-//! Layers may be given different shares of a budget of tokens ([`Schedule`](super::Schedule)): what is worked out from the context
+//! Layers may be given different shares of a budget of tokens ([`Schedule`](crate::Schedule)): what is worked out from the context
 //! is what they have on average, and [`Context::share`] says what this one gets.
 
 use std::fmt::{self, Display};
 use std::ops::Range;
 
-use super::schedule::LayerShare;
+use crate::types::schedule::LayerShare;
 
 /// How many tokens a method may pick beyond the static ones.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::Params;
 use crate::kv::MOST_TOKENS;
+use crate::spec::Params;
 use spattn_base::error::UsageError;
 
 /// How many of a head's `d` channels: a number or a share such as `d/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Channels {
+pub(crate) enum Channels {
     /// So many.
     Count(usize),
     /// This part of `d`.
@@ -17,12 +17,12 @@ pub(super) enum Channels {
 }
 
 impl Channels {
-    pub(super) fn read(params: &mut Params, key: &'static str, default: Self) -> Result<Self, UsageError> {
+    pub(crate) fn read(params: &mut Params, key: &'static str, default: Self) -> Result<Self, UsageError> {
         params.get(key, default, "a whole number from 1, or a share such as d/8")
     }
 
-    /// The number, if it is given as one; see [`Method::channels_asked`](super::Method::channels_asked).
-    pub(super) fn asked(self, key: &'static str) -> Option<(&'static str, usize)> {
+    /// The number, if it is given as one; see [`Method::channels_asked`](crate::Method::channels_asked).
+    pub(crate) fn asked(self, key: &'static str) -> Option<(&'static str, usize)> {
         match self {
             Self::Count(n) => Some((key, n)),
             Self::Share(_) => None,
@@ -30,7 +30,7 @@ impl Channels {
     }
 
     /// The number for heads of width `d`; from 1 to `d`.
-    pub(super) fn of(self, d: usize) -> usize {
+    pub(crate) fn of(self, d: usize) -> usize {
         match self {
             Self::Count(n) => n.min(d),
             Self::Share(parts) => (d / parts).max(1),

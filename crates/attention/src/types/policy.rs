@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::schedule::Schedule;
 use crate::kv::MOST_TOKENS;
+use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
 
 /// Tokens attended exactly by every method, and layers left dense.

@@ -8,7 +8,7 @@
 //! Keys are stored rotated, so a far key is turned back to its group when it is read. By how much depends on its position
 //! alone, and for a query likewise.
 
-use super::method::Rotation;
+use std::fmt;
 
 /// Which tokens are grouped, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,44 @@ impl Grouped<'_> {
         for (key, token) in keys.chunks_exact_mut(d).zip(tokens) {
             self.rotation.turn_back(key, self.grouping.key_shift(*token as usize));
         }
+    }
+}
+
+/// The positions that RoPE gives to tokens in context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Positions {
+    /// Where they were read.
+    Original,
+    /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
+    /// the last one, however far apart they were read. For methods that pick nothing.
+    WithinCache,
+    /// Those of Self-Extend, in layers that are dense by policy too: tokens far from a query stand in groups.
+    Grouped(Grouping),
+}
+
+impl Positions {
+    /// Grouped positions in a model with this rotation; `None` for others.
+    ///
+    /// # Panics
+    /// If there is no rotation to lead to them.
+    pub(crate) fn grouped(self, rotation: Option<&dyn Rotation>) -> Option<Grouped<'_>> {
+        let Self::Grouped(grouping) = self else { return None };
+        Some(Grouped { grouping, rotation: rotation.expect(GIVEN_ROTATION) })
+    }
+}
+
+/// Plans refuse such methods on models whose positions cannot be moved.
+pub(crate) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
+
+/// Moves rotated vectors to other positions; only the model knows its frequencies.
+pub trait Rotation: Send + Sync {
+    /// Turns `x: [d]` as if its token stood `positions` earlier.
+    fn turn_back(&self, x: &mut [f32], positions: usize);
+}
+
+impl fmt::Debug for dyn Rotation + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rotation")
     }
 }
 

@@ -1,0 +1,13 @@
+//! The vocabulary of the crate: small types that everything else is written in, and that know nothing of methods, indexes or engines.
+
+pub(crate) mod budget;
+pub(crate) mod channels;
+pub(crate) mod policy;
+pub(crate) mod positions;
+pub(crate) mod prefix_head;
+pub(crate) mod prompt_shape;
+pub(crate) mod role;
+pub(crate) mod schedule;
+pub(crate) mod scores;
+pub(crate) mod seed;
+pub(crate) mod selection;
