@@ -9,10 +9,10 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
-use super::device::DeviceForm;
 use super::prefill::PrefillPattern;
 use super::probe::Probe;
 use super::prompt::PromptNeed;
+use crate::DeviceForm;
 use crate::cost::Cost;
 use crate::kv::KvDtype;
 use crate::types::budget::Context;

@@ -12,16 +12,15 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::Configured;
 use super::calibration::PrefillChunk;
-#[cfg(feature = "cuda")]
-use super::device::MaskRoom;
 use super::prefill_rows::{RowMask, RowReader};
 use crate::cost::{Cost, LayerCosts};
+#[cfg(feature = "cuda")]
+use crate::device::workspaces::MaskRoom;
 use crate::kv::{KvShape, MOST_TOKENS};
 use crate::types::positions::GIVEN_ROTATION;
 use crate::types::seed::head_seed;
-use crate::{Context, Exact, Grouped, LayerShare, Policy, Positions, PromptShape, Rotation, mix_seed};
+use crate::{Configured, Context, Exact, Grouped, LayerShare, Policy, Positions, PromptShape, Rotation, mix_seed};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Sampling, Tree};
 use spattn_kernels::Rows;

@@ -8,14 +8,13 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::Configured;
 use super::calibration::PrefillChunk;
-use super::head::{HeadKv, Queries};
 use super::prefill::{BlockCost, QueryBlock, by_head};
 use crate::cost::Cost;
+use crate::decode::head_kv::{HeadKv, Queries};
 use crate::types::prefix_head::Place;
 use crate::types::seed::head_seed;
-use crate::{Exact, LayerShare, Picked, Policy, Selection};
+use crate::{Configured, Exact, LayerShare, Picked, Policy, Selection};
 use spattn_kernels::Rows;
 
 /// Picks for each row of a prompt.

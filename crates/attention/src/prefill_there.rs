@@ -7,13 +7,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::calibration::PrefillChunk;
-use super::device::MaskRoom;
 use super::prefill::{
     BlockCost, BlockMask, Mask, Masks, PlannedBlock, PrefillPattern, PromptMask, QueryBlock, SearchedMask,
     SparsePrefill, WeightedToken, queries_by_group,
 };
 use crate::Positions;
 use crate::cost::Cost;
+use crate::device::workspaces::MaskRoom;
 use crate::kv::KvShape;
 use crate::types::seed::head_seed;
 use spattn_cuda::{

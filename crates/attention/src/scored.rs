@@ -12,9 +12,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::artefact::{Artefact, ArtefactError};
 use super::coded::Coded;
-use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
-#[cfg(feature = "cuda")]
-use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use super::granularity::Granularity;
 use super::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
@@ -25,12 +22,15 @@ use super::prompt::PromptNeed;
 use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
 use super::spec::Params;
 use crate::cost::Cost;
+use crate::device::scorer::{DevicePicker, DeviceScorer, LeastPages};
 use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
 use crate::types::prefix_head::Place;
 use crate::types::scores::{GroupQueries, joined_scores};
 use crate::types::selection::TokenSet;
-use crate::{Context, Exact, HeadPrefix, Policy, PromptShape, Selection, mix_seed};
+use crate::{Context, DeviceForm, Exact, HeadPrefix, Policy, PromptShape, Selection, StepShape, mix_seed};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]

@@ -8,10 +8,10 @@
 //! [`Method`]: super::Method
 
 use super::artefact::{Artefact, ArtefactError};
-use super::device::DeviceScorer;
 use super::granularity::Reduce;
 use super::prompt::PromptNeed;
 use crate::cost::Cost;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::QuantisedRows;
 use crate::types::prefix_head::{HeadPrefix, Place};
 use crate::types::scores::GroupQueries;

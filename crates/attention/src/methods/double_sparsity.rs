@@ -24,7 +24,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};

@@ -1,9 +1,9 @@
 //! Which form of its arithmetic a method has: raised whenever a setting picks other tokens, or counts other costs, than it did
 //! before, so that records of two forms are never taken for each other.
 
+use super::super::Setting;
 use super::super::spec::DENSITY;
-use super::super::{FIRST_REVISION, Setting};
-use crate::{Policy, Tail};
+use crate::{FIRST_REVISION, Policy, Tail};
 
 /// A change of some methods: from then on their settings that it concerns are in their next form.
 struct Change {

@@ -16,15 +16,17 @@ use std::ops::Range;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::layer::build_here;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvStore};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
 use crate::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
-use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role};
+use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Cache, GpuError, Reduction};
 use spattn_kernels::topk::top_k;

@@ -17,7 +17,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
 use crate::pca::{Components, Covariance};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};

@@ -31,7 +31,7 @@ use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Reduce, SEED};
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
 use crate::scorer::{Growth, NewTokens, Scorer, Segment};

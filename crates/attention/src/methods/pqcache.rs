@@ -19,7 +19,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::kmeans::kmeans;
 use crate::kv::KvStore;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};

@@ -19,9 +19,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::Step;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
@@ -29,7 +27,9 @@ use crate::scored::Scored;
 use crate::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::types::prefix_head::Place;
 use crate::types::scores::{GroupQueries, dots};
-use crate::{Budget, HeadPrefix, PromptShape, Role};
+use crate::{Budget, HeadPrefix, PromptShape, Role, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, PageBounds, Pages as Cut, Reduction};
 

@@ -10,8 +10,10 @@ use std::ops::Range;
 use super::{ParamInfo, Params};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::{AT_ONCE, DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::device::scorer::AT_ONCE;
 use crate::mix_seed;
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
@@ -96,7 +98,7 @@ pub(super) trait DeviceSigner {
         made: &mut Buffer,
     ) -> Result<(), GpuError>;
 
-    /// [`DeviceScorer::score_all`](crate::device::DeviceScorer::score_all).
+    /// [`DeviceScorer::score_all`](crate::device::scorer::DeviceScorer::score_all).
     fn score(
         &self,
         step: &DeviceStep<'_>,
@@ -121,7 +123,7 @@ pub(super) trait DeviceSigner {
         Nearest::new(step.prefix.gpu, (step.numbers.len(), step.queries.heads), self.keys(step, index), reduction)
     }
 
-    /// [`DeviceScorer::pick_at_once`](crate::device::DeviceScorer::pick_at_once).
+    /// [`DeviceScorer::pick_at_once`](crate::device::scorer::DeviceScorer::pick_at_once).
     fn pick(
         &self,
         step: &DeviceStep<'_>,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
 use crate::pick::Top;
 use crate::scored::Scored;

@@ -7,15 +7,15 @@ use std::ops::Range;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceScratch, DeviceStep};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::scorer::DeviceScorer;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
 use crate::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
-use crate::{Budget, HeadPrefix, Role};
+use crate::{Budget, HeadPrefix, Role, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceScratch, DeviceStep};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Reduction};
 

@@ -17,12 +17,10 @@ use rand::SeedableRng;
 
 use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceRoom, DeviceStep};
+use crate::device::scorer::{DevicePicker, LeastPages};
 use crate::{Context, Histogram, Picks, Probe, ProbeHead, Solved, Tuned, Weighting, least_reaching};
 #[cfg(feature = "cuda")]
-use crate::{RowSeed, mix_seed};
+use crate::{DeviceRoom, DeviceStep, RowSeed, mix_seed};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
 

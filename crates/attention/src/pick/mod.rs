@@ -15,11 +15,11 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::device::DevicePicker;
 use super::method::Solved;
 use super::probe::Probe;
 use super::spec::{ParamInfo, Params};
 use crate::cost::Cost;
+use crate::device::scorer::DevicePicker;
 use crate::{Budget, Context, Picks, mix_seed};
 pub(super) use draws::{Draws, Proposal};
 pub(super) use rescored::{Finer, Rescored};

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceRoom, DeviceStep};
+use crate::device::scorer::{DevicePicker, LeastPages};
 use crate::{Context, Params, Picks, Probe, Solved, Tuned};
+#[cfg(feature = "cuda")]
+use crate::{DeviceRoom, DeviceStep};
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};

@@ -2,10 +2,10 @@
 
 use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceRoom, DeviceStep};
+use crate::device::scorer::{DevicePicker, LeastPages};
 use crate::{Budget, Context, Picks};
+#[cfg(feature = "cuda")]
+use crate::{DeviceRoom, DeviceStep};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::topk::top_k;

@@ -4,13 +4,16 @@
 use std::ops::Range;
 
 use super::LabelScores;
-use crate::PromptShape;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS, Learned};
-use crate::device::{DeviceScorer, StepShape, row_width};
+use crate::device::form::FITS;
+use crate::device::form::row_width;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::GROUP;
 use crate::kv::{KvDtype, KvShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{ChannelLists, GpuError, IndexRows, LabelCodes, MadeQueries, Reduction};
 use spattn_kernels::codes::CodeRange;

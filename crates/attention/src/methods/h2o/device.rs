@@ -9,11 +9,10 @@ use rayon::prelude::*;
 use super::bytes_of;
 use super::{Granularity, H2o};
 use crate::cost::Cost;
-use crate::device::{DeviceForm, StepShape};
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::kv::{KvDtype, KvShape};
-use crate::{Context, PromptShape};
+use crate::{Context, DeviceForm, PromptShape, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow};
 

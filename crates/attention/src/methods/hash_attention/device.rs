@@ -5,15 +5,15 @@ use std::ops::Range;
 
 use super::LearnedSignatures;
 use super::net::SignNet;
-use crate::PromptShape;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 use crate::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
 use crate::methods::signatures::{DeviceSigner, Ties};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, Gpu, GpuError, Nets, Reduction, Signatures};
 use spattn_kernels::GPU_WIDEST;

@@ -31,7 +31,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Reduce, SEED};
 use crate::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::calibration::TextKind;
 use crate::cost::Cost;
-use crate::device::DeviceScorer;
+use crate::device::scorer::DeviceScorer;
 use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::scored::Scored;
 use crate::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};

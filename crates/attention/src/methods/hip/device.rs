@@ -4,14 +4,13 @@ use super::search::Chunks;
 #[cfg(feature = "cuda")]
 use super::search::Offset;
 use super::{Granularity, Hip, View, Window};
+use crate::cost::Cost;
+use crate::kv::{KvDtype, KvShape};
+use crate::{Context, DeviceForm, Positions, PromptShape, QueryBlock, SearchedMask, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use std::ops::Range;
 
-use crate::cost::Cost;
-use crate::device::{DeviceForm, StepShape};
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
-use crate::kv::{KvDtype, KvShape};
-use crate::{Context, Positions, PromptShape, QueryBlock, SearchedMask};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Sampling, Tree};
 

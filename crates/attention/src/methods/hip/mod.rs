@@ -58,11 +58,10 @@ use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::device::DeviceForm;
 use crate::granularity::each_head;
 use crate::kv::MOST_TOKENS;
 use crate::{
-    BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
+    BlockMask, Budget, Context, DeviceForm, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
     PrefillPattern, QueryBlock, Role, SearchedMask, Selection, Step, TailRule,
 };
 use spattn_base::error::UsageError;

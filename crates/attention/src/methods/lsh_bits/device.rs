@@ -7,17 +7,19 @@ use std::ops::Range;
 use super::RandomSignatures;
 #[cfg(feature = "cuda")]
 use super::gaussians;
-use crate::PromptShape;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, build_here};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::layer::build_here;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 use crate::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
 use crate::methods::signatures::{DeviceSigner, Ties};
 #[cfg(feature = "cuda")]
 use crate::scorer::Scorer;
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, GpuError, Reduction, Signatures};
 

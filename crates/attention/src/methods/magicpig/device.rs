@@ -4,11 +4,12 @@
 use super::probability::LogProbability;
 use super::{MagicPig, Shape};
 use crate::cost::Cost;
-use crate::device::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, FITS, Learned};
+use crate::device::form::FITS;
 use crate::kv::{KvDtype, KvShape};
-use crate::{Context, PromptShape};
+use crate::{Context, DeviceForm, PromptShape, StepShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Chances, GpuError, TableShape};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};

@@ -7,14 +7,16 @@ use std::ops::Range;
 use super::ProductCodes;
 #[cfg(feature = "cuda")]
 use super::Subspace;
-use crate::PromptShape;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::layer::build_here;
+use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 #[cfg(feature = "cuda")]
 use crate::scorer::Scorer;
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{CodedKeys, GpuError, Reduction};
 

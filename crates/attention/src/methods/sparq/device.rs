@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use super::QueryChannels;
-use crate::PromptShape;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
-use crate::device::{DeviceScorer, StepShape};
+use crate::device::scorer::DeviceScorer;
 use crate::granularity::Granularity;
 use crate::kv::{KvDtype, KvShape};
+#[cfg(feature = "cuda")]
+use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{ChosenChannels, GpuError, KeysByChannel, Reduction};
 use spattn_kernels::GPU_WIDEST;

@@ -1,60 +1,32 @@
-//! The engine: forks of a shared prefix, each attending what its method picks.
+//! One run: a method decoding from a shared prefix.
 //!
-//! A [`Fork`] owns a short tail of keys and values and the method's state; the prefix and the indexes
-//! over it are shared. All methods run through the same code here, and all costs of attending are
-//! counted here.
+//! It owns a short tail of keys and values and the method's state; the prefix and the indexes over it are shared. All methods run through
+//! the same code here, and all costs of attending are counted here.
 
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
-use std::ops::{AddAssign, Range, Sub};
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rayon::prelude::*;
 
-use super::Configured;
-use super::device::{DeviceForm, DeviceIndex, StepShape};
-use super::fidelity::{FidelityMeter, Place};
-use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Solved, Step, TailRule};
-use super::probe::{Probe, RecentQueries};
-use super::prompt::{PromptHead, PromptNeed, PromptStats};
-#[cfg(feature = "cuda")]
-use super::{DeviceLayer, Learned};
+use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
+use crate::decode::fidelity::{FidelityMeter, Place};
+use crate::decode::head_kv::{HeadKv, Queries};
+use crate::decode::index_cache::{HAS_FORM, Index, IndexCache, IndexSet, depth};
+use crate::decode::timing::{Apart, AttentionTime, IndexTime};
+use crate::device::form::{DeviceForm, StepShape};
+use crate::device::layer::DeviceIndex;
+use crate::kv::{LayerKv, Prefix};
+use crate::method::{Step, TailRule};
 use crate::types::budget::Context;
-use crate::types::policy::Tail;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
-use crate::types::prefix_head::{Depth, HeadPrefix};
-use crate::types::schedule::Schedule;
-use crate::types::seed::{RowSeed, head_seed};
+use crate::types::seed::RowSeed;
 use crate::types::selection::{Exact, Picked, Selection};
 use spattn_base::clock;
 use spattn_base::clock::Section;
 use spattn_kernels::Rows;
-
-type Index = Box<dyn Any + Send + Sync>;
-
-/// Indexes of one prefix for one index key, of the layers that are not dense.
-struct IndexSet {
-    /// One for each KV head, where the host picks.
-    by_layer: Vec<Vec<Index>>,
-    /// One for each layer, where a device picks.
-    on_device: Vec<Option<DeviceIndex>>,
-    build_time: Duration,
-}
-
-/// What indexes of a prefix are shared by.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct IndexKey {
-    method: String,
-    exact: Exact,
-    dense: Vec<bool>,
-    /// What methods spend when the index is made depends on it.
-    schedule: Schedule,
-    on_device: bool,
-}
 
 /// Who picks tokens at a layer of a run, for engines that attend by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,417 +41,41 @@ pub enum Selects {
     OnHost,
 }
 
-/// How long a run's index took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct IndexTime {
-    /// What the run would have taken for it alone.
-    pub whole: Duration,
-    /// How much of that was spent for an earlier run on the same prefix, and not again.
-    pub reused: Duration,
-}
-
-impl AddAssign for IndexTime {
-    fn add_assign(&mut self, other: Self) {
-        self.whole += other.whole;
-        self.reused += other.reused;
-    }
-}
-
-/// What a run's steps took for attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AttentionTime {
-    /// Picking what is attended: processor time, or that of a device.
-    pub select: Duration,
-    /// What that is made of, where the method tells and [somebody asks](Fork::telling_parts).
-    pub parts: clock::Parts,
-    /// Attending it, by the same.
-    pub attend: Duration,
-    /// Comparing it with exact attention, by the same; no method needs that.
-    pub compare: Duration,
-    /// Time by the clock for all of this: the run's share of what passed while the streams of a step attended, several at
-    /// a time perhaps.
-    pub elapsed: Duration,
-}
-
-impl AttentionTime {
-    /// What was worked.
-    pub fn worked(&self) -> Duration {
-        self.select + self.attend + self.compare
-    }
-}
-
-impl AddAssign for AttentionTime {
-    fn add_assign(&mut self, other: Self) {
-        self.select += other.select;
-        self.parts += other.parts;
-        self.attend += other.attend;
-        self.compare += other.compare;
-        self.elapsed += other.elapsed;
-    }
-}
-
-impl Sub for AttentionTime {
-    type Output = Self;
-
-    /// What came on top of `earlier`.
-    fn sub(self, earlier: Self) -> Self {
-        Self {
-            select: self.select - earlier.select,
-            parts: self.parts - earlier.parts,
-            attend: self.attend - earlier.attend,
-            compare: self.compare - earlier.compare,
-            elapsed: self.elapsed - earlier.elapsed,
-        }
-    }
-}
-
-/// Indexes over one prefix, built once for all runs that can share them.
-pub struct IndexCache {
-    prefix: Arc<Prefix>,
-    dtype: KvDtype,
-    /// Of what is drawn once for the prefix, when an index is built.
-    seed: u64,
-    /// Of what is drawn in the steps of a run.
-    step_seed: u64,
-    prompt_tokens: usize,
-    /// Tokens behind the prompt that are known to be read.
-    given_tokens: usize,
-    stats: Option<PromptStats>,
-    rotation: Option<Arc<dyn Rotation>>,
-    /// Needs whose gathering no index was charged with yet.
-    uncharged: BTreeSet<PromptNeed>,
-    queries: RecentQueries,
-    read: Option<LayerCosts>,
-    sets: HashMap<IndexKey, Arc<IndexSet>>,
-    picks_on_host: bool,
-}
-
-impl IndexCache {
-    /// An empty cache for `prefix`; `seed` is the example's. All that follows the prefix counts as
-    /// generated.
-    pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
-        let prompt_tokens = prefix.tokens();
-        Self {
-            prefix,
-            dtype,
-            seed,
-            step_seed: seed,
-            prompt_tokens,
-            given_tokens: 1,
-            stats: None,
-            rotation: None,
-            uncharged: BTreeSet::new(),
-            queries: RecentQueries::default(),
-            read: None,
-            sets: HashMap::new(),
-            picks_on_host: false,
-        }
-    }
-
-    /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
-    pub fn with_prompt(self, prompt_tokens: usize) -> Self {
-        Self { prompt_tokens, ..self }
-    }
-
-    /// So many tokens will be read behind the prompt: those of a text that is given, or the first of an answer, which is all that is known
-    /// of it.
-    pub fn with_given(self, given_tokens: usize) -> Self {
-        Self { given_tokens, ..self }
-    }
-
-    /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
-    /// of its indexes.
-    pub fn with_step_seed(self, step_seed: u64) -> Self {
-        Self { step_seed, ..self }
-    }
-
-    /// Whether all of these needs were gathered while the prefix was read.
-    pub fn has_gathered(&self, needs: &BTreeSet<PromptNeed>) -> bool {
-        needs.iter().all(|need| self.stats.as_ref().is_some_and(|stats| stats.needs().any(|n| n == *need)))
-    }
-
-    /// The seed that indexes draw from.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// Gives the prefix back with what was gathered about it, once no run is left on it.
-    pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
-        Some((Arc::into_inner(self.prefix)?, self.stats))
-    }
-
-    /// What was gathered while the prefix was read, for the methods that ask for it.
-    pub fn with_stats(self, stats: PromptStats) -> Self {
-        Self { uncharged: stats.needs().collect(), stats: Some(stats), ..self }
-    }
-
-    /// How the model's positions are moved, for methods that attend at others than the original ones
-    /// ([`Positions`]); such a method cannot run without.
-    pub fn with_rotation(self, rotation: Arc<dyn Rotation>) -> Self {
-        Self { rotation: Some(rotation), ..self }
-    }
-
-    /// The last queries of the prefix, by which methods find the parameter that gives a density.
-    pub fn with_queries(self, queries: RecentQueries) -> Self {
-        Self { queries, ..self }
-    }
-
-    /// The host picks for all runs, even where a device could; for comparisons of the two.
-    pub fn picking_on_host(self) -> Self {
-        Self { picks_on_host: true, ..self }
-    }
-
-    /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
-    pub fn with_reading(self, costs: LayerCosts) -> Self {
-        Self { read: Some(costs), ..self }
-    }
-
-    /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
-    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
-        let start = Instant::now();
-        let mut method = method.clone();
-        let solved = self.solve(&method).map(|solved| {
-            method.method = solved.method;
-            solved.params
-        });
-        let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
-        let mut fork = self.fork_as_is(&method, fidelity);
-        fork.index_time.whole += solve_time;
-        Fork { solved, ..fork }
-    }
-
-    /// The method with its parameter solved for the density asked for, if that is how it takes one.
-    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
-        let tokens = self.prefix.tokens();
-        let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
-        let layers = self.prefix.layers();
-        let dense = method.policy.dense(layers);
-        if candidates.is_empty() || dense.iter().all(|dense| *dense) {
-            return None;
-        }
-        let context = self.mean_context(method);
-        let Self { prefix, queries, dtype, .. } = self;
-        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
-    }
-
-    /// The mean of the contexts that are known to follow: of the rest of the prompt, and of what is given behind it.
-    fn mean_context(&self, method: &Configured) -> Context {
-        let tokens = self.prefix.tokens();
-        let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;
-        let total = tokens + follow.div_ceil(2).max(1);
-        let fixed = method.method.exact(&method.policy, tokens, total).tokens(total);
-        Context::new(total, &(0..total - fixed))
-    }
-
-    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
-        let layers = self.prefix.layers();
-        let tokens = self.prefix.tokens();
-        let exact = method.method.exact(&method.policy, tokens, tokens);
-        let candidates = exact.candidates(tokens);
-        let dense = method.policy.dense(layers);
-        let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
-        let name = format!("{}:{}", method.name, method.method.index_key());
-        let schedule = method.policy.schedule.clone();
-        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
-        let known = self.sets.get(&key).cloned();
-        let is_known = known.is_some();
-        let indexes = known.unwrap_or_else(|| {
-            let set = Arc::new(match on_device {
-                true => self.build_on_device(method, &candidates, &dense),
-                false => self.build(method, candidates.clone(), &dense),
-            });
-            self.sets.insert(key, set.clone());
-            set
-        });
-        let gathering = self.gathering_time(&method.method.prompt_needs());
-        let index_time = IndexTime {
-            whole: indexes.build_time + gathering.whole,
-            reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
-        };
-        let fork = Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
-        Fork { on_device, ..fork }
-    }
-
-    /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
-    pub fn can_stay_there(&self, method: &Configured) -> bool {
-        let nothing = method.method.picks_nothing() && method.method.positions() == Positions::Original;
-        nothing || self.can_pick_on_device(method)
-    }
-
-    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
-    /// holds.
-    fn can_pick_on_device(&self, method: &Configured) -> bool {
-        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
-        let follows = method.method.follows_tail();
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
-        is_there
-            && picks_alike_from_the_prefix(method)
-            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
-            && method.method.device_form().is_some_and(fits)
-    }
-
-    /// Time of gathering `needs`; reused is what an earlier index was charged with.
-    fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
-        let mut time = IndexTime::default();
-        let Some(stats) = &self.stats else { return time };
-        for need in needs {
-            time.whole += stats.time(*need);
-            if !self.uncharged.remove(need) {
-                time.reused += stats.time(*need);
-            }
-        }
-        time
-    }
-
-    fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
-        let start = Instant::now();
-        let asked = !method.method.picks_nothing() && (!candidates.is_empty() || method.moves_on());
-        let dense_layers = dense;
-        let by_layer = dense
-            .par_iter()
-            .enumerate()
-            .map(|(layer, dense)| {
-                if *dense || !asked {
-                    return Vec::new();
-                }
-                let kv = self.prefix.layer(layer);
-                (0..kv.keys.kv_heads())
-                    .into_par_iter()
-                    .map(|kv_head| {
-                        method.method.build(&HeadPrefix {
-                            layer,
-                            depth: depth(dense_layers, layer, &method.policy.schedule),
-                            rotation: self.rotation.as_deref(),
-                            kv_head,
-                            keys: kv.keys.head(kv_head),
-                            values: kv.values.head(kv_head),
-                            d: kv.keys.d(),
-                            dtype: self.dtype,
-                            candidates: candidates.clone(),
-                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
-                            seed: head_seed(self.seed, layer, kv_head),
-                        })
-                    })
-                    .collect()
-            })
-            .collect();
-        let on_device = dense.iter().map(|_| None).collect();
-        IndexSet { by_layer, on_device, build_time: start.elapsed() }
-    }
-
-    /// Builds indexes where the prefix is. If the device fails, the prefix says so.
-    fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
-        let start = Instant::now();
-        let form = method.method.device_form().expect(HAS_FORM);
-        let on_device = self.device_indexes(form, candidates, dense).unwrap_or_else(|failure| {
-            self.prefix.fail(failure);
-            dense.iter().map(|_| None).collect()
-        });
-        let by_layer = dense.iter().map(|_| Vec::new()).collect();
-        IndexSet { by_layer, on_device, build_time: start.elapsed() }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn device_indexes(
-        &self,
-        form: &dyn DeviceForm,
-        candidates: &Range<usize>,
-        dense: &[bool],
-    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
-        let failed = |error: spattn_cuda::GpuError| DeviceFailure(error.to_string());
-        let build = |(layer, dense): (usize, &bool)| {
-            let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
-            let Some((gpu, cache)) = place else { return Ok(None) };
-            let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
-            let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
-            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
-        };
-        let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
-        // What an index takes is counted as such, so it has to be over.
-        if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
-            gpu.synchronize().map_err(failed)?;
-        }
-        Ok(indexes)
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn device_indexes(
-        &self,
-        _: &dyn DeviceForm,
-        _: &Range<usize>,
-        _: &[bool],
-    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
-        Err(DeviceFailure("this build computes on the CPU only".to_owned()))
-    }
-}
-
-/// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
-/// where a [page is filled](super::scorer::Scorer::keeps_open_page).
-fn picks_alike_from_the_prefix(method: &Configured) -> bool {
-    method.policy.tail == Tail::Exact
-        && method.method.positions() == Positions::Original
-        && method.policy.schedule.is_uniform()
-}
-
-/// Where a run picks on a device.
-const HAS_FORM: &str = "only a method with a form on a device picks there";
-
-/// Where a layer stands among those that are not dense.
-fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
-    let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
-    Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
-}
-
 /// One run: a method decoding from a shared prefix.
 pub struct Fork {
-    method: Configured,
-    solved: Option<String>,
-    prefix: Arc<Prefix>,
-    rotation: Option<Arc<dyn Rotation>>,
-    indexes: Arc<IndexSet>,
-    states: Vec<Vec<Box<dyn Any + Send>>>,
+    pub(super) method: Configured,
+    pub(super) solved: Option<String>,
+    pub(super) prefix: Arc<Prefix>,
+    pub(super) rotation: Option<Arc<dyn Rotation>>,
+    pub(super) indexes: Arc<IndexSet>,
+    pub(super) states: Vec<Vec<Box<dyn Any + Send>>>,
     /// Keys and values behind the prefix, of the layers where the host picks.
-    tail: Vec<LayerKv>,
+    pub(super) tail: Vec<LayerKv>,
     /// Tokens behind the prefix that each layer has seen.
-    tail_tokens: Vec<usize>,
-    device: Option<Box<dyn Any + Send>>,
+    pub(super) tail_tokens: Vec<usize>,
+    pub(super) device: Option<Box<dyn Any + Send>>,
     /// Whether the device that holds the prefix picks.
-    on_device: bool,
+    pub(super) on_device: bool,
     /// Whether picks of the device were not counted yet.
-    unsettled: bool,
+    pub(super) unsettled: bool,
     /// Tokens that each layer holds of those that its method may let go, summed over KV heads, where a device knew when the run was settled.
-    held_there: Vec<Option<usize>>,
-    dense: Vec<bool>,
-    prefix_candidates: Range<usize>,
-    prompt_tokens: usize,
-    seed: u64,
-    costs: LayerCosts,
-    fidelity: Option<FidelityMeter>,
-    index_time: IndexTime,
-    attention_time: AttentionTime,
+    pub(super) held_there: Vec<Option<usize>>,
+    pub(super) dense: Vec<bool>,
+    pub(super) prefix_candidates: Range<usize>,
+    pub(super) prompt_tokens: usize,
+    pub(super) seed: u64,
+    pub(super) costs: LayerCosts,
+    pub(super) fidelity: Option<FidelityMeter>,
+    pub(super) index_time: IndexTime,
+    pub(super) attention_time: AttentionTime,
     /// Whether an engine could not tell attention from the rest in some step.
-    has_whole_steps: bool,
+    pub(super) has_whole_steps: bool,
     /// Whether scoring is told from picking.
-    tells_parts: bool,
+    pub(super) tells_parts: bool,
 }
 
 /// What was picked for a KV head, what that cost, and the processor time that it took in sections of its own.
 type Selected = (Option<Selection>, Cost, Apart);
-
-/// Processor time of sections that are no part of the caller's.
-#[derive(Debug, Clone, Copy, Default)]
-struct Apart {
-    /// All of them.
-    select: Duration,
-    /// Those that tell scoring from picking.
-    parts: clock::Parts,
-}
-
-impl From<Apart> for AttentionTime {
-    fn from(Apart { select, parts }: Apart) -> Self {
-        Self { select, parts, ..Self::default() }
-    }
-}
 
 /// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
 const APART: usize = 4096;
@@ -488,7 +84,7 @@ const APART: usize = 4096;
 const TAIL_CAPACITY: usize = 64;
 
 impl Fork {
-    fn new(
+    pub(super) fn new(
         cache: &IndexCache,
         method: Configured,
         indexes: Arc<IndexSet>,
@@ -1069,6 +665,10 @@ mod tests {
     use super::*;
     use crate::PromptShape;
     use crate::calibration::PrefillChunk;
+    use crate::decode::index_cache::picks_alike_from_the_prefix;
+    use crate::kv::{DeviceFailure, KvDtype};
+    use crate::prompt::{PromptNeed, PromptStats};
+    
 
     #[test]
     fn what_was_gathered_is_part_of_every_index_and_spent_once() {

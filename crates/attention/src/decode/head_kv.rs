@@ -9,13 +9,13 @@ use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weigh
 
 /// Keys and values of one head: prefix and tail.
 pub(crate) struct HeadKv<'a> {
-    pub(super) prefix_keys: Rows<'a>,
-    pub(super) prefix_values: Rows<'a>,
-    pub(super) tail_keys: Rows<'a>,
-    pub(super) tail_values: Rows<'a>,
-    pub(super) prefix_tokens: usize,
-    pub(super) tail_tokens: usize,
-    pub(super) d: usize,
+    pub(crate) prefix_keys: Rows<'a>,
+    pub(crate) prefix_values: Rows<'a>,
+    pub(crate) tail_keys: Rows<'a>,
+    pub(crate) tail_values: Rows<'a>,
+    pub(crate) prefix_tokens: usize,
+    pub(crate) tail_tokens: usize,
+    pub(crate) d: usize,
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -34,13 +34,13 @@ struct Far<'a> {
 }
 
 impl<'a> Queries<'a> {
-    pub(super) fn new(queries: &[f32], scale: f32) -> Self {
+    pub(crate) fn new(queries: &[f32], scale: f32) -> Self {
         Self { scaled: queries.iter().map(|q| q * scale).collect(), far: None }
     }
 
     /// Sees the first exact part from so much nearer as there is between it and the last. Only distances count, so this
     /// is the same as moving that part's keys, with fewer vectors to turn.
-    pub(super) fn nearer_to_sink(mut self, exact: Exact, d: usize, rotation: &dyn Rotation) -> Self {
+    pub(crate) fn nearer_to_sink(mut self, exact: Exact, d: usize, rotation: &dyn Rotation) -> Self {
         let mut turned = self.scaled.clone();
         turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, exact.recent - exact.sink));
         self.far = Some(Far { turned, tokens: exact.sink, keys: None });
@@ -48,7 +48,7 @@ impl<'a> Queries<'a> {
     }
 
     /// Sees far tokens from `position` at grouped positions.
-    pub(super) fn grouped(mut self, grouped: Grouped<'a>, position: usize, d: usize) -> Self {
+    pub(crate) fn grouped(mut self, grouped: Grouped<'a>, position: usize, d: usize) -> Self {
         let tokens = grouped.grouping.far(position);
         if tokens > 0 {
             let mut turned = self.scaled.clone();
@@ -88,7 +88,7 @@ impl View<'_> {
 }
 
 impl<'a> HeadKv<'a> {
-    pub(super) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
+    pub(crate) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
         let kv = prefix.layer(layer);
         Self {
             prefix_keys: kv.keys.head(kv_head),
@@ -102,7 +102,7 @@ impl<'a> HeadKv<'a> {
     }
 
     /// The same when so many tokens were in context.
-    pub(super) fn up_to(mut self, total: usize) -> Self {
+    pub(crate) fn up_to(mut self, total: usize) -> Self {
         self.tail_tokens = total - self.prefix_tokens;
         self.tail_keys = self.tail_keys.slice(0..self.tail_tokens, self.d);
         self.tail_values = self.tail_values.slice(0..self.tail_tokens, self.d);
@@ -110,7 +110,7 @@ impl<'a> HeadKv<'a> {
     }
 
     /// Attends positions `range` (of prefix and tail together) into `acc`.
-    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
+    pub(crate) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
         let p = self.prefix_tokens;
         let in_prefix = range.start.min(p)..range.end.min(p);
         let in_tail = range.start.max(p) - p..range.end.max(p) - p;
@@ -133,12 +133,12 @@ impl<'a> HeadKv<'a> {
     }
 
     /// Tokens in context.
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.prefix_tokens + self.tail_tokens
     }
 
     /// Attends the exact parts and the selection.
-    pub(super) fn attend(&self, queries: &Queries<'_>, picked: &Picked, out: &mut [f32]) {
+    pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &Picked, out: &mut [f32]) {
         let Picked { exact, selection } = picked;
         let queries = queries.all();
         let mut acc = Accumulator::new(queries.scaled.len() / self.d, self.d);

@@ -4,9 +4,9 @@
 //! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
 //! exact softmax went to tokens that it did not attend.
 
-use super::head::HeadKv;
+use crate::decode::head_kv::HeadKv;
 use crate::types::scores::score_into;
-use crate::{Exact, Picked, Selection};
+use crate::types::selection::{Exact, Picked, Selection};
 use spattn_kernels::Accumulator;
 use spattn_kernels::topk::top_k;
 
@@ -60,7 +60,7 @@ impl FidelityMeter {
     }
 
     /// Adds the comparisons of another run through the same layers.
-    pub(super) fn absorb(&mut self, other: &Self) {
+    pub(crate) fn absorb(&mut self, other: &Self) {
         for (own, other) in self.layers.iter_mut().zip(&other.layers) {
             own.resize(own.len().max(other.len()), HeadSums::default());
             for (own, other) in own.iter_mut().zip(other) {
@@ -74,7 +74,7 @@ impl FidelityMeter {
 
     /// Compares one step of one KV head with exact attention.
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn compare(&mut self, place: Place, kv: &HeadKv<'_>, queries: &[f32], picked: &Picked, out: &[f32]) {
+    pub(crate) fn compare(&mut self, place: Place, kv: &HeadKv<'_>, queries: &[f32], picked: &Picked, out: &[f32]) {
         let Picked { exact, selection } = picked;
         let (group, scale) = (queries.len() / kv.d, 1.0 / (kv.d as f32).sqrt());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();

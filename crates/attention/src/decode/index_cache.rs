@@ -1,0 +1,279 @@
+//! Indexes over one prefix, built once for all runs that can share them, on the host or on the device that holds the prefix.
+
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use crate::configured::Configured;
+use crate::cost::LayerCosts;
+use crate::decode::timing::IndexTime;
+use crate::device::form::DeviceForm;
+use crate::device::layer::DeviceIndex;
+#[cfg(feature = "cuda")]
+use crate::device::layer::{DeviceLayer, Learned};
+use crate::kv::{DeviceFailure, KvDtype, Prefix};
+use crate::probe::RecentQueries;
+use crate::prompt::{PromptHead, PromptNeed, PromptStats};
+use crate::types::policy::Tail;
+use crate::types::positions::{Positions, Rotation};
+use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::schedule::Schedule;
+use crate::types::seed::head_seed;
+use crate::types::selection::Exact;
+
+pub(super) type Index = Box<dyn Any + Send + Sync>;
+
+/// Indexes of one prefix for one index key, of the layers that are not dense.
+pub(super) struct IndexSet {
+    /// One for each KV head, where the host picks.
+    pub(super) by_layer: Vec<Vec<Index>>,
+    /// One for each layer, where a device picks.
+    pub(super) on_device: Vec<Option<DeviceIndex>>,
+    pub(super) build_time: Duration,
+}
+
+/// What indexes of a prefix are shared by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct IndexKey {
+    pub(super) method: String,
+    pub(super) exact: Exact,
+    pub(super) dense: Vec<bool>,
+    /// What methods spend when the index is made depends on it.
+    pub(super) schedule: Schedule,
+    pub(super) on_device: bool,
+}
+
+/// Indexes over one prefix, built once for all runs that can share them.
+pub struct IndexCache {
+    pub(super) prefix: Arc<Prefix>,
+    pub(super) dtype: KvDtype,
+    /// Of what is drawn once for the prefix, when an index is built.
+    seed: u64,
+    /// Of what is drawn in the steps of a run.
+    pub(super) step_seed: u64,
+    pub(super) prompt_tokens: usize,
+    /// Tokens behind the prompt that are known to be read.
+    pub(super) given_tokens: usize,
+    stats: Option<PromptStats>,
+    pub(super) rotation: Option<Arc<dyn Rotation>>,
+    /// Needs whose gathering no index was charged with yet.
+    uncharged: BTreeSet<PromptNeed>,
+    pub(super) queries: RecentQueries,
+    pub(super) read: Option<LayerCosts>,
+    pub(super) sets: HashMap<IndexKey, Arc<IndexSet>>,
+    picks_on_host: bool,
+}
+
+impl IndexCache {
+    /// An empty cache for `prefix`; `seed` is the example's. All that follows the prefix counts as
+    /// generated.
+    pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
+        let prompt_tokens = prefix.tokens();
+        Self {
+            prefix,
+            dtype,
+            seed,
+            step_seed: seed,
+            prompt_tokens,
+            given_tokens: 1,
+            stats: None,
+            rotation: None,
+            uncharged: BTreeSet::new(),
+            queries: RecentQueries::default(),
+            read: None,
+            sets: HashMap::new(),
+            picks_on_host: false,
+        }
+    }
+
+    /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
+    pub fn with_prompt(self, prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, ..self }
+    }
+
+    /// So many tokens will be read behind the prompt: those of a text that is given, or the first of an answer, which is all that is known
+    /// of it.
+    pub fn with_given(self, given_tokens: usize) -> Self {
+        Self { given_tokens, ..self }
+    }
+
+    /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
+    /// of its indexes.
+    pub fn with_step_seed(self, step_seed: u64) -> Self {
+        Self { step_seed, ..self }
+    }
+
+    /// Whether all of these needs were gathered while the prefix was read.
+    pub fn has_gathered(&self, needs: &BTreeSet<PromptNeed>) -> bool {
+        needs.iter().all(|need| self.stats.as_ref().is_some_and(|stats| stats.needs().any(|n| n == *need)))
+    }
+
+    /// The seed that indexes draw from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Gives the prefix back with what was gathered about it, once no run is left on it.
+    pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
+        Some((Arc::into_inner(self.prefix)?, self.stats))
+    }
+
+    /// What was gathered while the prefix was read, for the methods that ask for it.
+    pub fn with_stats(self, stats: PromptStats) -> Self {
+        Self { uncharged: stats.needs().collect(), stats: Some(stats), ..self }
+    }
+
+    /// How the model's positions are moved, for methods that attend at others than the original ones
+    /// ([`Positions`]); such a method cannot run without.
+    pub fn with_rotation(self, rotation: Arc<dyn Rotation>) -> Self {
+        Self { rotation: Some(rotation), ..self }
+    }
+
+    /// The last queries of the prefix, by which methods find the parameter that gives a density.
+    pub fn with_queries(self, queries: RecentQueries) -> Self {
+        Self { queries, ..self }
+    }
+
+    /// The host picks for all runs, even where a device could; for comparisons of the two.
+    pub fn picking_on_host(self) -> Self {
+        Self { picks_on_host: true, ..self }
+    }
+
+    /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
+    pub fn with_reading(self, costs: LayerCosts) -> Self {
+        Self { read: Some(costs), ..self }
+    }
+
+    /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
+    pub fn can_stay_there(&self, method: &Configured) -> bool {
+        let nothing = method.method.picks_nothing() && method.method.positions() == Positions::Original;
+        nothing || self.can_pick_on_device(method)
+    }
+
+    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
+    /// holds.
+    pub(super) fn can_pick_on_device(&self, method: &Configured) -> bool {
+        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
+        let follows = method.method.follows_tail();
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
+        is_there
+            && picks_alike_from_the_prefix(method)
+            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
+            && method.method.device_form().is_some_and(fits)
+    }
+
+    /// Time of gathering `needs`; reused is what an earlier index was charged with.
+    pub(super) fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
+        let mut time = IndexTime::default();
+        let Some(stats) = &self.stats else { return time };
+        for need in needs {
+            time.whole += stats.time(*need);
+            if !self.uncharged.remove(need) {
+                time.reused += stats.time(*need);
+            }
+        }
+        time
+    }
+
+    pub(super) fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let asked = !method.method.picks_nothing() && (!candidates.is_empty() || method.moves_on());
+        let dense_layers = dense;
+        let by_layer = dense
+            .par_iter()
+            .enumerate()
+            .map(|(layer, dense)| {
+                if *dense || !asked {
+                    return Vec::new();
+                }
+                let kv = self.prefix.layer(layer);
+                (0..kv.keys.kv_heads())
+                    .into_par_iter()
+                    .map(|kv_head| {
+                        method.method.build(&HeadPrefix {
+                            layer,
+                            depth: depth(dense_layers, layer, &method.policy.schedule),
+                            rotation: self.rotation.as_deref(),
+                            kv_head,
+                            keys: kv.keys.head(kv_head),
+                            values: kv.values.head(kv_head),
+                            d: kv.keys.d(),
+                            dtype: self.dtype,
+                            candidates: candidates.clone(),
+                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
+                            seed: head_seed(self.seed, layer, kv_head),
+                        })
+                    })
+                    .collect()
+            })
+            .collect();
+        let on_device = dense.iter().map(|_| None).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    /// Builds indexes where the prefix is. If the device fails, the prefix says so.
+    pub(super) fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let form = method.method.device_form().expect(HAS_FORM);
+        let on_device = self.device_indexes(form, candidates, dense).unwrap_or_else(|failure| {
+            self.prefix.fail(failure);
+            dense.iter().map(|_| None).collect()
+        });
+        let by_layer = dense.iter().map(|_| Vec::new()).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device_indexes(
+        &self,
+        form: &dyn DeviceForm,
+        candidates: &Range<usize>,
+        dense: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        let failed = |error: spattn_cuda::GpuError| DeviceFailure(error.to_string());
+        let build = |(layer, dense): (usize, &bool)| {
+            let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
+            let Some((gpu, cache)) = place else { return Ok(None) };
+            let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
+            let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
+            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
+        };
+        let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
+        // What an index takes is counted as such, so it has to be over.
+        if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
+            gpu.synchronize().map_err(failed)?;
+        }
+        Ok(indexes)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn device_indexes(
+        &self,
+        _: &dyn DeviceForm,
+        _: &Range<usize>,
+        _: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        Err(DeviceFailure("this build computes on the CPU only".to_owned()))
+    }
+}
+
+/// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
+/// where a [page is filled](crate::scorer::Scorer::keeps_open_page).
+pub(super) fn picks_alike_from_the_prefix(method: &Configured) -> bool {
+    method.policy.tail == Tail::Exact
+        && method.method.positions() == Positions::Original
+        && method.policy.schedule.is_uniform()
+}
+
+/// Where a run picks on a device.
+pub(super) const HAS_FORM: &str = "only a method with a form on a device picks there";
+
+/// Where a layer stands among those that are not dense.
+pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
+    let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
+    Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
+}

@@ -1,0 +1,80 @@
+//! Starting a run: its parameter is solved for a density if need be, and its index is found or built.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::configured::Configured;
+use crate::decode::index_cache::{IndexCache, IndexKey};
+use crate::decode::sequence::Fork;
+use crate::decode::timing::IndexTime;
+use crate::method::{AnyMethod, Solved};
+use crate::probe::Probe;
+use crate::types::budget::Context;
+
+impl IndexCache {
+    /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
+    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let start = Instant::now();
+        let mut method = method.clone();
+        let solved = self.solve(&method).map(|solved| {
+            method.method = solved.method;
+            solved.params
+        });
+        let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
+        let mut fork = self.fork_as_is(&method, fidelity);
+        fork.index_time.whole += solve_time;
+        Fork { solved, ..fork }
+    }
+
+    /// The method with its parameter solved for the density asked for, if that is how it takes one.
+    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let tokens = self.prefix.tokens();
+        let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
+        let layers = self.prefix.layers();
+        let dense = method.policy.dense(layers);
+        if candidates.is_empty() || dense.iter().all(|dense| *dense) {
+            return None;
+        }
+        let context = self.mean_context(method);
+        let Self { prefix, queries, dtype, .. } = self;
+        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+    }
+
+    /// The mean of the contexts that are known to follow: of the rest of the prompt, and of what is given behind it.
+    pub(super) fn mean_context(&self, method: &Configured) -> Context {
+        let tokens = self.prefix.tokens();
+        let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;
+        let total = tokens + follow.div_ceil(2).max(1);
+        let fixed = method.method.exact(&method.policy, tokens, total).tokens(total);
+        Context::new(total, &(0..total - fixed))
+    }
+
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let layers = self.prefix.layers();
+        let tokens = self.prefix.tokens();
+        let exact = method.method.exact(&method.policy, tokens, tokens);
+        let candidates = exact.candidates(tokens);
+        let dense = method.policy.dense(layers);
+        let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
+        let name = format!("{}:{}", method.name, method.method.index_key());
+        let schedule = method.policy.schedule.clone();
+        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
+        let known = self.sets.get(&key).cloned();
+        let is_known = known.is_some();
+        let indexes = known.unwrap_or_else(|| {
+            let set = Arc::new(match on_device {
+                true => self.build_on_device(method, &candidates, &dense),
+                false => self.build(method, candidates.clone(), &dense),
+            });
+            self.sets.insert(key, set.clone());
+            set
+        });
+        let gathering = self.gathering_time(&method.method.prompt_needs());
+        let index_time = IndexTime {
+            whole: indexes.build_time + gathering.whole,
+            reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
+        };
+        let fork = Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        Fork { on_device, ..fork }
+    }
+}
