@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::PrefillPattern;
 use crate::artefact::{Artefact, ArtefactError};
 use crate::method::AnyMethod;
-use crate::prefill::PrefillPattern;
 use crate::spec::Setting;
 use crate::types::policy::{Policy, Tail};
 
@@ -39,7 +39,8 @@ impl Configured {
     /// [numbers](device::DeviceForm::number) say.
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
         let is_in_number = || self.method.device_form().is_some_and(|form| form.numbers_are_budgets());
-        let are_alike_beside = || crate::spec::beside_budget(&self.settings).eq(crate::spec::beside_budget(&other.settings));
+        let are_alike_beside =
+            || crate::spec::beside_budget(&self.settings).eq(crate::spec::beside_budget(&other.settings));
         self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
     }
 

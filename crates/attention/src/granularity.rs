@@ -1,8 +1,8 @@
 //! For which heads a method makes a selection: each query head, or the GQA group as one.
 
-use super::{Mask, Masks, ParamInfo, Params, Step};
+use super::{ParamInfo, Params, Step};
 use crate::cost::Cost;
-use crate::{Picks, Selection};
+use crate::{Mask, Masks, Picks, Selection};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]

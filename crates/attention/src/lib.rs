@@ -21,9 +21,6 @@ pub mod methods;
 mod pca;
 mod pick;
 mod prefill;
-mod prefill_rows;
-#[cfg(feature = "cuda")]
-mod prefill_there;
 mod probe;
 mod prompt;
 mod scored;
@@ -46,10 +43,11 @@ pub use device::layer::{DeviceLayer, DeviceStep, Learned, RunThere};
 #[cfg(feature = "cuda")]
 pub use device::workspaces::{DeviceRoom, DeviceScratch};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
-pub use prefill::{
-    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, SparsePrefill,
-    WeightedToken, attend_densely, mask_list_bytes,
+pub use prefill::gpu_memory::mask_list_bytes;
+pub use prefill::mask::{
+    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, WeightedToken,
 };
+pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};

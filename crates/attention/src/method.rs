@@ -9,10 +9,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
-use super::prefill::PrefillPattern;
 use super::probe::Probe;
 use super::prompt::PromptNeed;
-use crate::DeviceForm;
 use crate::cost::Cost;
 use crate::kv::KvDtype;
 use crate::types::budget::Context;
@@ -22,6 +20,7 @@ use crate::types::prefix_head::{Depth, HeadPrefix};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Exact, Selection};
+use crate::{DeviceForm, PrefillPattern};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.

@@ -15,8 +15,6 @@ use super::coded::Coded;
 use super::granularity::Granularity;
 use super::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
-use super::prefill::{PrefillPattern, QueryBlock};
-use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
 use super::prompt::PromptNeed;
 use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
@@ -25,10 +23,14 @@ use crate::cost::Cost;
 use crate::device::scorer::{DevicePicker, DeviceScorer, LeastPages};
 use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
+use crate::prefill::mask::{RowHead, RowMask};
 use crate::types::prefix_head::Place;
 use crate::types::scores::{GroupQueries, joined_scores};
 use crate::types::selection::TokenSet;
-use crate::{Context, DeviceForm, Exact, HeadPrefix, Policy, PromptShape, Selection, StepShape, mix_seed};
+use crate::{
+    Context, DeviceForm, Exact, HeadPrefix, Policy, PrefillPattern, PromptShape, QueryBlock, Selection, StepShape,
+    mix_seed,
+};
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use spattn_base::clock;
@@ -271,11 +273,11 @@ fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&
 #[derive(Default)]
 struct Seen {
     /// Tokens whose keys were multiplied and are not attended by the heads that did.
-    keys: Mutex<Vec<u32>>,
+    pub(crate) keys: Mutex<Vec<u32>>,
     /// Tokens whose keys in 4 bits were multiplied.
-    codes: Mutex<Vec<u32>>,
+    pub(crate) codes: Mutex<Vec<u32>>,
     /// `‖v‖` of every candidate.
-    norms: OnceLock<Vec<f32>>,
+    pub(crate) norms: OnceLock<Vec<f32>>,
 }
 
 impl Seen {

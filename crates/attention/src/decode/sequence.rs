@@ -668,7 +668,6 @@ mod tests {
     use crate::decode::index_cache::picks_alike_from_the_prefix;
     use crate::kv::{DeviceFailure, KvDtype};
     use crate::prompt::{PromptNeed, PromptStats};
-    
 
     #[test]
     fn what_was_gathered_is_part_of_every_index_and_spent_once() {

@@ -51,7 +51,7 @@ use super::planes::gaussians;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
 use crate::granularity::each_head;
-use crate::prefill_rows::{RowHead, RowMask};
+use crate::prefill::mask::{RowHead, RowMask};
 use crate::workspaces::Workspaces;
 use crate::{
     DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,

@@ -54,9 +54,9 @@ pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::granularity::{Granularity, Reduce};
-use super::{AnyMethod, MethodSpec, Params, PrefillPattern, Setting, TailRule};
+use super::{AnyMethod, MethodSpec, Params, Setting, TailRule};
 use crate::kv::MOST_TOKENS;
-use crate::{Configured, DenseLayers, FIRST_REVISION, Policy, Role, Schedule, Tail};
+use crate::{Configured, DenseLayers, FIRST_REVISION, Policy, PrefillPattern, Role, Schedule, Tail};
 use spattn_base::error::UsageError;
 
 /// What the command line knows of a method.

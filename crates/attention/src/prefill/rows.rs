@@ -4,40 +4,20 @@
 //! [`RowReader`] attends what was picked, row by row, as the engine attends a step.
 
 use std::any::Any;
-use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::calibration::PrefillChunk;
-use super::prefill::{BlockCost, QueryBlock, by_head};
+use crate::calibration::PrefillChunk;
+use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
+use crate::prefill::cost::{BlockCost, by_head};
+use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
+use crate::types::policy::Policy;
 use crate::types::prefix_head::Place;
+use crate::types::schedule::LayerShare;
 use crate::types::seed::head_seed;
-use crate::{Configured, Exact, LayerShare, Picked, Policy, Selection};
-use spattn_kernels::Rows;
-
-/// Picks for each row of a prompt.
-pub trait RowMask: Send + Sync {
-    /// What is stored of a KV head before its first token.
-    fn begin(&self) -> Box<dyn Any + Send + Sync>;
-
-    /// Takes in the tokens that may be picked by the last row that was read.
-    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>);
-
-    /// What each row of a block picks, all of whose candidates were taken in. Adds what scoring cost (`score_flops`).
-    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection>;
-}
-
-/// Keys and values `[token][d]` of a KV head, as far as they were read.
-pub struct RowHead<'a> {
-    /// Which one.
-    pub place: Place,
-    /// Rotated keys.
-    pub keys: Rows<'a>,
-    /// Values.
-    pub values: Rows<'a>,
-}
+use crate::types::selection::{Exact, Picked};
 
 impl<'a> RowHead<'a> {
     /// What a row sees: the first `tokens` tokens, as if they were a prefix.
@@ -57,7 +37,7 @@ impl<'a> RowHead<'a> {
 }
 
 /// Reads a prompt row by row.
-pub(super) struct RowReader<'a> {
+pub(crate) struct RowReader<'a> {
     mask: &'a dyn RowMask,
     policy: &'a Policy,
     /// By layer: what it is given of a budget.
@@ -68,9 +48,6 @@ pub(super) struct RowReader<'a> {
 }
 
 impl<'a> RowReader<'a> {
-    /// Rows that are scored together.
-    pub const ROWS: usize = 32;
-
     pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
         let (policy, states) = (&method.policy, (0..layers).map(|_| Vec::new()).collect());
         let dense = policy.dense(layers);
@@ -90,8 +67,8 @@ impl<'a> RowReader<'a> {
             });
         }
         let width = chunk.heads * chunk.d();
-        let blocks = out.par_chunks_mut(Self::ROWS * width).enumerate().with_max_len(1);
-        blocks.map(|(block, out)| self.attend_block(chunk, block * Self::ROWS, out)).collect()
+        let blocks = out.par_chunks_mut(ROWS_AT_ONCE * width).enumerate().with_max_len(1);
+        blocks.map(|(block, out)| self.attend_block(chunk, block * ROWS_AT_ONCE, out)).collect()
     }
 
     /// The block whose first row is the chunk's `skipped`-th.
@@ -147,9 +124,9 @@ fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::prefill::testing::{D, Layer, SEED, assert_close, method};
     use super::*;
     use crate::kv::{KvDtype, LayerKv, Prefix};
+    use crate::prefill::testing::{D, Layer, SEED, assert_close, method};
     use crate::{IndexCache, Tail};
 
     const SPECS: &[&str] = &[

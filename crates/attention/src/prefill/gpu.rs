@@ -6,15 +6,17 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::calibration::PrefillChunk;
-use super::prefill::{
-    BlockCost, BlockMask, Mask, Masks, PlannedBlock, PrefillPattern, PromptMask, QueryBlock, SearchedMask,
-    SparsePrefill, WeightedToken, queries_by_group,
-};
-use crate::Positions;
+use crate::calibration::PrefillChunk;
 use crate::cost::Cost;
 use crate::device::workspaces::MaskRoom;
 use crate::kv::KvShape;
+use crate::prefill::cost::{BlockCost, queries_by_group};
+use crate::prefill::gpu_memory::PlannedBlock;
+use crate::prefill::mask::{
+    BlockMask, Mask, Masks, PrefillPattern, PromptMask, QueryBlock, SearchedMask, WeightedToken,
+};
+use crate::prefill::sparse_prefill::SparsePrefill;
+use crate::types::positions::Positions;
 use crate::types::seed::head_seed;
 use spattn_cuda::{
     BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, OwnRows, PromptSearch, Rows, Run, Searched, Timeline,
@@ -472,7 +474,7 @@ mod tests {
             fn own_tokens(&self, tokens: usize) -> usize {
                 tokens
             }
-            fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> super::super::prefill::PromptPlan<'p> {
+            fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> crate::PromptPlan<'p> {
                 unreachable!("nobody asks")
             }
         }

@@ -1,0 +1,54 @@
+//! What a block of query rows cost at one layer, and queries in the order that it is computed in.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::calibration::PrefillChunk;
+use crate::cost::Cost;
+
+/// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
+pub(crate) struct BlockCost {
+    pub(super) cost: Cost,
+    pub(super) attended: Vec<usize>,
+    pub(super) context: usize,
+}
+
+impl BlockCost {
+    /// What planning a mask cost, of so many heads.
+    pub(crate) fn planning(cost: Cost, heads: usize) -> Self {
+        Self { cost, attended: vec![0; heads], context: 0 }
+    }
+
+    /// With what scoring cost.
+    pub(crate) fn with(mut self, scoring: Cost) -> Self {
+        self.cost += scoring;
+        self
+    }
+
+    /// Attending alone, of `rows` rows; no bytes yet.
+    pub(crate) fn new(attended: Vec<usize>, context: usize, rows: usize, d: usize) -> Self {
+        let (all, of_full) = (attended.iter().sum::<usize>() as u64, (attended.len() * context) as u64);
+        let cost = Cost {
+            steps: (attended.len() * rows) as u64,
+            context_tokens: of_full,
+            attended_tokens: all,
+            attend_flops: 4 * d as u64 * all,
+            full_flops: 4 * d as u64 * of_full,
+            ..Cost::default()
+        };
+        Self { cost, attended, context }
+    }
+}
+
+/// Rows `[row][head][d]` of some heads as `[head][row][d]`.
+pub(crate) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize>) -> Vec<f32> {
+    some.flat_map(|head| queries.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
+}
+
+/// The queries of each KV head's group in a chunk, `[head][row][d]`.
+pub(crate) fn queries_by_group(chunk: &PrefillChunk<'_>) -> Vec<Vec<f32>> {
+    let group = chunk.heads / chunk.kv_heads();
+    let of = |kv_head: usize| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group);
+    (0..chunk.kv_heads()).into_par_iter().map(of).collect()
+}

@@ -1,0 +1,93 @@
+//! Rows whose queries stand at two positions: one for tokens far from them, one for those near to them.
+
+use crate::types::positions::Grouped;
+use spattn_kernels::Rows;
+use spattn_kernels::prefill::{PackedHead, Sight, Single};
+
+/// The tokens that some row of a block attends, and what each row sees of these.
+pub(super) struct Seen<'a> {
+    /// `[token][d]` of the whole context.
+    pub(super) keys: Rows<'a>,
+    pub(super) values: Rows<'a>,
+    pub(super) d: usize,
+    pub(super) tokens: &'a [u32],
+    pub(super) sights: &'a [Sight],
+}
+
+/// Keys and values of rows whose queries stand at two positions: one for the first of the packed tokens, one for the others.
+///
+/// A key is twice as wide as a head, with zeros in the half that meets the other query, so that one product with both
+/// queries side by side has the right logit for either kind of token, and one softmax goes over all.
+pub(super) struct TwoSided {
+    pub(super) packed: PackedHead,
+    pub(super) sights: Vec<Sight>,
+    /// For each row how much earlier its query stands for the first tokens.
+    pub(super) shifts: Vec<usize>,
+    pub(super) d: usize,
+}
+
+impl TwoSided {
+    /// Of keys and values `[token][d]`, the first `split` of which meet the first query.
+    fn new(keys: &[f32], values: &[f32], d: usize, split: usize, sights: Vec<Sight>, shifts: Vec<usize>) -> Self {
+        let widened = |rows: &[f32], side: fn(usize, usize) -> usize| -> Vec<f32> {
+            let mut wide = vec![0.0; 2 * rows.len()];
+            for (at, (wide, row)) in wide.chunks_exact_mut(2 * d).zip(rows.chunks_exact(d)).enumerate() {
+                wide[side(at, split) * d..][..d].copy_from_slice(row);
+            }
+            wide
+        };
+        let keys = widened(keys, |at, split| usize::from(at >= split));
+        let values = widened(values, |_, _| 0);
+        let packed = PackedHead::new(Rows::F32(&keys), Rows::F32(&values), 2 * d);
+        Self { packed, sights, shifts, d }
+    }
+
+    /// Positions within the cache of each row: its query stands nearer to the `sinks` first tokens by the tokens between
+    /// these and its window, which it does not see.
+    pub(super) fn within_cache(seen: &Seen<'_>, sinks: usize) -> Self {
+        let Seen { keys, values, d, tokens, sights } = *seen;
+        let gap = |sight: &Sight| match sight.stretch.is_empty() {
+            true => 0,
+            false => tokens[sight.stretch.start] as usize - sight.common,
+        };
+        let shifts = sights.iter().map(gap).collect();
+        Self::new(&keys.gather(tokens, d), &values.gather(tokens, d), d, sinks, sights.to_vec(), shifts)
+    }
+
+    /// Grouped positions, where the first row is at `first`. Tokens that are far ones of some rows and neighbours of others
+    /// are there twice.
+    pub(super) fn grouped(seen: &Seen<'_>, grouped: Grouped<'_>, first: usize) -> Self {
+        let Seen { keys, values, d, tokens, sights } = *seen;
+        let positions = first..first + sights.len();
+        let far_of = |position: usize| grouped.grouping.far(position);
+        let (far, far_places) = numbered(tokens, |token| token < far_of(positions.end - 1));
+        let (near, near_places) = numbered(tokens, |token| token >= far_of(first));
+        let sight = |(position, sight): (usize, &Sight)| {
+            let is_far = |single: &Single| (tokens[single.place] as usize) < far_of(position);
+            let moved = |single: Single| match is_far(&single) {
+                true => Single { place: far_places[single.place], ..single },
+                false => Single { place: far.len() + near_places[single.place], ..single },
+            };
+            let (front, back): (Vec<Single>, Vec<Single>) = sight.each().partition(is_far);
+            Sight::of(&front.into_iter().chain(back).map(moved).collect::<Vec<Single>>())
+        };
+        let sights = positions.clone().zip(sights).map(sight).collect();
+        let shifts = positions.map(|position| grouped.grouping.query_shift(position)).collect();
+        let packed = [&far[..], &near[..]].concat();
+        let (mut keys, values) = (keys.gather(&packed, d), values.gather(&packed, d));
+        grouped.turn_keys(&mut keys[..far.len() * d], d, &far);
+        Self::new(&keys, &values, d, far.len(), sights, shifts)
+    }
+}
+
+/// The tokens that `is_one` holds of, and for each of `tokens` how many of those come before it.
+fn numbered(tokens: &[u32], is_one: impl Fn(usize) -> bool) -> (Vec<u32>, Vec<usize>) {
+    let (mut ones, mut places) = (Vec::new(), Vec::with_capacity(tokens.len()));
+    for token in tokens {
+        places.push(ones.len());
+        if is_one(*token as usize) {
+            ones.push(*token);
+        }
+    }
+    (ones, places)
+}
