@@ -7,24 +7,20 @@
 
 pub mod artefact;
 pub mod calibration;
-mod coded;
 mod configured;
 pub mod cost;
 mod decode;
 mod device;
-mod granularity;
 mod graph;
 mod kmeans;
 pub mod kv;
 mod method;
 pub mod methods;
 mod pca;
-mod pick;
 mod prefill;
 mod probe;
 mod prompt;
 mod scored;
-mod scorer;
 mod spec;
 mod types;
 mod workspaces;

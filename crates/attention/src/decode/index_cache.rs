@@ -262,7 +262,7 @@ impl IndexCache {
 }
 
 /// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
-/// where a [page is filled](crate::scorer::Scorer::keeps_open_page).
+/// where a [page is filled](crate::scored::scorer::Scorer::keeps_open_page).
 pub(super) fn picks_alike_from_the_prefix(method: &Configured) -> bool {
     method.policy.tail == Tail::Exact
         && method.method.positions() == Positions::Original

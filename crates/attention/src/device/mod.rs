@@ -6,8 +6,8 @@
 //! what it costs: what is known beforehand is counted by the [formula](DeviceForm::cost) that the host form counts by, and picks
 //! are counted on the device until a run [settles](crate::Fork::settle).
 //!
-//! For methods of a [`Scorer`](super::scorer::Scorer) and a [`Picker`](super::pick::Picker) each of the two has a form of its own,
-//! and whatever has both goes together ([`Scored`](super::scored::Scored)).
+//! For methods of a [`Scorer`](crate::scored::scorer::Scorer) and a [`Picker`](crate::scored::select::Picker) each of the two has a form of its own,
+//! and whatever has both goes together ([`Scored`](crate::scored::method::Scored)).
 
 pub(crate) mod form;
 pub(crate) mod layer;

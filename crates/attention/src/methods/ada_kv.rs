@@ -12,8 +12,9 @@
 use std::sync::Arc;
 
 use super::snapkv::SnapKv;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
+use crate::scored::granularity::Granularity;
 use crate::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule};
 use spattn_kernels::topk::top_k;
 

@@ -11,10 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::streaming_llm::{last_tokens, window_tokens};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
-use crate::pick::page_tokens;
+use crate::scored::granularity::Granularity;
+use crate::scored::select::page_tokens;
 use crate::{
     BlockMask, Budget, Context, Exact, HeadPrefix, Masks, Method, Picks, Policy, PrefillPattern, QueryBlock, Role,
     Selection, Step, TailRule, Tuned, mix_seed,

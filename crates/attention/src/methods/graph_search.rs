@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::Granularity;
 use crate::cost::Cost;
 use crate::graph::{Beam, Scored};
 use crate::kv::MOST_TOKENS;
+use crate::scored::granularity::Granularity;
 use crate::workspaces::Workspaces;
 use crate::{Selection, Step};
 use spattn_kernels::linear;

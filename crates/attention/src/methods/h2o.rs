@@ -20,9 +20,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::scored::granularity::Granularity;
 use crate::{
     Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
     Step, TailRule,

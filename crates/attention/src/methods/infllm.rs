@@ -13,15 +13,16 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::layer::build_here;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvStore};
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role, StepShape};

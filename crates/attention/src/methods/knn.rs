@@ -19,10 +19,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::graph::Beam;
 use crate::graph::hnsw::{Hnsw, HnswParams};
+use crate::scored::granularity::Granularity;
 use crate::workspaces::Workspaces;
 use crate::{Budget, HeadPrefix, Method, Params, Picks, Role, Selection, Step, TailRule};
 use spattn_base::clock;

@@ -13,16 +13,17 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
 use crate::pca::{Components, Covariance};
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::channels::Channels;
 use crate::types::prefix_head::Place;
 use crate::types::scores::{GroupQueries, dots};

@@ -29,12 +29,13 @@ use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Reduce, SEED};
+use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::{Granularity, Reduce};
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};

@@ -50,8 +50,8 @@ use super::planes::RandomPlanes;
 use super::planes::gaussians;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
-use crate::granularity::each_head;
 use crate::prefill::mask::{RowHead, RowMask};
+use crate::scored::granularity::each_head;
 use crate::workspaces::Workspaces;
 use crate::{
     DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,

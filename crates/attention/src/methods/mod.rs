@@ -53,9 +53,9 @@ pub use self::hash_attention::Embeddings;
 pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;
-use super::granularity::{Granularity, Reduce};
 use super::{AnyMethod, MethodSpec, Params, Setting, TailRule};
 use crate::kv::MOST_TOKENS;
+use crate::scored::granularity::Granularity;
 use crate::{Configured, DenseLayers, FIRST_REVISION, Policy, PrefillPattern, Role, Schedule, Tail};
 use spattn_base::error::UsageError;
 

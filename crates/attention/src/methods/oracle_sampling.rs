@@ -15,9 +15,9 @@ use std::sync::Arc;
 use super::topk::Exact;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::Role;
-use crate::granularity::Granularity;
-use crate::pick::{Draws, Proposal};
-use crate::scored::Scored;
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::select::{Draws, Proposal};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "oracle_sampling",

@@ -10,8 +10,9 @@
 use std::sync::Arc;
 
 use super::snapkv::{LayerBudgets, SnapKv};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::Role;
+use crate::scored::granularity::Granularity;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pyramid_kv",

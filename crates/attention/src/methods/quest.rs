@@ -15,16 +15,17 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::Step;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::prefix_head::Place;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, PromptShape, Role, StepShape};

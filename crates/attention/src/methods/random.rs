@@ -10,11 +10,12 @@ use std::sync::Arc;
 use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Granularity, MethodEntry, ParamInfo};
+use super::{MethodEntry, ParamInfo};
 use crate::cost::Cost;
-use crate::pick::{BlindPicker, Picker, ScoredRow};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BlindPicker, Picker, ScoredRow};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, Context, HeadPrefix, Picks, Role, Weighting};

@@ -15,10 +15,11 @@
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::graph::Beam;
 use crate::graph::roar::{Roar, RoarParams};
+use crate::scored::granularity::Granularity;
 use crate::workspaces::Workspaces;
 use crate::{Budget, HeadPrefix, Method, PromptNeed, Role, Selection, Step, TailRule};
 

@@ -13,9 +13,9 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::granularity::Reduce;
+use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
     Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, Step,
     TailRule,

@@ -18,13 +18,14 @@ mod device;
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
-use crate::pick::Top;
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
+use crate::scored::select::Top;
 use crate::types::channels::Channels;
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;

@@ -12,8 +12,8 @@ use super::*;
 use crate::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::calibration::{Assignment, Collector, PrefillChunk, TextKind};
 use crate::cost::Cost;
-use crate::granularity::Reduce;
 use crate::kv::{KvDtype, KvShape, LayerKv, Prefix};
+use crate::scored::granularity::Reduce;
 use crate::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
     Selection, Selects, SparsePrefill, Step, StepShape, expand_grid, mix_seed,

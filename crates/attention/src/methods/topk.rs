@@ -5,12 +5,13 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role, StepShape};

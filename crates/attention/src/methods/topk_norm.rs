@@ -3,11 +3,12 @@
 //! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
 //! that the attention uses). The logarithms of the norms are the index: four bytes a token.
 
-use super::{Granularity, MethodEntry, ParamInfo};
+use super::{MethodEntry, ParamInfo};
 use crate::cost::Cost;
-use crate::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
-use crate::scored::Scored;
-use crate::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
+use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::types::prefix_head::Place;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};

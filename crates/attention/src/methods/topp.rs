@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::topk::Exact;
 use super::{MethodEntry, ParamInfo};
 use crate::Role;
-use crate::granularity::Granularity;
-use crate::pick::TopShare;
-use crate::scored::Scored;
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::select::TopShare;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topp",

@@ -11,9 +11,10 @@
 use std::sync::Arc;
 
 use super::quest::Bounds;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::pick::{Finer, Rescored};
-use crate::scored::Scored;
+use super::{MethodEntry, ParamInfo, Preset};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::select::{Finer, Rescored};
 use crate::{Budget, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::pick::Sample;
-use crate::scored::Scored;
+use super::{MethodEntry, ParamInfo, Preset};
+use crate::scored::granularity::Granularity;
+use crate::scored::method::Scored;
+use crate::scored::select::Sample;
 use crate::{Budget, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

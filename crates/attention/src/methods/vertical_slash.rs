@@ -16,9 +16,10 @@ use std::sync::Arc;
 
 use super::lines::{LineVotes, Lines, Static, all_pairs, of_each_head, ranked};
 use super::prefill_only::PrefillOnly;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::scored::granularity::Granularity;
 use crate::{PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

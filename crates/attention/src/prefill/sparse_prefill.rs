@@ -273,14 +273,14 @@ fn scale(d: usize) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
     use super::*;
-    use spattn_kernels::Rows;
     use crate::Picks;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
     use crate::prefill::mask::{BlockMask, WeightedToken};
+    use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
     use crate::types::budget::Context;
     use proptest::prelude::*;
+    use spattn_kernels::Rows;
     use std::collections::BTreeSet;
 
     /// What a mask says of a token for a row, by what its parts mean: the bias on its logit, if the row attends it.

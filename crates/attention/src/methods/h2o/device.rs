@@ -5,11 +5,12 @@
 #[cfg(feature = "cuda")]
 use rayon::prelude::*;
 
+use super::H2o;
 #[cfg(feature = "cuda")]
 use super::bytes_of;
-use super::{Granularity, H2o};
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
+use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};

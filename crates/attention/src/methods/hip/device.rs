@@ -3,9 +3,10 @@
 use super::search::Chunks;
 #[cfg(feature = "cuda")]
 use super::search::Offset;
-use super::{Granularity, Hip, View, Window};
+use super::{Hip, View, Window};
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
+use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, Positions, PromptShape, QueryBlock, SearchedMask, StepShape};
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};

@@ -16,7 +16,7 @@ use crate::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
 use crate::methods::signatures::{DeviceSigner, Ties};
 #[cfg(feature = "cuda")]
-use crate::scorer::Scorer;
+use crate::scored::scorer::Scorer;
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::{PromptShape, StepShape};

@@ -13,7 +13,7 @@ use crate::device::layer::build_here;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 #[cfg(feature = "cuda")]
-use crate::scorer::Scorer;
+use crate::scored::scorer::Scorer;
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 use crate::{PromptShape, StepShape};

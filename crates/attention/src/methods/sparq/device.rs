@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::QueryChannels;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
-use crate::granularity::Granularity;
 use crate::kv::{KvDtype, KvShape};
+use crate::scored::granularity::Granularity;
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::{PromptShape, StepShape};

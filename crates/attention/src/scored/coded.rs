@@ -1,23 +1,23 @@
 //! [`Coded`]: a scorer whose index holds all keys in 4 bits beside its own, for a second, finer score.
 
-use super::artefact::{Artefact, ArtefactError};
-use super::prompt::PromptNeed;
-use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, ScorerCalibration, Segment};
+use crate::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::types::prefix_head::Place;
+use crate::prompt::PromptNeed;
+use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, ScorerCalibration, Segment};
+use crate::types::prefix_head::{HeadPrefix, Place};
 use crate::types::scores::GroupQueries;
-use crate::{HeadPrefix, Selection};
+use crate::types::selection::Selection;
 
 const BITS: usize = 4;
 
 /// A scorer, and keys in 4 bits.
 #[derive(Clone)]
-pub(super) struct Coded<S>(pub S);
+pub(crate) struct Coded<S>(pub S);
 
 /// What a scorer holds of some candidates, and their keys in 4 bits.
-pub(super) struct CodedIndex<I> {
+pub(crate) struct CodedIndex<I> {
     own: I,
     codes: QuantisedRows,
 }

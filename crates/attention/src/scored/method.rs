@@ -10,29 +10,34 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::artefact::{Artefact, ArtefactError};
-use super::coded::Coded;
-use super::granularity::Granularity;
-use super::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
-use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
-use super::probe::Probe;
-use super::prompt::PromptNeed;
-use super::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
-use super::spec::Params;
+use crate::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::device::form::Scoring;
+use crate::device::form::{DeviceForm, StepShape};
+#[cfg(feature = "cuda")]
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
 use crate::device::scorer::{DevicePicker, DeviceScorer, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::workspaces::{DeviceRoom, DeviceScratch};
 use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
-use crate::prefill::mask::{RowHead, RowMask};
-use crate::types::prefix_head::Place;
+use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
+use crate::prefill::mask::{PrefillPattern, QueryBlock, RowHead, RowMask};
+use crate::probe::Probe;
+use crate::prompt::PromptNeed;
+use crate::scored::coded::Coded;
+use crate::scored::granularity::Granularity;
+use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
+use crate::scored::select::{BlindPicker, Choice, Finer, Picker, ScoredRow};
+use crate::spec::Params;
+use crate::types::budget::Context;
+use crate::types::policy::Policy;
+use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::{GroupQueries, joined_scores};
-use crate::types::selection::TokenSet;
-use crate::{
-    Context, DeviceForm, Exact, HeadPrefix, Policy, PrefillPattern, PromptShape, QueryBlock, Selection, StepShape,
-    mix_seed,
-};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
+use crate::types::seed::mix_seed;
+use crate::types::selection::{Exact, Selection, TokenSet};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
@@ -41,7 +46,7 @@ use spattn_kernels::{Joined, linear};
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
-pub(super) struct Scored<S> {
+pub(crate) struct Scored<S> {
     scorer: S,
     picker: Arc<dyn Picker>,
     per: Granularity,
@@ -353,10 +358,10 @@ struct At<'a> {
 }
 
 /// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
-pub(super) type PrefixIndex<I> = Option<I>;
+pub(crate) type PrefixIndex<I> = Option<I>;
 
 /// What left the window since the prefix was read.
-pub(super) struct Grown<I> {
+pub(crate) struct Grown<I> {
     index: Option<I>,
     /// Candidates that it holds.
     tokens: usize,

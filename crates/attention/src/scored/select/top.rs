@@ -1,11 +1,14 @@
 //! The largest scores, as many as the budget says.
 
-use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::scorer::{DevicePicker, LeastPages};
-use crate::{Budget, Context, Picks};
 #[cfg(feature = "cuda")]
-use crate::{DeviceRoom, DeviceStep};
+use crate::device::layer::DeviceStep;
+use crate::device::scorer::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::workspaces::DeviceRoom;
+use crate::scored::select::picker::{Picker, ScoredRow};
+use crate::types::budget::{Budget, Context};
+use crate::types::selection::Picks;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::topk::top_k;

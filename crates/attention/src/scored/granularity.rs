@@ -1,8 +1,10 @@
 //! For which heads a method makes a selection: each query head, or the GQA group as one.
 
-use super::{ParamInfo, Params, Step};
 use crate::cost::Cost;
-use crate::{Mask, Masks, Picks, Selection};
+use crate::method::Step;
+use crate::prefill::mask::{Mask, Masks};
+use crate::spec::{ParamInfo, Params};
+use crate::types::selection::{Picks, Selection};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
@@ -11,7 +13,7 @@ use spattn_kernels::pieces::PIECE;
 
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Granularity {
+pub(crate) enum Granularity {
     /// Each has its own.
     QueryHead,
     /// Its scores are those of its heads, reduced.
@@ -30,7 +32,7 @@ pub(crate) enum Reduce {
 impl Granularity {
     /// How a device makes the scores of a group one, if they become one.
     #[cfg(feature = "cuda")]
-    pub(super) fn reduction(self) -> Option<Reduction> {
+    pub(crate) fn reduction(self) -> Option<Reduction> {
         match self {
             Self::QueryHead => None,
             Self::KvHead(Reduce::Sum) => Some(Reduction::Sum),
@@ -38,20 +40,20 @@ impl Granularity {
         }
     }
 
-    pub(super) const INFO: ParamInfo = ParamInfo {
+    pub(crate) const INFO: ParamInfo = ParamInfo {
         key: "per",
         default: "query_head",
         about: "query_head | kv_head: a selection for each query head, or one for the GQA group",
     };
 
-    pub(super) const REDUCE: ParamInfo = ParamInfo {
+    pub(crate) const REDUCE: ParamInfo = ParamInfo {
         key: "reduce",
         default: "sum",
         about: "with per=kv_head: sum | max of the group's scores (the mean picks what the sum does)",
     };
 
     /// Reads `per` and `reduce`.
-    pub(super) fn read(params: &mut Params) -> Result<Self, UsageError> {
+    pub(crate) fn read(params: &mut Params) -> Result<Self, UsageError> {
         let per = Self::read_per(params)?;
         let is_reduced = params.is_given(Self::REDUCE.key);
         let reduce = match params.choice(Self::REDUCE.key, &["sum", "max"])? {
@@ -69,7 +71,7 @@ impl Granularity {
     }
 
     /// Reads `per` alone, for methods whose common selection is not made from scores.
-    pub(super) fn read_per(params: &mut Params) -> Result<Self, UsageError> {
+    pub(crate) fn read_per(params: &mut Params) -> Result<Self, UsageError> {
         Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
             "kv_head" => Self::KvHead(Reduce::Sum),
             _ => Self::QueryHead,
@@ -77,7 +79,7 @@ impl Granularity {
     }
 
     /// What the query heads `[group][n]` have to say: each for itself, or what the group's reduce to.
-    pub(super) fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+    pub(crate) fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
         match self {
             Self::QueryHead => heads,
             Self::KvHead(reduce) => heads.into_iter().reduce(|a, b| reduce.pair(a, &b)).into_iter().collect(),
@@ -85,23 +87,23 @@ impl Granularity {
     }
 
     /// Whether scores of a group are added.
-    pub(super) fn adds(self) -> bool {
+    pub(crate) fn adds(self) -> bool {
         self == Self::KvHead(Reduce::Sum)
     }
 
     /// Whether it is the query of each head of a group of so many that looks for tokens, not their sum, for methods that
     /// [`read_per`](Self::read_per): then attention needs the same products.
-    pub(super) fn asks_each(self, group: usize) -> bool {
+    pub(crate) fn asks_each(self, group: usize) -> bool {
         self == Self::QueryHead || group == 1
     }
 
     /// Tokens chosen for each of what [`merged`](Self::merged) gave.
-    pub(super) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
+    pub(crate) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
         self.selection_of(tokens.into_iter().map(Picks::softmax).collect())
     }
 
     /// As [`selection`](Self::selection), of tokens that are weighted.
-    pub(super) fn selection_of(self, mut picks: Vec<Picks>) -> Selection {
+    pub(crate) fn selection_of(self, mut picks: Vec<Picks>) -> Selection {
         match self {
             Self::QueryHead => Selection::PerHead(picks),
             Self::KvHead(_) => Selection::Shared(picks.pop().unwrap_or_else(|| Picks::softmax(Vec::new()))),
@@ -109,7 +111,7 @@ impl Granularity {
     }
 
     /// What each query head of a group has, or what `add` makes of all of them.
-    pub(super) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
+    pub(crate) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
         match self {
             Self::QueryHead => heads,
             Self::KvHead(_) => heads.into_iter().reduce(|sum, head| add(sum, &head)).into_iter().collect(),
@@ -117,7 +119,7 @@ impl Granularity {
     }
 
     /// Masks of the query heads, or the only one of the group.
-    pub(super) fn masks(self, mut masks: Vec<Mask>) -> Masks {
+    pub(crate) fn masks(self, mut masks: Vec<Mask>) -> Masks {
         match self {
             Self::QueryHead => Masks::PerHead(masks),
             Self::KvHead(_) => Masks::Shared(masks.pop().expect("the group's mask")),
@@ -125,19 +127,19 @@ impl Granularity {
     }
 
     /// No token, for a group of so many query heads.
-    pub(super) fn nothing(self, group: usize) -> Selection {
+    pub(crate) fn nothing(self, group: usize) -> Selection {
         self.selection(vec![Vec::new(); group])
     }
 
     /// All candidates of a step, without looking at any.
-    pub(super) fn all(self, step: &Step<'_>) -> Selection {
+    pub(crate) fn all(self, step: &Step<'_>) -> Selection {
         let all = |_: &[f32], _: &mut Cost| step.candidates.clone().map(|token| token as u32).collect();
         self.by_query(step, &mut Cost::default(), all)
     }
 
     /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
     /// that [`read_per`](Self::read_per).
-    pub(super) fn by_query(
+    pub(crate) fn by_query(
         self,
         step: &Step<'_>,
         cost: &mut Cost,
@@ -154,7 +156,7 @@ impl Granularity {
 
     /// The queries `[query][d]` that pick: each of the group, or their sum, whose scores are the sums of theirs; for methods that
     /// [`read_per`](Self::read_per).
-    pub(super) fn queries(self, step: &Step<'_>) -> Vec<f32> {
+    pub(crate) fn queries(self, step: &Step<'_>) -> Vec<f32> {
         match self {
             Self::QueryHead => step.queries.to_vec(),
             Self::KvHead(_) => Reduce::Sum.apply(step.queries, step.d),
@@ -162,7 +164,7 @@ impl Granularity {
     }
 
     /// Scores `[head][n]` of the heads that pick together to `[n]`.
-    pub(super) fn reduced_scores(self, scores: Vec<f32>, n: usize) -> Vec<f32> {
+    pub(crate) fn reduced_scores(self, scores: Vec<f32>, n: usize) -> Vec<f32> {
         match self {
             Self::QueryHead => scores,
             Self::KvHead(reduce) => reduce.apply(&scores, n),
@@ -171,7 +173,7 @@ impl Granularity {
 
     /// What `pick(head, scores)` makes of the scores `[group][n]` of each query head, or once, as for head 0, of what the
     /// group's reduce to; where these were [added](Self::adds) already, they are those of a group of one.
-    pub(super) fn select(
+    pub(crate) fn select(
         self,
         scores: &[f32],
         group: usize,
@@ -190,7 +192,7 @@ impl Granularity {
 
 /// What `work` gives for each query head of a group, in their order, and what it counts. Where what it goes through is more
 /// than a piece of a long context, threads of the pool share the heads.
-pub(super) fn each_head<T: Send>(
+pub(crate) fn each_head<T: Send>(
     group: usize,
     goes_through: usize,
     cost: &mut Cost,
@@ -214,7 +216,7 @@ pub(super) fn each_head<T: Send>(
 
 impl Reduce {
     /// Scores `[group][n]` to `[n]`.
-    pub(super) fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
+    pub(crate) fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
         scores[n..].chunks_exact(n).fold(scores[..n].to_vec(), |reduced, head| self.pair(reduced, head))
     }
 

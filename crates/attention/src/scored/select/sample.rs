@@ -24,10 +24,15 @@ use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use statrs::function::erf::erfc_inv;
 
-use super::rescored::others;
-use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::{Budget, Params, Picks, Probe, ProbeHead, Solved, Weighting, mix_seed};
+use crate::method::Solved;
+use crate::probe::{Probe, ProbeHead};
+use crate::scored::select::picker::{Picker, ScoredRow};
+use crate::scored::select::rescored::others;
+use crate::spec::Params;
+use crate::types::budget::Budget;
+use crate::types::seed::mix_seed;
+use crate::types::selection::{Picks, Weighting};
 use rand::SeedableRng;
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::top_k;

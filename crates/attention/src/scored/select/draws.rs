@@ -15,12 +15,19 @@ use rand::RngExt;
 #[cfg(feature = "cuda")]
 use rand::SeedableRng;
 
-use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::scorer::{DevicePicker, LeastPages};
-use crate::{Context, Histogram, Picks, Probe, ProbeHead, Solved, Tuned, Weighting, least_reaching};
 #[cfg(feature = "cuda")]
-use crate::{DeviceRoom, DeviceStep, RowSeed, mix_seed};
+use crate::device::layer::DeviceStep;
+use crate::device::scorer::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::workspaces::DeviceRoom;
+use crate::method::Solved;
+use crate::probe::{Histogram, Probe, ProbeHead, least_reaching};
+use crate::scored::select::picker::{Picker, ScoredRow};
+use crate::types::budget::{Context, Tuned};
+#[cfg(feature = "cuda")]
+use crate::types::seed::{RowSeed, mix_seed};
+use crate::types::selection::{Picks, Weighting};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
 

@@ -1,44 +1,44 @@
 //! The [`Scorer`] trait: what a method of the form SCORE → SELECT stores of keys, and how it scores them.
 //!
-//! A scorer knows nothing of budgets, groups or attending: [`Scored`](super::scored::Scored) makes a [`Method`] of it by a
-//! [`Picker`](super::pick::Picker) and a granularity. The same three functions (an index built over a prefix, tokens
+//! A scorer knows nothing of budgets, groups or attending: [`Scored`](crate::scored::method::Scored) makes a [`Method`] of it by a
+//! [`Picker`](crate::scored::select::Picker) and a granularity. The same three functions (an index built over a prefix, tokens
 //! appended to it, scores of some queries) serve a decoding step, an index that grows with what is generated, and a
 //! prompt of which every row attends its own picks.
 //!
-//! [`Method`]: super::Method
+//! [`Method`]: crate::Method
 
-use super::artefact::{Artefact, ArtefactError};
-use super::granularity::Reduce;
-use super::prompt::PromptNeed;
+use crate::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::QuantisedRows;
+use crate::prompt::PromptNeed;
+use crate::scored::granularity::Reduce;
 use crate::types::prefix_head::{HeadPrefix, Place};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
 use spattn_kernels::Joined;
 
 /// Scores candidates by what it stored of their keys.
-pub(super) trait Scorer: Clone + Send + Sync + 'static {
+pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// Stored of some candidates of one KV head, in the order of their tokens.
     type Index: Send + Sync + 'static;
 
-    /// See [`Method::calibration`](super::Method::calibration).
+    /// See [`Method::calibration`](crate::Method::calibration).
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         None
     }
 
-    /// See [`Method::channels_asked`](super::Method::channels_asked).
+    /// See [`Method::channels_asked`](crate::Method::channels_asked).
     fn channels_asked(&self) -> Option<(&'static str, usize)> {
         None
     }
 
-    /// See [`Method::prompt_needs`](super::Method::prompt_needs).
+    /// See [`Method::prompt_needs`](crate::Method::prompt_needs).
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Vec::new()
     }
 
-    /// See [`Method::index_key`](super::Method::index_key).
+    /// See [`Method::index_key`](crate::Method::index_key).
     fn index_key(&self) -> String {
         String::new()
     }
@@ -102,7 +102,7 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
         Reduce::Sum.apply(&scores, scores.len() / queries.group())
     }
 
-    /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](super::coded::Coded) scorer's.
+    /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](crate::scored::coded::Coded) scorer's.
     fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
         None
     }
@@ -124,7 +124,7 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
 
 /// How tokens that come after the prefix get into an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Growth {
+pub(crate) enum Growth {
     /// Not at all; why.
     None(&'static str),
     /// They join what was learned of a prefix; how.
@@ -134,7 +134,7 @@ pub(super) enum Growth {
 }
 
 /// An artefact that a scorer needs, and how it takes it in.
-pub(super) struct ScorerCalibration<S> {
+pub(crate) struct ScorerCalibration<S> {
     /// Kind of the artefact.
     pub kind: &'static str,
     /// The scorer with what the artefact holds.
@@ -142,7 +142,7 @@ pub(super) struct ScorerCalibration<S> {
 }
 
 /// Tokens to be appended to the index of a KV head.
-pub(super) struct NewTokens<'a> {
+pub(crate) struct NewTokens<'a> {
     /// The KV head.
     pub place: Place,
     /// Rotated keys `[token][d]`.
@@ -152,7 +152,7 @@ pub(super) struct NewTokens<'a> {
 }
 
 /// Some candidates, one after the other, and what is stored of them.
-pub(super) struct Segment<'a, I> {
+pub(crate) struct Segment<'a, I> {
     /// What is stored of them.
     pub index: &'a I,
     /// Their keys `[token][d]`.
@@ -160,7 +160,7 @@ pub(super) struct Segment<'a, I> {
 }
 
 /// The candidates of one position, from which was picked.
-pub(super) struct PickedFrom<'a, I> {
+pub(crate) struct PickedFrom<'a, I> {
     /// `[query of the group][page]`.
     pub scores: &'a [f32],
     /// The first candidate.
@@ -170,7 +170,7 @@ pub(super) struct PickedFrom<'a, I> {
 }
 
 /// Some candidates of a position.
-pub(super) struct Part<'a, I> {
+pub(crate) struct Part<'a, I> {
     /// What is stored of them, and maybe of more behind them.
     pub index: &'a I,
     /// How many there are.

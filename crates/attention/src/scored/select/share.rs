@@ -6,12 +6,18 @@
 
 use std::sync::Arc;
 
-use super::{Picker, ScoredRow};
 use crate::cost::Cost;
-use crate::device::scorer::{DevicePicker, LeastPages};
-use crate::{Context, Params, Picks, Probe, Solved, Tuned};
 #[cfg(feature = "cuda")]
-use crate::{DeviceRoom, DeviceStep};
+use crate::device::layer::DeviceStep;
+use crate::device::scorer::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::device::workspaces::DeviceRoom;
+use crate::method::Solved;
+use crate::probe::Probe;
+use crate::scored::select::picker::{Picker, ScoredRow};
+use crate::spec::Params;
+use crate::types::budget::{Context, Tuned};
+use crate::types::selection::Picks;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};

@@ -11,20 +11,15 @@
 
 use std::sync::Arc;
 
-use super::{Picker, ScoredRow, Top, TopShare};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
-use crate::{Budget, Params, Picks};
+use crate::scored::select::picker::{Finer, Picker, ScoredRow};
+use crate::scored::select::share::TopShare;
+use crate::scored::select::top::Top;
+use crate::spec::Params;
+use crate::types::budget::Budget;
+use crate::types::selection::Picks;
 use spattn_base::error::UsageError;
-
-/// By what tokens are scored again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finer {
-    /// Their keys.
-    Keys,
-    /// Their keys in 4 bits, which the index holds for this.
-    Codes,
-}
 
 /// The best, scored again.
 pub(crate) struct Rescored {
@@ -37,16 +32,20 @@ impl Rescored {
     /// Takes in the first stage's budget, and reads the second one's: `p`, or `k2`.
     pub(crate) fn read(params: &mut Params, budget: Budget, finer: Finer) -> Result<Self, UsageError> {
         if let Budget::Density(density) = budget {
-            super::refuse(params, &["p", "k2"], "sets how many are picked, and so does density")?;
+            crate::scored::select::refuse::refuse(
+                params,
+                &["p", "k2"],
+                "sets how many are picked, and so does density",
+            )?;
             let first = Top { budget: Budget::Density((4.0 * density).min(1.0)) };
             return Ok(Self { first, finer, then: Arc::new(Top { budget }) });
         }
         let then: Arc<dyn Picker> = if params.is_given("k2") {
-            super::refuse(params, &["p"], "is a share to cover, and k2 a number of tokens")?;
+            crate::scored::select::refuse::refuse(params, &["p"], "is a share to cover, and k2 a number of tokens")?;
             let k2 = params.get_within("k2", 64, 1..=MOST_TOKENS)?;
             Arc::new(Top { budget: Budget::Tokens(k2) })
         } else {
-            super::refuse(params, &["k2"], "is not given")?;
+            crate::scored::select::refuse::refuse(params, &["k2"], "is not given")?;
             Arc::new(TopShare::read(params)?)
         };
         Ok(Self { first: Top { budget }, finer, then })
@@ -54,7 +53,7 @@ impl Rescored {
 }
 
 /// Tokens that are not `picked`, both ascending.
-pub(super) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
+pub(crate) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
     tokens.iter().filter(|token| picked.binary_search(token).is_err()).copied().collect()
 }
 

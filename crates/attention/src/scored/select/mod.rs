@@ -1,0 +1,21 @@
+//! Pickers: which of the scored candidates a query attends, and with which weights.
+//!
+//! A [`Picker`] sees the scores of one query (or what a GQA group's reduce to) and nothing of how they came about, so
+//! that any [`Scorer`](super::scorer::Scorer) goes with any of them.
+
+mod choice;
+mod draws;
+mod picker;
+mod refuse;
+mod rescored;
+mod sample;
+mod share;
+mod top;
+
+pub(crate) use choice::{BASE, Choice, DELTA, EPSILON, PICK, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
+pub(crate) use draws::{Draws, Proposal};
+pub(crate) use picker::{BlindPicker, Finer, Picker, ScoredRow, page_tokens};
+pub(crate) use rescored::Rescored;
+pub(crate) use sample::Sample;
+pub(crate) use share::TopShare;
+pub(crate) use top::Top;

@@ -1,0 +1,158 @@
+//! [`Picker`]: chooses among the scored candidates of one query.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::cost::Cost;
+use crate::device::scorer::DevicePicker;
+use crate::method::Solved;
+use crate::probe::Probe;
+use crate::types::budget::Context;
+use crate::types::seed::mix_seed;
+use crate::types::selection::Picks;
+use spattn_kernels::{Joined, linear};
+
+/// Chooses among scored candidates.
+pub(crate) trait Picker: Send + Sync {
+    /// What is picked by the scores of one query. Adds the passes over them (`select_bytes`).
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks;
+
+    /// Whether it picks nothing whatever the scores, so that they need not be computed.
+    fn is_nothing(&self) -> bool {
+        false
+    }
+
+    /// Whether it can pick while the prompt is read, before anything is known of it.
+    fn is_known(&self) -> bool {
+        true
+    }
+
+    /// How it picks without a look at scores, if it does.
+    fn blind(&self) -> Option<&dyn BlindPicker> {
+        None
+    }
+
+    /// Its form on a device, which picks what this one picks; `None` if it has none.
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        None
+    }
+
+    /// By what it scores tokens again, if it does.
+    fn finer(&self) -> Option<Finer> {
+        None
+    }
+
+    /// See [`Method::solve`](crate::Method::solve).
+    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
+        None
+    }
+}
+
+/// Chooses among candidates without a look at any.
+pub(crate) trait BlindPicker {
+    /// Distinct candidates, ascending.
+    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> Picks;
+}
+
+/// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
+pub(crate) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
+
+/// Counts products with tokens, ascending, that are not attended.
+pub(crate) type PassOver<'a> = dyn Fn(&[u32], &mut Cost) + Sync + 'a;
+
+/// Norms of the candidates' values.
+pub(crate) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Vec<f32> + Sync + 'a;
+
+/// The candidates of one query with their scores.
+#[derive(Clone)]
+pub(crate) struct ScoredRow<'a> {
+    /// One for each page of the candidates.
+    pub scores: &'a [f32],
+    /// Tokens a page; the last one may have fewer.
+    pub page: usize,
+    /// Pages picked at least.
+    pub least: usize,
+    /// Tokens that may be picked.
+    pub candidates: Range<usize>,
+    /// What is in context, and what is static.
+    pub context: Context,
+    /// Factor of the logits, `1/√d`.
+    pub scale: f32,
+    /// Seed of the example, layer, KV head and position.
+    pub seed: u64,
+    /// Query head within its group.
+    pub head: usize,
+    /// Heads that it picks for: one, or those of a group together.
+    pub heads: usize,
+    /// Their rotated, unscaled queries `[head][d]`.
+    pub queries: &'a [f32],
+    /// Rotated keys of all tokens in context.
+    pub keys: Joined<'a>,
+    /// Scores tokens again.
+    pub rescore: &'a Rescore<'a>,
+    /// Counts the products of these heads with keys that were looked at and that they do not attend; what is attended is counted there.
+    pub pass_over: &'a PassOver<'a>,
+    /// `‖v‖` of every candidate; counts what reading all values costs.
+    pub value_norms: &'a ValueNorms<'a>,
+}
+
+impl ScoredRow<'_> {
+    /// Tokens of some pages, in their order.
+    pub fn tokens(&self, pages: &[u32]) -> Vec<u32> {
+        page_tokens(pages, self.page, &self.candidates)
+    }
+
+    /// Bytes of one pass over the scores.
+    pub fn pass(&self) -> u64 {
+        size_of_val(self.scores) as u64
+    }
+
+    /// Tokens that are attended whatever is picked.
+    pub fn fixed(&self) -> impl Iterator<Item = u32> + use<> {
+        (0..self.candidates.start as u32).chain(self.candidates.end as u32..self.keys.tokens() as u32)
+    }
+
+    /// Exact logits of some tokens in context, for each head that it picks for. Counts nothing: products with tokens that
+    /// are attended are counted there, others by [`pass_over`](Self::pass_over).
+    pub fn exact_logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let keys = self.keys.gather(tokens);
+        let d = self.queries.len() / self.heads;
+        let of_head = |query: &[f32]| {
+            let mut logits = vec![0.0; tokens.len()];
+            linear::scores(query, &keys, d, &mut logits);
+            logits.iter_mut().for_each(|logit| *logit *= self.scale);
+            logits
+        };
+        self.queries.chunks_exact(d).map(of_head).collect()
+    }
+
+    /// A generator, the same whenever this row is picked from.
+    pub fn rng(&self) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(mix_seed(self.seed, self.head as u64))
+    }
+}
+
+/// Tokens of some pages (blocks) of `page` tokens, cut over the candidates; the last one may be shorter.
+pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>) -> Vec<u32> {
+    if page == 1 {
+        // Most methods, and much sooner done than a range for each.
+        return pages.iter().map(|token| candidates.start as u32 + token).collect();
+    }
+    let tokens = |p: &u32| {
+        let start = candidates.start + *p as usize * page;
+        start as u32..(start + page).min(candidates.end) as u32
+    };
+    pages.iter().flat_map(tokens).collect()
+}
+
+/// By what tokens are scored again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finer {
+    /// Their keys.
+    Keys,
+    /// Their keys in 4 bits, which the index holds for this.
+    Codes,
+}

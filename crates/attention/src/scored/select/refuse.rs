@@ -1,0 +1,15 @@
+//! Parameters that a way of selecting does not take.
+
+use crate::spec::Params;
+use spattn_base::error::UsageError;
+
+/// Refuses parameters that the way of picking does not take.
+pub(super) fn refuse(params: &mut Params, keys: &[&'static str], why: &str) -> Result<(), UsageError> {
+    for key in keys {
+        if params.take(key).is_some() {
+            return Err(UsageError::new(format!("`{key}` {why}"))
+                .hint(format!("ask for what takes {key} (pick, rescore), or leave it out")));
+        }
+    }
+    Ok(())
+}
