@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::PrefillPattern;
-use crate::artefact::{Artefact, ArtefactError};
+use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::method::AnyMethod;
 use crate::spec::Setting;
 use crate::types::policy::{Policy, Tail};

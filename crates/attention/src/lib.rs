@@ -5,26 +5,22 @@
 //! prefix is ready, which tokens (and weights) it picks for a step's queries, and what that cost. It
 //! never attends: [`Fork`] does, the same way for all methods. Models, tasks and records are unknown here.
 
-pub mod artefact;
 pub mod calibration;
 mod configured;
 pub mod cost;
 mod decode;
 mod device;
-mod graph;
-mod kmeans;
+mod index;
 pub mod kv;
 mod method;
 pub mod methods;
-mod pca;
 mod prefill;
-mod probe;
-mod prompt;
+mod prefix_stats;
 mod scored;
 mod spec;
 mod types;
-mod workspaces;
 
+pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
@@ -44,8 +40,8 @@ pub use prefill::mask::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, WeightedToken,
 };
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
-pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
-pub use prompt::{PromptHead, PromptNeed, PromptStats};
+pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
+pub use prefix_stats::stats::{PromptHead, PromptNeed, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::policy::{DenseLayers, Policy, Tail};

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::artefact::{Artefact, ArtefactError};
-use super::probe::Probe;
-use super::prompt::PromptNeed;
+use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::KvDtype;
 use crate::types::budget::Context;
@@ -20,7 +18,7 @@ use crate::types::prefix_head::{Depth, HeadPrefix};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Exact, Selection};
-use crate::{DeviceForm, PrefillPattern};
+use crate::{DeviceForm, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -155,7 +153,7 @@ pub trait Method: Send + Sync + 'static {
 /// An artefact that a method needs, and how the method takes it in.
 #[derive(Debug, Clone, Copy)]
 pub struct CalibrationNeed<M> {
-    /// Kind of the artefact, one of [`CALIBRATIONS`](super::methods::CALIBRATIONS).
+    /// Kind of the artefact, one of [`CALIBRATIONS`](crate::methods::CALIBRATIONS).
     pub kind: &'static str,
     /// The method with what the artefact holds; the artefact is known to fit the model.
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,

@@ -16,14 +16,13 @@ use crate::device::layer::DeviceIndex;
 #[cfg(feature = "cuda")]
 use crate::device::layer::{DeviceLayer, Learned};
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
-use crate::probe::RecentQueries;
-use crate::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::types::policy::Tail;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{Depth, HeadPrefix};
 use crate::types::schedule::Schedule;
 use crate::types::seed::head_seed;
 use crate::types::selection::Exact;
+use crate::{PromptHead, PromptNeed, PromptStats, RecentQueries};
 
 pub(super) type Index = Box<dyn Any + Send + Sync>;
 

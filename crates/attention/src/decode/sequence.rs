@@ -664,10 +664,10 @@ fn attend_flops(d: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::PromptShape;
-    use crate::calibration::PrefillChunk;
+    use crate::calibration::collector::PrefillChunk;
     use crate::decode::index_cache::picks_alike_from_the_prefix;
     use crate::kv::{DeviceFailure, KvDtype};
-    use crate::prompt::{PromptNeed, PromptStats};
+    use crate::{PromptNeed, PromptStats};
 
     #[test]
     fn what_was_gathered_is_part_of_every_index_and_spent_once() {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::Probe;
 use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexKey};
 use crate::decode::sequence::Fork;
 use crate::decode::timing::IndexTime;
 use crate::method::{AnyMethod, Solved};
-use crate::probe::Probe;
 use crate::types::budget::Context;
 
 impl IndexCache {

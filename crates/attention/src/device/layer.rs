@@ -7,11 +7,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
-use crate::prompt::{PromptHead, PromptStats};
-#[cfg(feature = "cuda")]
 use crate::types::prefix_head::{Depth, HeadPrefix};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, head_seed};
+#[cfg(feature = "cuda")]
+use crate::{PromptHead, PromptStats};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, Cache, Gpu, GpuError, HashTables, HeldTokens, Nets, Queries};
 #[cfg(feature = "cuda")]

@@ -7,9 +7,10 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::streaming_llm::SinkAndWindow;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::{Positions, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

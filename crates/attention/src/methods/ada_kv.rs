@@ -11,9 +11,10 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::snapkv::SnapKv;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule};
 use spattn_kernels::topk::top_k;
@@ -180,7 +181,7 @@ impl Method for AdaKv {
     }
 
     fn held(&self, _: &Arc<Votes>, kept: &Kept) -> Option<usize> {
-        Some(super::distinct(kept.tokens.iter().flatten().copied()))
+        Some(super::entry::distinct(kept.tokens.iter().flatten().copied()))
     }
 }
 

@@ -10,10 +10,11 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::streaming_llm::{last_tokens, window_tokens};
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::select::page_tokens;
 use crate::{

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::tests::{angle, collector, noise, random_kv};
-use crate::artefact::{ModelShape, NamedTensor};
-use crate::calibration::PrefillChunk;
+use crate::calibration::artefact::{ModelShape, NamedTensor};
+use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, LayerKv};
 
 const D: usize = 8;

@@ -20,13 +20,14 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use rayon::prelude::*;
 
-use super::{MethodEntry, ParamInfo, Preset};
-use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use super::ParamInfo;
+use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
@@ -477,7 +478,7 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kv::LayerKv;
     use crate::{Depth, PromptHead};
     use spattn_kernels::Rows;

@@ -29,13 +29,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::ParamInfo;
 use super::lines::{Static, all_pairs};
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset};
-use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
+use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::{
     BlockMask, CalibrationNeed, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, Policy, PrefillPattern, Probe,
     PromptMask, PromptPlan, QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,
@@ -438,7 +439,7 @@ fn in_words(errors: &[Vec<f64>], positions: usize, streamed: usize) -> String {
 mod tests {
     use super::super::tests::{assert_close, configured, noise, none, random_kv};
     use super::*;
-    use crate::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kv::{KvDtype, Prefix};
     use crate::prefill::testing::{D, Layer};
     use crate::{Configured, DenseLayers, IndexCache};

@@ -12,10 +12,11 @@
 
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
+use crate::index::pca::Covariance;
 use crate::kv::MOST_TOKENS;
-use crate::pca::Covariance;
+use crate::methods::{MethodEntry, Preset};
 use crate::{Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Role, Rotation, Selection, Solved, Step, TailRule};
 use spattn_kernels::topk::top_k;
 

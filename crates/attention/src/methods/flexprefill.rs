@@ -17,13 +17,14 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::lines::{
     BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, of_each_head, pooled, ranked, softmax,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::types::scores::score_into;
 use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned};
 use spattn_kernels::Rows;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::MethodEntry;
 use crate::cost::Cost;
+use crate::methods::MethodEntry;
 use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Role, Selection, Step, TailRule};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

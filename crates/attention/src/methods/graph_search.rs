@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::cost::Cost;
-use crate::graph::{Beam, Scored};
+use crate::index::graph::{Beam, Scored};
+use crate::index::workspaces::Workspaces;
 use crate::kv::MOST_TOKENS;
 use crate::scored::granularity::Granularity;
-use crate::workspaces::Workspaces;
 use crate::{Selection, Step};
 use spattn_kernels::linear;
 

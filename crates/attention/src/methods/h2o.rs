@@ -19,10 +19,11 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{
     Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
@@ -253,7 +254,7 @@ impl Method for H2o {
     }
 
     fn held(&self, _: &Vec<Cache>, caches: &Vec<Cache>) -> Option<usize> {
-        Some(super::distinct(caches.iter().flat_map(Cache::tokens)))
+        Some(super::entry::distinct(caches.iter().flat_map(Cache::tokens)))
     }
 }
 

@@ -26,11 +26,12 @@ use std::sync::Arc;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::ParamInfo;
 use super::lines::{Static, all_pairs};
 use super::planes::RandomPlanes;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
+use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, least_reaching, mix_seed};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

@@ -13,12 +13,13 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::layer::build_here;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvStore};
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

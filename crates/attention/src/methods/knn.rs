@@ -3,7 +3,7 @@
 //!
 //! Each KV head of each layer has an index over its candidates. `index=flat` is the list of the keys
 //! themselves, searched whole: the picks of `topk`. `index=hnsw` is a graph
-//! ([`Hnsw`](crate::graph::hnsw::Hnsw)), searched by the query's inner product with the keys as
+//! ([`Hnsw`](crate::index::graph::hnsw::Hnsw)), searched by the query's inner product with the keys as
 //! they are cached. Generated tokens stay in the exact tail, as in the paper; with `--tail indexed` they are scored one by one
 //! beside the graph. Both parts are one
 //! softmax; the paper's listing (l. 14–15) adds two that are normalised apart, which is not attention.
@@ -18,13 +18,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::graph::Beam;
-use crate::graph::hnsw::{Hnsw, HnswParams};
+use crate::index::graph::Beam;
+use crate::index::graph::hnsw::{Hnsw, HnswParams};
+use crate::index::workspaces::Workspaces;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
-use crate::workspaces::Workspaces;
 use crate::{Budget, HeadPrefix, Method, Params, Picks, Role, Selection, Step, TailRule};
 use spattn_base::clock;
 use spattn_base::error::UsageError;

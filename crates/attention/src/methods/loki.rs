@@ -13,13 +13,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{MethodEntry, ParamInfo, Preset};
-use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use super::ParamInfo;
+use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
+use crate::index::pca::{Components, Covariance};
 use crate::kv::KvStore;
-use crate::pca::{Components, Covariance};
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};

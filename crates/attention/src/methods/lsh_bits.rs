@@ -25,13 +25,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::ParamInfo;
 use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
-use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
+use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

@@ -45,14 +45,15 @@ mod tables;
 pub use self::law::CollisionLaw;
 use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
+use super::ParamInfo;
 use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
+use crate::index::workspaces::Workspaces;
+use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::prefill::mask::{RowHead, RowMask};
 use crate::scored::granularity::each_head;
-use crate::workspaces::Workspaces;
 use crate::{
     DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
     Role, Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,

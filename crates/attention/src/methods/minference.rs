@@ -18,14 +18,15 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::lines::{
     BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, of_each_head,
     ranked,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

@@ -12,9 +12,10 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::Role;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::select::{Draws, Proposal};

@@ -16,15 +16,15 @@ use rand_chacha::ChaCha8Rng;
 use super::planes::gaussians;
 use super::tests::{configured, noise, none, random_artefact};
 use super::*;
-use crate::artefact::{Artefact, ModelShape};
-use crate::calibration::PrefillChunk;
+use crate::calibration::artefact::{Artefact, ModelShape};
+use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
-use crate::kmeans::kmeans;
+use crate::index::kmeans::kmeans;
 use crate::kv::{KvDtype, LayerKv, Prefix};
 use crate::types::seed::head_seed;
 use crate::{
-    Context, Depth, HeadPrefix, IndexCache, LayerShare, Picks, PromptShape, PromptStats, Selection, Step, Weighting,
-    mix_seed,
+    Configured, Context, Depth, HeadPrefix, IndexCache, LayerShare, Picks, Policy, PromptShape, PromptStats, Selection,
+    Step, Weighting, mix_seed,
 };
 use spattn_kernels::Rows;
 

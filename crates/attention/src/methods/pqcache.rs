@@ -17,11 +17,12 @@ use std::ops::Range;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
-use crate::kmeans::kmeans;
+use crate::index::kmeans::kmeans;
 use crate::kv::KvStore;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

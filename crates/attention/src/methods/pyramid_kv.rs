@@ -9,9 +9,10 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::snapkv::{LayerBudgets, SnapKv};
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::Role;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

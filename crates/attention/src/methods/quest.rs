@@ -15,13 +15,14 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 #[cfg(test)]
 use crate::Step;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

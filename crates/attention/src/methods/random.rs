@@ -10,8 +10,9 @@ use std::sync::Arc;
 use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 
-use super::{MethodEntry, ParamInfo};
+use super::ParamInfo;
 use crate::cost::Cost;
+use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

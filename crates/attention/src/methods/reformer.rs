@@ -17,12 +17,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::lines::Static;
 use super::planes::gaussians;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::types::scores::score_into;
 use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, mix_seed};
 use spattn_kernels::Rows;

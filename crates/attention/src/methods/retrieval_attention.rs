@@ -3,7 +3,7 @@
 //!
 //! Queries and keys are distributed apart, so a graph that links near keys makes a query wander. The prompt's
 //! queries are known when the index is built; keys that they look for together are linked
-//! ([`Roar`](crate::graph::roar::Roar)), and a query that is like them is there in few steps. As for
+//! ([`Roar`](crate::index::graph::roar::Roar)), and a query that is like them is there in few steps. As for
 //! `knn`, a search follows the exact inner product, and if `k` is the number of candidates or above, all are
 //! picked and none is scored.
 //!
@@ -14,13 +14,14 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
-use crate::graph::Beam;
-use crate::graph::roar::{Roar, RoarParams};
+use crate::index::graph::Beam;
+use crate::index::graph::roar::{Roar, RoarParams};
+use crate::index::workspaces::Workspaces;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
-use crate::workspaces::Workspaces;
 use crate::{Budget, HeadPrefix, Method, PromptNeed, Role, Selection, Step, TailRule};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {

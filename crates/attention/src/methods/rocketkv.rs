@@ -18,10 +18,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::snapkv::SnapKv;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::{KvStore, MOST_TOKENS};
+use crate::methods::{MethodEntry, Preset};
 use crate::types::channels::Channels;
 use crate::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Role, Selection, Step, TailRule};
 use spattn_base::clock;

@@ -7,13 +7,13 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{ParamInfo, Params};
+use super::ParamInfo;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::scorer::AT_ONCE;
-use crate::mix_seed;
 #[cfg(feature = "cuda")]
 use crate::{DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::{Params, mix_seed};
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};

@@ -13,8 +13,9 @@
 
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
     Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, Step,
@@ -223,7 +224,7 @@ impl Method for SnapKv {
     }
 
     fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
-        Some(super::distinct(kept.0.iter().flatten().copied()))
+        Some(super::entry::distinct(kept.0.iter().flatten().copied()))
     }
 }
 

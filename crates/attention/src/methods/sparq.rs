@@ -18,10 +18,11 @@ mod device;
 
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};

@@ -15,9 +15,10 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::{
     BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, Probe,
     QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,

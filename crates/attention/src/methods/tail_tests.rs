@@ -3,7 +3,7 @@
 use super::tests::{Stepper, assert_close, calibrated, configured, noise, none, prefix, random_kv, run};
 use super::*;
 use crate::kv::{KvDtype, KvStore, Prefix};
-use crate::{Fork, IndexCache, Picks, Selection, TailRule, Weighting};
+use crate::{Fork, IndexCache, Picks, Policy, Selection, Tail, TailRule, Weighting};
 
 /// Specs of every method whose index does not depend on what else is in it.
 const GROWING: &[&str] = &[

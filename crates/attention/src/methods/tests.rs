@@ -9,14 +9,15 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
-use crate::calibration::{Assignment, Collector, PrefillChunk, TextKind};
+use crate::calibration::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
+use crate::calibration::collector::{Assignment, Collector, PrefillChunk, TextKind};
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape, LayerKv, Prefix};
-use crate::scored::granularity::Reduce;
+use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
-    Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
-    Selection, Selects, SparsePrefill, Step, StepShape, expand_grid, mix_seed,
+    AnyMethod, Configured, Context, DenseLayers, Depth, Fork, HeadPrefix, IndexCache, MethodSpec, Params, Policy,
+    PromptHead, PromptShape, PromptStats, RecentQueries, Rotation, Selection, Selects, SparsePrefill, Step, StepShape,
+    expand_grid, mix_seed,
 };
 use spattn_kernels::Rows;
 

@@ -3,8 +3,9 @@
 //! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
 //! that the attention uses). The logarithms of the norms are the index: four bytes a token.
 
-use super::{MethodEntry, ParamInfo};
+use super::ParamInfo;
 use crate::cost::Cost;
+use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};

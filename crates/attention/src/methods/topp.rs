@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo};
 use crate::Role;
+use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::select::TopShare;

@@ -10,9 +10,10 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
+use crate::methods::{MethodEntry, Preset};
 use crate::{
     Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule,
 };

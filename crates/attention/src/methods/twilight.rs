@@ -10,8 +10,9 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::quest::Bounds;
-use super::{MethodEntry, ParamInfo, Preset};
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::select::{Finer, Rescored};

@@ -14,11 +14,12 @@
 
 use std::sync::Arc;
 
+use super::ParamInfo;
 use super::lines::{LineVotes, Lines, Static, all_pairs, of_each_head, ranked};
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::device::workspaces::MaskRoom;
 use crate::kv::KvShape;

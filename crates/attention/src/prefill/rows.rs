@@ -7,7 +7,7 @@ use std::any::Any;
 
 use rayon::prelude::*;
 
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};

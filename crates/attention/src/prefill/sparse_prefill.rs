@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
 #[cfg(feature = "cuda")]

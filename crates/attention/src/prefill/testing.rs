@@ -1,6 +1,6 @@
 //! Layers of noise, and what methods attend of them.
 
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv};
 use crate::methods::configure;

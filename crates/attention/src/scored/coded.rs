@@ -1,10 +1,10 @@
 //! [`Coded`]: a scorer whose index holds all keys in 4 bits beside its own, for a second, finer score.
 
-use crate::artefact::{Artefact, ArtefactError};
+use crate::PromptNeed;
+use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::prompt::PromptNeed;
 use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, ScorerCalibration, Segment};
 use crate::types::prefix_head::{HeadPrefix, Place};
 use crate::types::scores::GroupQueries;

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::artefact::{Artefact, ArtefactError};
+use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::form::Scoring;
@@ -24,8 +24,6 @@ use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use crate::prefill::mask::{PrefillPattern, QueryBlock, RowHead, RowMask};
-use crate::probe::Probe;
-use crate::prompt::PromptNeed;
 use crate::scored::coded::Coded;
 use crate::scored::granularity::Granularity;
 use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
@@ -38,6 +36,7 @@ use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::{GroupQueries, joined_scores};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Exact, Selection, TokenSet};
+use crate::{Probe, PromptNeed};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]

@@ -7,11 +7,11 @@
 //!
 //! [`Method`]: crate::Method
 
-use crate::artefact::{Artefact, ArtefactError};
+use crate::PromptNeed;
+use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::QuantisedRows;
-use crate::prompt::PromptNeed;
 use crate::scored::granularity::Reduce;
 use crate::types::prefix_head::{HeadPrefix, Place};
 use crate::types::scores::GroupQueries;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use crate::PromptHead;
 use crate::kv::KvDtype;
-use crate::prompt::PromptHead;
 use crate::types::budget::Context;
 use crate::types::positions::Rotation;
 use crate::types::schedule::LayerShare;

@@ -29,17 +29,20 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
+use super::super::ParamInfo;
 use super::super::lsh_bits::{augment_keys, side_signatures};
 use super::super::planes::RandomPlanes;
 use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
-use super::super::{ParamInfo, Params, Preset};
 use super::net::SignNet;
 use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
 use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TEXT, TRAINING, in_blocks, text_name};
-use crate::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::calibration::{Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind};
+use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::calibration::collector::{
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+};
 use crate::kv::MOST_TOKENS;
-use crate::{MethodSpec, mix_seed};
+use crate::methods::Preset;
+use crate::{MethodSpec, Params, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_kernels::linear::scores;
 use spattn_kernels::topk::top_k;
@@ -309,7 +312,7 @@ impl Settings {
         text + if self.decays { "; Adam, rate falling linearly to 0" } else { "; Adam, rate as it is" }
     }
 
-    /// For [`ArtefactInfo::settings`](crate::artefact::ArtefactInfo::settings).
+    /// For [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
     fn told(&self) -> BTreeMap<String, String> {
         let mut told = BTreeMap::from([
             (NETS.to_owned(), self.kind.to_string()),

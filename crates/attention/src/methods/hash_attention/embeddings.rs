@@ -2,7 +2,7 @@
 
 use super::net::SignNet;
 use super::{LayerNets, LearnedSignatures, NETS, NetKind};
-use crate::artefact::{Artefact, ArtefactError};
+use crate::calibration::artefact::{Artefact, ArtefactError};
 
 /// Outputs of learned nets by layer and head.
 pub struct Embeddings(LearnedSignatures);

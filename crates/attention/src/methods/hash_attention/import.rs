@@ -11,8 +11,8 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::net::{Affine, LAYERS, SignNet};
 use super::{NETS, NetKind, RELEASED, TRAINING};
-use crate::artefact::ModelShape;
-use crate::calibration::Collected;
+use crate::calibration::artefact::ModelShape;
+use crate::calibration::collector::Collected;
 
 /// The artefact's contents from the bytes of a safetensors file with the checkpoint's names.
 ///

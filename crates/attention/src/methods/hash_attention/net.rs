@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::super::signatures::pack_signs;
-use crate::artefact::{Artefact, ArtefactError, NamedTensor, Precision};
+use crate::calibration::artefact::{Artefact, ArtefactError, NamedTensor, Precision};
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::linear::linear_rows;
 

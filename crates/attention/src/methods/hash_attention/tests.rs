@@ -9,8 +9,8 @@ use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, 
 use super::net::LAYERS;
 use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
 use super::*;
-use crate::artefact::{ArtefactInfo, FORMAT, write};
-use crate::calibration::{Collected, Collector, PrefillChunk};
+use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
+use crate::calibration::collector::{Collected, Collector, PrefillChunk};
 use crate::kv::{KvDtype, LayerKv};
 use crate::{Picks, Selection};
 

@@ -56,9 +56,10 @@ use rand_chacha::ChaCha8Rng;
 
 use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
-use super::{MethodEntry, ParamInfo, Preset};
+use super::ParamInfo;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, each_head};
 use crate::{
     BlockMask, Budget, Context, DeviceForm, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use super::super::tests::configured;
 use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
 use super::tests::{PLACES, Shape, ensembles};
-use crate::calibration::PrefillChunk;
+use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, LayerKv};
 use crate::types::seed::head_seed;

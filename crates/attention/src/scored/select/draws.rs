@@ -22,12 +22,12 @@ use crate::device::scorer::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
 use crate::device::workspaces::DeviceRoom;
 use crate::method::Solved;
-use crate::probe::{Histogram, Probe, ProbeHead, least_reaching};
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Context, Tuned};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, mix_seed};
 use crate::types::selection::{Picks, Weighting};
+use crate::{Histogram, Probe, ProbeHead, least_reaching};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::Probe;
 use crate::cost::Cost;
 use crate::device::scorer::DevicePicker;
 use crate::method::Solved;
-use crate::probe::Probe;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
 use crate::types::selection::Picks;

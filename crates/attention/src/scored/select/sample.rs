@@ -26,13 +26,13 @@ use statrs::function::erf::erfc_inv;
 
 use crate::cost::Cost;
 use crate::method::Solved;
-use crate::probe::{Probe, ProbeHead};
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::scored::select::rescored::others;
 use crate::spec::Params;
 use crate::types::budget::Budget;
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Picks, Weighting};
+use crate::{Probe, ProbeHead};
 use rand::SeedableRng;
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::top_k;

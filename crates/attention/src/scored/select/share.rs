@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::Probe;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::layer::DeviceStep;
@@ -13,7 +14,6 @@ use crate::device::scorer::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
 use crate::device::workspaces::DeviceRoom;
 use crate::method::Solved;
-use crate::probe::Probe;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::spec::Params;
 use crate::types::budget::{Context, Tuned};

@@ -26,7 +26,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Beam, Links, Points, Scored, reach_all};
+use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 
 /// How a graph is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 /// What lies free.
-pub(super) struct Workspaces<T> {
+pub(crate) struct Workspaces<T> {
     free: Mutex<Vec<T>>,
 }
 

@@ -12,7 +12,7 @@
 //! A key has `2M` links at most, but for those that make every key reachable. Searches begin at the key with the largest inner product with the mean of the
 //! queries. Nothing is drawn.
 
-use super::{Beam, Links, Points, Scored, reach_all};
+use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 use spattn_kernels::linear;
 use spattn_kernels::topk::{argmax, top_k};
 

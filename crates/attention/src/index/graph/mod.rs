@@ -192,7 +192,7 @@ impl Links {
 ///
 /// `q·k` orders keys as `q·(k − mean)` does, so the mean is free to go, and with it what all keys share. A
 /// query asks for keys on its side, far out; keys are linked by their sides alone.
-struct Points {
+pub(crate) struct Points {
     directions: Vec<f32>,
     d: usize,
 }
@@ -277,7 +277,7 @@ impl Points {
 ///
 /// Cutting lists can leave a node without a link to it, where many keys are nearly the same. With this, a
 /// beam as wide as the graph finds every key.
-fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
+pub(crate) fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
     let mut reached = vec![false; lists.len()];
     spread(lists, entry, &mut reached);
     for node in 0..lists.len() as u32 {
@@ -303,9 +303,9 @@ fn spread(lists: &[Vec<u32>], node: u32, reached: &mut [bool]) {
 
 #[cfg(test)]
 mod tests {
-    use super::hnsw::{Hnsw, HnswParams};
-    use super::roar::{Roar, RoarParams};
     use super::*;
+    use crate::index::graph::hnsw::{Hnsw, HnswParams};
+    use crate::index::graph::roar::{Roar, RoarParams};
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 

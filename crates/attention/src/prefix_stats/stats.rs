@@ -1,6 +1,6 @@
 //! What methods may know of the prefix's own attention: some of its queries, and who was attended.
 //!
-//! A method says what it needs ([`Method::prompt_needs`](super::Method::prompt_needs)); what the methods of
+//! A method says what it needs ([`Method::prompt_needs`](crate::Method::prompt_needs)); what the methods of
 //! a run ask for together is gathered once, while the prefix is read, and given to each as
 //! [`HeadPrefix::prompt`](crate::HeadPrefix::prompt). Each need is kept apart, so that what a method sees
 //! does not depend on which others run beside it.
@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::calibration::PrefillChunk;
-use crate::PromptShape;
+use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, KvStore};
+use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::score_into;
 use spattn_base::memory::product;
 use spattn_kernels::Rows;
@@ -443,7 +443,7 @@ impl HeadFollowing {
 
 /// What was gathered about one KV head of one layer, for the methods that asked for it.
 ///
-/// Reading what was not asked for by [`Method::prompt_needs`](super::Method::prompt_needs) is a mistake in
+/// Reading what was not asked for by [`Method::prompt_needs`](crate::Method::prompt_needs) is a mistake in
 /// the method, and panics.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PromptHead<'a>(Option<Place<'a>>);

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
-use super::{MethodSpec, ParamInfo, Params};
-use crate::Rotation;
+use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
 use crate::kv::{KvShape, KvStore, LayerKv};
+use crate::spec::{MethodSpec, ParamInfo, Params};
+use crate::types::positions::Rotation;
 use spattn_base::error::UsageError;
 
 /// Tokens of a prompt at one layer of a dense prefill, before they attend.
@@ -210,7 +210,7 @@ pub trait Collector: Send {
 pub struct Collected {
     /// What the artefact holds.
     pub tensors: Vec<NamedTensor>,
-    /// For [`ArtefactInfo::settings`](super::artefact::ArtefactInfo::settings).
+    /// For [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
     pub settings: BTreeMap<String, String>,
     /// What the user may want to know of it, one line each.
     pub notes: Vec<String>,
@@ -311,7 +311,7 @@ pub enum ReadingText {
 
 /// "8, 16 of 64" and "31, 52 %" for notes: what share of each of `masses` (descending) its first `counts`
 /// entries hold, mean over all.
-pub(super) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -> (String, String) {
+pub(crate) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -> (String, String) {
     let counts: Vec<usize> = counts.iter().copied().filter(|c| (1..d).contains(c)).collect();
     let share = |mass: &Vec<f64>, count: usize| {
         let all: f64 = mass.iter().sum();

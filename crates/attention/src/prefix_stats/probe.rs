@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::calibration::PrefillChunk;
-use super::prompt::PromptHead;
+use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, Prefix};
+use crate::prefix_stats::stats::PromptHead;
+use crate::types::budget::{Budget, Context};
+use crate::types::prefix_head::{Depth, HeadPrefix};
 use crate::types::scores::score_into;
-use crate::{Budget, Context, Depth, HeadPrefix};
 
 /// The last queries of a prefix, rotated, as they attend: `[query][head][d]` for each layer.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -59,17 +60,17 @@ impl RecentQueries {
 /// A prefix to be measured, with the mean context of the tokens that are known to follow it.
 pub struct Probe<'a> {
     /// Keys and values.
-    pub(super) prefix: &'a Prefix,
+    pub(crate) prefix: &'a Prefix,
     /// Queries to put to them.
-    pub(super) queries: &'a RecentQueries,
+    pub(crate) queries: &'a RecentQueries,
     /// Storage type of keys and values.
-    pub(super) dtype: KvDtype,
+    pub(crate) dtype: KvDtype,
     /// Layers that attend everything, which are left out.
-    pub(super) dense: &'a [bool],
+    pub(crate) dense: &'a [bool],
     /// Tokens that may be picked.
-    pub(super) candidates: Range<usize>,
+    pub(crate) candidates: Range<usize>,
     /// What is in context, and what is static.
-    pub(super) context: Context,
+    pub(crate) context: Context,
 }
 
 /// One KV head of a probed prefix.

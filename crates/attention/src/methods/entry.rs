@@ -1,0 +1,117 @@
+//! [`MethodEntry`]: what the registry and the command line know of a method.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::method::{AnyMethod, TailRule};
+use crate::prefill::mask::PrefillPattern;
+use crate::scored::granularity::Granularity;
+use crate::spec::{MethodSpec, ParamInfo, Params};
+use crate::types::role::Role;
+use spattn_base::error::UsageError;
+
+/// What the command line knows of a method.
+pub struct MethodEntry {
+    /// Bare name in specs.
+    pub name: &'static str,
+    /// What it is for, which conclusions and figures go by.
+    pub role: Role,
+    /// One line for `spattn list methods`.
+    pub about: &'static str,
+    /// Where the method is published, in a few words.
+    pub reference: &'static str,
+    /// Own parameters with defaults and meaning.
+    pub params: &'static [ParamInfo],
+    /// Parameter values of `preset=paper` and the like; `matched` exists for every method.
+    pub presets: &'static [Preset],
+    /// Reads the own parameters.
+    pub build: fn(&mut Params) -> Result<Arc<dyn AnyMethod>, UsageError>,
+}
+
+impl MethodEntry {
+    /// The presets: the published ones, then `matched`, which every method has.
+    pub fn all_presets(&self) -> impl Iterator<Item = &Preset> {
+        self.presets.iter().chain([&MATCHED])
+    }
+
+    /// In which phases its default form is sparse.
+    pub fn phase(&self) -> &'static str {
+        let spec = MethodSpec::bare(self.name);
+        match (self.build)(&mut Params::new(&spec)) {
+            Ok(method) if method.decodes_densely() => "prefill",
+            Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
+            _ => "decode",
+        }
+    }
+
+    /// What it makes of the tokens after the prefix, where `--tail` lets them leave the exact window.
+    pub fn tail(&self) -> String {
+        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).map(|method| method.tail_rule()) {
+            Ok(TailRule::Indexed(how)) => format!("indexed: {how}"),
+            Ok(TailRule::Exact(why)) => format!("exact: {why}"),
+            Ok(TailRule::Own(rule)) => format!("its own: {rule}"),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// Where its default form picks if the prefix is on a GPU.
+    pub fn place(&self) -> &'static str {
+        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
+            Ok(method) if method.picks_nothing() || method.decodes_densely() => "nowhere: it picks nothing",
+            Ok(method) if method.device_form().is_some() => "device",
+            Ok(method) if method.is_blind() => "host, without a look at queries or keys",
+            _ => "host",
+        }
+    }
+
+    /// How its default form reads a prompt on a GPU where sparse attention starts with it.
+    pub fn reading_place(&self) -> &'static str {
+        let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
+            return "by a mask, on the host";
+        };
+        match method.prefill_pattern() {
+            None | Some(PrefillPattern::Dense) => "densely",
+            Some(PrefillPattern::Blocks(mask)) if mask.is_blind() || mask.device_form().is_some() => {
+                "by a mask, on the device"
+            }
+            Some(PrefillPattern::Whole(_)) => "by a mask that the host plans, on the device",
+            Some(_) => "by a mask, on the host",
+        }
+    }
+
+    /// For which heads it makes a selection.
+    pub fn granularity(&self) -> &'static str {
+        let has = |key: &str| self.params.iter().any(|p| p.key == key);
+        match (has(Granularity::INFO.key), has(Granularity::REDUCE.key)) {
+            (true, true) => "each query head, or a GQA group (per, reduce)",
+            (true, false) => "each query head, or a GQA group (per)",
+            _ if self.params.is_empty() => "none: all is attended",
+            _ => "fixed by the method",
+        }
+    }
+}
+
+/// Named parameter values with the place they come from.
+pub struct Preset {
+    /// `paper` or `repo`.
+    pub name: &'static str,
+    /// Own parameters and policy keys.
+    pub values: &'static [(&'static str, &'static str)],
+    /// Where these values are stated.
+    pub source: &'static str,
+}
+
+/// The preset that every method has: what is not given in the spec is as for all methods of the run.
+const MATCHED: Preset = Preset {
+    name: "matched",
+    values: &[],
+    source: "the default: own parameters as listed; sink, local and dense layers as for all methods of the run",
+};
+
+/// What the seed of a method should be.
+pub(super) const SEED: &str = "a whole number from 0 to 18446744073709551615";
+
+/// How many different tokens there are.
+pub(super) fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
+    tokens.into_iter().collect::<HashSet<_>>().len()
+}

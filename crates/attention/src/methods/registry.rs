@@ -1,0 +1,296 @@
+//! The registry of methods, and how a spec becomes a configured method.
+
+use std::sync::{Arc, OnceLock};
+
+use super::{
+    a_shape, ada_kv, bigbird, double_sparsity, duo_attention, expected_attention, flexprefill, forms, full, h2o,
+    hash_attention, hip, hyper_attention, infllm, knn, loki, lsh_bits, magicpig, minference, oracle_sampling, pqcache,
+    pyramid_kv, quest, random, reformer, retrieval_attention, rocketkv, snapkv, sparq, streaming_llm, topk, topk_norm,
+    topp, tova, twilight, vattention, vertical_slash,
+};
+use crate::calibration::collector::Calibration;
+use crate::configured::{Configured, FIRST_REVISION};
+use crate::kv::MOST_TOKENS;
+use crate::method::TailRule;
+use crate::methods::entry::MethodEntry;
+use crate::spec::{MethodSpec, ParamInfo, Params, Setting};
+use crate::types::policy::{DenseLayers, Policy, Tail};
+use crate::types::role::Role;
+use crate::types::schedule::Schedule;
+use spattn_base::error::UsageError;
+
+/// The methods of this library, in the order in which they are listed; [`all`] has those of the calling program too.
+pub const METHODS: &[MethodEntry] = &[
+    full::ENTRY,
+    topk::ENTRY,
+    topk_norm::ENTRY,
+    topp::ENTRY,
+    oracle_sampling::ENTRY,
+    vattention::ENTRY,
+    random::ENTRY,
+    streaming_llm::ENTRY,
+    a_shape::ENTRY,
+    bigbird::ENTRY,
+    vertical_slash::ENTRY,
+    minference::ENTRY,
+    flexprefill::ENTRY,
+    hyper_attention::ENTRY,
+    reformer::ENTRY,
+    snapkv::ENTRY,
+    h2o::ENTRY,
+    tova::ENTRY,
+    pyramid_kv::ENTRY,
+    ada_kv::ENTRY,
+    expected_attention::ENTRY,
+    rocketkv::ENTRY,
+    duo_attention::ENTRY,
+    infllm::ENTRY,
+    quest::ENTRY,
+    twilight::ENTRY,
+    magicpig::ENTRY,
+    double_sparsity::ENTRY,
+    loki::ENTRY,
+    sparq::ENTRY,
+    hip::ENTRY,
+    lsh_bits::ENTRY,
+    hash_attention::ENTRY,
+    knn::ENTRY,
+    pqcache::ENTRY,
+    retrieval_attention::ENTRY,
+];
+
+/// The methods of the program that uses this library.
+static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
+
+/// Makes further methods known to the whole program, once, before anything looks a method up.
+///
+/// # Errors
+/// A name that another method has, or that a spec cannot hold; defaults that the method itself refuses; a second call.
+pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
+    for (i, entry) in entries.iter().enumerate() {
+        if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
+            return Err(UsageError::new(format!("there is a method `{}` already", entry.name))
+                .hint("give the method that is registered another name"));
+        }
+        let is_word = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        if entry.name.is_empty() || !is_word(entry.name) {
+            return Err(UsageError::new(format!("`{}` cannot be the name of a method", entry.name))
+                .hint("a name is made of small letters, digits and _"));
+        }
+        (entry.build)(&mut Params::new(&MethodSpec::bare(entry.name)))?;
+    }
+    REGISTERED.set(entries).map_err(|_| {
+        UsageError::new("methods are registered twice").hint("give all of them to one call of spattn::cli::main_with")
+    })
+}
+
+/// All methods: those of this library, then those that were [registered](register).
+pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
+    METHODS.iter().chain(REGISTERED.get().copied().unwrap_or_default())
+}
+
+/// The method of this name.
+///
+/// # Errors
+/// If there is none: with the name that was most likely meant.
+pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
+    all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
+}
+
+/// How the artefacts are made that methods need, in the order in which they are made.
+pub const CALIBRATIONS: &[Calibration] =
+    &[double_sparsity::CALIBRATION, loki::CALIBRATION, duo_attention::CALIBRATION, hash_attention::CALIBRATION];
+
+impl Role {
+    /// Of the method that a record names, which may be a reader and a decoder (`minference>topk`): an oracle or a floor
+    /// where one of them is. A name that is not registered, of another program's method, is a method's.
+    pub fn of(name: &str) -> Self {
+        let of_one = |label: &str| {
+            let bare = label.split(':').next().unwrap_or(label);
+            all().find(|entry| entry.name == bare).map_or(Role::Method, |entry| entry.role)
+        };
+        let Some((reader, decoder)) = name.split_once('>') else { return of_one(name) };
+        let both = [of_one(reader), of_one(decoder)];
+        [Role::Oracle, Role::Floor].into_iter().find(|role| both.contains(role)).unwrap_or(Role::Method)
+    }
+}
+
+/// Parameters that every method takes.
+pub const POLICY_PARAMS: &[ParamInfo] = &[
+    ParamInfo { key: "sink", default: "4", about: "first tokens, always attended" },
+    ParamInfo { key: "local", default: "64", about: "last tokens of the prefix, always attended" },
+    ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0-48/16, 0+50%" },
+    ParamInfo {
+        key: "tail",
+        default: "exact",
+        about: "exact | window:N | indexed: what follows the prefix is attended exactly; or only the last N (local) tokens \
+                are, and what leaves them is picked from like the rest",
+    },
+    ParamInfo {
+        key: "density",
+        default: "-",
+        about: "instead of the method's own budget: share of the context attended, static tokens included, in layers \
+                that are not dense",
+    },
+    ParamInfo {
+        key: SCHEDULE,
+        default: "uniform",
+        about: "uniform | linear | W+W+...: how a budget of tokens (k, ratio, density) is dealt out to the layers that are not \
+                dense: alike, growing with depth, or by a weight for each layer of the model",
+    },
+    ParamInfo {
+        key: "preset",
+        default: "matched",
+        about: "paper | repo | matched: published settings, or the harness's",
+    },
+];
+
+/// Looks a method up and reads its parameters; policy keys not given in the spec come from `policy`.
+///
+/// # Errors
+/// Unknown method, preset or parameter, or a value out of range.
+pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
+    let decoder = configure_one(spec, policy)?;
+    let Some(reader) = &spec.reader else { return Ok(decoder) };
+    let reader = configure_one(reader, policy)?;
+    if reader.method.prefill_pattern().is_none() {
+        return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label()))
+            .hint("what stands before `>` needs a prefill pattern; `spattn list methods` says which have one"));
+    }
+    if decoder.method.decodes_densely() {
+        return Err(UsageError::new(format!("method `{}` cannot decode: it reads prompts alone", decoder.label()))
+            .hint("write full behind `>` for exact decoding"));
+    }
+    let mut settings = decoder.settings.clone();
+    settings.push(Setting { key: READER, value: reader.label(), is_named: false });
+    let name = format!("{}>{}", reader.label(), decoder.name);
+    let revision = decoder.revision + reader.revision - FIRST_REVISION;
+    Ok(Configured { name, settings, revision, reader: Some(Arc::new(reader)), ..decoder })
+}
+
+/// The setting that says who read the prompt.
+const READER: &str = "prefill";
+
+fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
+    let entry = find(&spec.name)?;
+    let mut params = Params::new(spec);
+    if let Some(name) = params.take("preset") {
+        params.fill(preset(entry, &name)?);
+    }
+    let method = (entry.build)(&mut params)?;
+    let schedule = read_schedule(&mut params)?;
+    let policy = Policy { schedule, ..read_policy(&mut params, policy, method.tail_rule())? };
+    // A method without parameters (the dense reference) has nothing that sink or window could change.
+    if !entry.params.is_empty() {
+        note_policy(&mut params, &policy, method.tail_rule());
+    }
+    let settings = params.finish()?;
+    let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
+    let params = named.collect::<Vec<_>>().join(",");
+    let (name, revision) = (entry.name.to_owned(), forms::revision(entry.name, &settings, &policy));
+    Ok(Configured { name, params, settings, policy, revision, method, artefact: None, reader: None })
+}
+
+fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {
+    entry.all_presets().find(|p| p.name == name).map(|p| p.values).ok_or_else(|| {
+        let known: Vec<&str> = entry.all_presets().map(|p| p.name).collect();
+        UsageError::new(format!("method `{}` has no preset `{name}`", entry.name))
+            .hint(format!("its presets: {}", known.join(", ")))
+    })
+}
+
+fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<Policy, UsageError> {
+    let mut number = |key, default| match params.take(key) {
+        None => Ok(default),
+        Some(text) => params.parse_within(key, &text, 0..=MOST_TOKENS),
+    };
+    let (sink, local) = (number("sink", default.sink)?, number("local", default.local)?);
+    let dense_layers = match params.take("dense_layers") {
+        None => default.dense_layers.clone(),
+        Some(text) => DenseLayers::parse(&text)?,
+    };
+    let tail = read_tail(params, default.tail, rule)?;
+    Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default() })
+}
+
+/// The parameter that says how a budget is dealt out to layers.
+const SCHEDULE: &str = "schedule";
+
+/// How the budget is dealt out to layers, if the method has one in tokens.
+fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
+    let given: Option<Schedule> = params.take(SCHEDULE).map(|text| text.parse()).transpose()?;
+    if params.has_layer_budgets() {
+        let schedule = given.unwrap_or_default();
+        params.note_unless_default(SCHEDULE, &schedule, &Schedule::default());
+        return Ok(schedule);
+    }
+    match given {
+        None | Some(Schedule::Uniform) => Ok(Schedule::default()),
+        Some(schedule) => {
+            Err(UsageError::new(format!("method `{}` has no `{SCHEDULE}={schedule}`", params.method())).hint(
+                "shares of layers are shares of a budget in tokens (k, ratio, density) that the method does not deal out itself",
+            ))
+        }
+    }
+}
+
+/// What becomes of the tail under a method with this rule: what is asked of all methods, as far as this one can do it;
+/// what is asked of this one, or an error.
+fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail, UsageError> {
+    let asked: Option<Tail> = params.take("tail").map(|text| text.parse()).transpose()?;
+    match (asked, rule) {
+        (asked, TailRule::Indexed(_)) => Ok(asked.unwrap_or(default)),
+        (None | Some(Tail::Exact), _) => Ok(Tail::Exact),
+        (Some(tail), TailRule::Exact(why) | TailRule::Own(why)) => {
+            Err(UsageError::new(format!("method `{}` has no `tail={tail}`", params.method())).hint(why))
+        }
+    }
+}
+
+/// Policy keys are named where they differ from the program's default, so that equal cells have equal names.
+fn note_policy(params: &mut Params, policy: &Policy, rule: TailRule) {
+    let default = Policy::default();
+    params.note_unless_default("sink", &policy.sink, &default.sink);
+    params.note_unless_default("local", &policy.local, &default.local);
+    params.note_unless_default("dense_layers", &policy.dense_layers, &default.dense_layers);
+    match rule {
+        TailRule::Own(_) => params.note_unless_default("tail", &"own", &"own"),
+        _ => params.note_unless_default("tail", &policy.tail, &default.tail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_registered_method_has_the_role_that_it_plays() {
+        let of = |role: Role| -> Vec<&str> {
+            METHODS.iter().filter(|entry| entry.role == role).map(|entry| entry.name).collect()
+        };
+        assert_eq!(of(Role::Reference), ["full"]);
+        assert_eq!(of(Role::Oracle), ["topk", "topk_norm", "topp", "oracle_sampling", "vattention"]);
+        assert_eq!(of(Role::Floor), ["random"]);
+        let published = of(Role::Method);
+        assert_eq!(published.len(), METHODS.len() - 7);
+        for name in ["quest", "magicpig", "streaming_llm", "snapkv", "knn", "hash_attention", "minference"] {
+            assert!(published.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_reader_and_a_decoder_have_one_role() {
+        let roles = [
+            ("full", Role::Reference),
+            ("minference>full", Role::Method),
+            ("full>quest", Role::Method),
+            ("minference>topk", Role::Oracle),
+            ("topk:k=8,per=kv_head>quest", Role::Oracle),
+            ("a_shape:window=64>random", Role::Floor),
+            ("somebody_elses", Role::Method),
+        ];
+        for (name, role) in roles {
+            assert_eq!(Role::of(name), role, "{name}");
+        }
+    }
+}
