@@ -3,17 +3,20 @@
 //! Layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
 //! bf16; kernels widen as they read. Nothing here selects or attends.
 
-pub mod quantised;
-mod store;
+pub use shape::{KvDtype, KvShape};
+pub use store::{KvStore, RowsMut};
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-pub use store::{KvDtype, KvStore, RowsMut};
-
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Cache, Gpu, GpuError};
+
+pub mod quantised;
+
+mod shape;
+mod store;
 
 /// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
 /// beyond every published model, and far from where sums of positions overflow.
@@ -71,24 +74,6 @@ impl LayerKv {
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
-    }
-}
-
-/// What all layers of a cache have in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvShape {
-    /// KV heads of a layer.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Storage type.
-    pub dtype: KvDtype,
-}
-
-impl KvShape {
-    /// Bytes of one token's key and value for one KV head.
-    pub fn row_bytes(&self) -> usize {
-        2 * self.d * self.dtype.bytes()
     }
 }
 

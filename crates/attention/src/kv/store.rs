@@ -4,39 +4,9 @@ use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::KvShape;
+use crate::kv::shape::{KvDtype, KvShape};
 use spattn_kernels::memory::in_large_pages;
 use spattn_kernels::{Elem, Rows};
-
-/// Storage type of keys and values (and of weights).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KvDtype {
-    /// 32-bit floats.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl KvDtype {
-    /// Name as on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvDtype::F32 => "f32",
-            KvDtype::F16 => "f16",
-            KvDtype::Bf16 => "bf16",
-        }
-    }
-
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::F32 => 4,
-            KvDtype::F16 | KvDtype::Bf16 => 2,
-        }
-    }
-}
 
 #[derive(Debug, Clone)]
 enum Data {

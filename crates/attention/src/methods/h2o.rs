@@ -263,7 +263,8 @@ mod tests {
     use super::super::tests::{Stepper, none};
     use super::*;
     use crate::cost::Cost;
-    use crate::kv::{KvDtype, KvShape};
+    use crate::kv::KvDtype;
+    use crate::kv::KvShape;
     use crate::{Picks, PromptShape, StepShape};
     use std::collections::{BTreeMap, BTreeSet};
 

@@ -13,7 +13,7 @@ use crate::{Mask, Policy, QueryBlock};
 use spattn_kernels::Rows;
 
 /// Attention that some of the last queries of one query head give to lines, summed over them.
-pub(super) struct LineVotes {
+pub(crate) struct LineVotes {
     /// By token.
     pub(super) vertical: Vec<f32>,
     /// By distance from the query back to the token.
@@ -51,7 +51,7 @@ impl LineVotes {
 }
 
 /// What `find` finds for each query head of a group, in parallel; adds what that costs.
-pub(super) fn of_each_head<T: Send>(
+pub(crate) fn of_each_head<T: Send>(
     group: usize,
     cost: &mut Cost,
     find: impl Fn(usize, &mut Cost) -> T + Sync,
@@ -100,7 +100,7 @@ pub(super) fn softmax(logits: &mut [f32], scale: f32) {
 }
 
 /// Numbers of a range by their scores, the best first, the lower of equals.
-pub(super) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
+pub(crate) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
     let mut order: Vec<u32> = (range.start as u32..range.end.max(range.start) as u32).collect();
     order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
     order
@@ -109,7 +109,7 @@ pub(super) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
 /// What is attended of a prompt whatever is picked, as every method of a run has it: sinks, and for each row the last
 /// tokens up to itself.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Static {
+pub(crate) struct Static {
     /// First tokens.
     pub(super) sink: usize,
     /// Last tokens up to a row, its own included; at least 1.

@@ -20,7 +20,7 @@ use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSign
 use spattn_kernels::hamming::{Raises, hamming_scores, hamming_sums};
 
 /// Words of 32 bits that hold a signature.
-pub(super) fn words_of(bits: usize) -> usize {
+pub(crate) fn words_of(bits: usize) -> usize {
     bits.div_ceil(32)
 }
 
@@ -37,7 +37,7 @@ pub(super) fn halves(wide: &[u64], words: usize) -> impl Iterator<Item = u32> {
 
 /// How candidates at one distance are ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ties {
+pub(crate) enum Ties {
     /// The earliest first.
     First,
     /// By a permutation of places that a seed draws: the same for all queries, heads, layers and examples.
@@ -179,7 +179,7 @@ impl Steps {
 
 /// Signatures of the candidates of one KV head, as [`hamming_scores`] reads them: `[word][candidate]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Signatures {
+pub(crate) struct Signatures {
     planes: Vec<u32>,
     words: usize,
     /// Place of the first one: its position, counted from the end of the sink.

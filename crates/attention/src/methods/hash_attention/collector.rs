@@ -35,13 +35,15 @@ use super::super::planes::RandomPlanes;
 use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
 use super::net::SignNet;
 use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
-use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TEXT, TRAINING, in_blocks, text_name};
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use crate::kv::MOST_TOKENS;
 use crate::methods::Preset;
+use crate::methods::hash_attention::kind::{
+    BITS, KEY_NETS, LABEL, NAME, NETS, NetKind, PRESETS, TEXT, TRAINING, in_blocks, text_name,
+};
 use crate::{MethodSpec, Params, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_kernels::linear::scores;
@@ -141,7 +143,7 @@ const SHARED: [&str; 5] = ["bits", "label", "key_nets", "sink", "local"];
 /// What a preset of the training says of its settings.
 fn preset_values(name: &str) -> Vec<(&'static str, &'static str)> {
     let of_training = TRAININGS.iter().filter(|(n, _)| *n == name).flat_map(|(_, values)| values.iter().copied());
-    let of_method = ENTRY.presets.iter().filter(|p: &&Preset| p.name == name).flat_map(|p| p.values.iter().copied());
+    let of_method = PRESETS.iter().filter(|p: &&Preset| p.name == name).flat_map(|p| p.values.iter().copied());
     of_training.chain(of_method.filter(|(key, _)| SHARED.contains(key))).collect()
 }
 

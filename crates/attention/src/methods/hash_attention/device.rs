@@ -3,11 +3,11 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::LearnedSignatures;
 use super::net::SignNet;
 use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
+use crate::methods::hash_attention::learned::LearnedSignatures;
 use crate::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
 use crate::methods::signatures::{DeviceSigner, Ties};

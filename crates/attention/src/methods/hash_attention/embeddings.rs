@@ -1,8 +1,9 @@
 //! What the nets make of queries and keys before signs are taken: for who looks at them, not for who scores by them.
 
 use super::net::SignNet;
-use super::{LayerNets, LearnedSignatures, NETS, NetKind};
 use crate::calibration::artefact::{Artefact, ArtefactError};
+use crate::methods::hash_attention::kind::{NETS, NetKind};
+use crate::methods::hash_attention::learned::{LayerNets, LearnedSignatures};
 
 /// Outputs of learned nets by layer and head.
 pub struct Embeddings(LearnedSignatures);

@@ -10,9 +10,9 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 use super::net::{Affine, LAYERS, SignNet};
-use super::{NETS, NetKind, RELEASED, TRAINING};
 use crate::calibration::artefact::ModelShape;
 use crate::calibration::collector::Collected;
+use crate::methods::hash_attention::kind::{NETS, NetKind, RELEASED, TRAINING};
 
 /// The artefact's contents from the bytes of a safetensors file with the checkpoint's names.
 ///

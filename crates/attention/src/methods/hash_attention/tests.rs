@@ -9,9 +9,15 @@ use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, 
 use super::net::LAYERS;
 use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
 use super::*;
-use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
+use crate::calibration::artefact::{Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::calibration::collector::{Collected, Collector, PrefillChunk};
+use crate::cost::Cost;
 use crate::kv::{KvDtype, LayerKv};
+use crate::methods::hash_attention::kind::in_blocks;
+use crate::methods::hash_attention::net::SignNet;
+use crate::scored::scorer::{NewTokens, Scorer, Segment};
+use crate::types::prefix_head::Place;
+use crate::types::scores::GroupQueries;
 use crate::{Picks, Selection};
 
 // ---- the nets as they are used ----

@@ -7,19 +7,9 @@ use rayon::prelude::*;
 
 use super::Hip;
 use crate::cost::Cost;
+use crate::methods::hip::LineBudget;
 use crate::methods::lines::{LineVotes, Static, of_each_head, ranked};
 use crate::{BlockMask, Mask, Masks, PromptMask, PromptPlan, QueryBlock};
-
-/// How many lines are added, and who chooses them.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LineBudget {
-    /// Tokens that all rows attend, beyond the sinks.
-    pub vertical: usize,
-    /// Distances at which all rows attend, beyond the window.
-    pub slash: usize,
-    /// Last queries of the prompt, whose attention decides.
-    pub snapshot: usize,
-}
 
 /// Lines of one attention map.
 struct Lines {

@@ -42,23 +42,17 @@
 //!   decodes behind `hip>` has its own positions. Prompts beyond the model's context are still refused without
 //!   `--allow-extrapolation`, as that limit is a run's, not a method's.
 
-mod device;
-mod lined;
-mod search;
-
 use std::borrow::Cow;
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 
-use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::ParamInfo;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
+use crate::methods::hip::search::Limit;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, each_head};
 use crate::{
@@ -68,6 +62,12 @@ use crate::{
 use spattn_base::error::UsageError;
 use spattn_kernels::Joined;
 use spattn_kernels::topk::top_k;
+
+mod device;
+
+mod lined;
+
+mod search;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hip",
@@ -253,30 +253,6 @@ impl Window {
                     starts: (block.first..=last).map(start).collect(),
                 }
             }
-        }
-    }
-}
-
-/// A number from 1, or no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limit(Option<usize>);
-
-impl FromStr for Limit {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "all" => Ok(Self(None)),
-            number => number.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).map(|n| Self(Some(n))).ok_or(()),
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("all"),
-            Some(n) => write!(f, "{n}"),
         }
     }
 }
@@ -535,11 +511,25 @@ impl BlockMask for Hip {
     }
 }
 
+/// How many lines are added, and who chooses them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LineBudget {
+    /// Tokens that all rows attend, beyond the sinks.
+    pub vertical: usize,
+    /// Distances at which all rows attend, beyond the window.
+    pub slash: usize,
+    /// Last queries of the prompt, whose attention decides.
+    pub snapshot: usize,
+}
+
 #[cfg(test)]
 mod extend_tests;
+
 #[cfg(test)]
 mod prefill_tests;
+
 #[cfg(test)]
 mod reference;
+
 #[cfg(test)]
 mod tests;

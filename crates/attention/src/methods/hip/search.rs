@@ -16,13 +16,14 @@ use std::str::FromStr;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::Limit;
 use crate::Grouped;
 use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+use spattn_kernels::Elem;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::rows::with_rows;
 use spattn_kernels::topk::top_k;
-use spattn_kernels::{Elem, Joined, linear};
+use spattn_kernels::{Joined, linear};
 
 /// How a search samples and scores.
 #[derive(Debug, Clone, Copy)]
@@ -413,3 +414,27 @@ fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Vec<
 
 /// Up to so many query rows read each key where it lies; for more it is gathered once.
 const FEW_ROWS: usize = 8;
+
+/// A number from 1, or no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limit(pub(super) Option<usize>);
+
+impl FromStr for Limit {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "all" => Ok(Self(None)),
+            number => number.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).map(|n| Self(Some(n))).ok_or(()),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("all"),
+            Some(n) => write!(f, "{n}"),
+        }
+    }
+}
