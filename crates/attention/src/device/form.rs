@@ -2,7 +2,7 @@
 
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceLayer, DeviceStep, Learned};
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use crate::device::workspaces::{DeviceRoom, DeviceScratch};
 use crate::kv::{KvDtype, KvShape};

@@ -7,6 +7,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
+use crate::kv::KvDtype;
+#[cfg(feature = "cuda")]
 use crate::types::prefix_head::{Depth, HeadPrefix};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, head_seed};

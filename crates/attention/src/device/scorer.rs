@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::cost::Cost;
 use crate::device::form::StepShape;
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceLayer, DeviceStep, Learned};
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
 #[cfg(feature = "cuda")]
 use crate::device::workspaces::{DeviceRoom, DeviceScratch};
 use crate::kv::{KvDtype, KvShape};

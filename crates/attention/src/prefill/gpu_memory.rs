@@ -44,9 +44,9 @@ pub(super) const OWN_TOKEN_BYTES: usize = size_of::<u32>() + size_of::<f32>();
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedBlock {
     /// Lists of all tokens, for every head, and of rows that have tokens of their own where these begin and what they come to.
-    fixed: usize,
+    pub(super) fixed: usize,
     /// Tokens of rows' own, at most.
-    own: usize,
+    pub(super) own: usize,
 }
 
 impl PlannedBlock {

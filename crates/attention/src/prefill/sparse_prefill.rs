@@ -275,6 +275,8 @@ fn scale(d: usize) -> f32 {
 mod tests {
     use super::*;
     use crate::Picks;
+    #[cfg(feature = "cuda")]
+    use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
     use crate::prefill::mask::{BlockMask, WeightedToken};
     use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
