@@ -16,7 +16,7 @@ fn main() {
 #[cfg(feature = "cuda")]
 mod gpu {
     use spattn::kernels::cuda::{
-        Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Prefix, Rows, Storage, Tail, Tokens, Unit, Weights,
+        Attention, AttentionWorkspace, Buffer, Cache, Gpu, Into, Prefix, Rows, Storage, Tail, Tokens, Unit, Weights,
     };
     use std::time::Instant;
 
@@ -102,7 +102,7 @@ mod gpu {
             for (picked, rows) in [(false, 1), (false, 4), (true, 1), (true, 16)] {
                 let queries = noise(gpu, rows * HEADS * D);
                 let mut out = gpu.alloc(2 * rows * HEADS * D).unwrap();
-                let mut room = AttentionRoom::default();
+                let mut room = AttentionWorkspace::default();
                 for blocks in [2, 3, 4] {
                     let expected = if picked { picks.len() } else { context };
                     let mut attention =
@@ -112,7 +112,7 @@ mod gpu {
                             true => Tokens { sink: 0, recent: context + 1, total: context + 1, picked: &picks },
                             false => Tokens { sink: 0, recent: 0, total: context + 1, picked: &[] },
                         };
-                        let (head, queries, weights) = (kv_head * HEADS / KV_HEADS, HEADS / KV_HEADS, Weights::Logits);
+                        let (head, queries, weights) = (kv_head * HEADS / KV_HEADS, HEADS / KV_HEADS, Weights::Softmax);
                         let unit = Unit { row, head, queries, kv_head, tail: &tail, tokens, weights };
                         attention.add(0, &unit, context);
                     }

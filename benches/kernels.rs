@@ -10,10 +10,10 @@ use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use spattn::kernels::cpu::codes::{CodeGroup, CodeRange, Factors, GROUP, group_scores};
-use spattn::kernels::cpu::hamming::{Raises, hamming_scores};
+use spattn::kernels::cpu::hamming::{TieBreakOffsets, hamming_scores};
 use spattn::kernels::cpu::hyperplanes::Hyperplanes;
 use spattn::kernels::cpu::linear::{linear_rows, scores};
-use spattn::kernels::cpu::prefill::{PackedHead, Sight, block_attention, causal_attention};
+use spattn::kernels::cpu::prefill::{PackedHead, RowVisibility, block_attention, causal_attention};
 use spattn::kernels::cpu::roof::read_all;
 use spattn::kernels::cpu::share::top_share;
 use spattn::kernels::cpu::topk::top_k;
@@ -51,7 +51,7 @@ fn prefill(c: &mut Criterion) {
         });
         // One block of rows and one head at the end of the prompt, over an eighth of the tokens.
         let (rows, seen) = (64, (0..tokens as u32).step_by(8).collect::<Vec<u32>>());
-        let sights = vec![Sight { common: seen.len(), stretch: 0..0, singles: Vec::new() }; rows];
+        let sights = vec![RowVisibility { common: seen.len(), stretch: 0..0, singles: Vec::new() }; rows];
         let (queries, out) = (&q[..rows * heads * d], &mut out[..rows * heads * d]);
         group.throughput(Throughput::Elements((rows * seen.len() * d * 4) as u64));
         group.bench_function(format!("{name}/block_of_64_rows_1_8/{tokens}"), |b| {
@@ -126,7 +126,7 @@ fn hamming(c: &mut Criterion) {
         let mut out = vec![0.0; queries * rows];
         group.throughput(Throughput::Bytes((4 * words * rows) as u64));
         group.bench_function(format!("{queries}x{rows}x{}bits", 32 * words), |b| {
-            b.iter(|| hamming_scores(&query, &planes, words, Raises::default(), black_box(&mut out)))
+            b.iter(|| hamming_scores(&query, &planes, words, TieBreakOffsets::default(), black_box(&mut out)))
         });
     }
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use spattn::attention::methods::MethodEntry;
-use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Picks, Role, Selection, Step};
+use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Role, SelectedTokens, Selection, Step};
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
 
@@ -74,7 +74,7 @@ impl Method for BlockMeans {
         cost.aux_bytes += size_of_val(means.as_slice()) as u64;
         let blocks = means.len() / step.d;
         let count = self.budget.blocks(step.context, self.block);
-        let of_head = |scores: &[f32]| Picks::softmax(self.tokens(step, &largest(scores, count)));
+        let of_head = |scores: &[f32]| SelectedTokens::softmax(self.tokens(step, &largest(scores, count)));
         Selection::PerHead(scores.chunks(blocks).map(of_head).collect())
     }
 }

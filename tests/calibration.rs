@@ -9,7 +9,8 @@ use std::sync::LazyLock;
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
 use spattn::attention::{
-    Configured, Context, Depth, Fork, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Step, expand_grid,
+    Configured, Context, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Sequence, SparseLayerRank, Step,
+    expand_grid,
 };
 use spattn::cost::Cost;
 use spattn::eval::calibration::calibrate::{Checkpoints, Order, Outcome, Plan, Text, supply};
@@ -60,7 +61,7 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
 
 /// Mean recall over layers and heads while some tokens are read after a prefix of essays.
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
-    let mut fork: Fork = cache.fork(&configured(spec), true);
+    let mut fork: Sequence = cache.fork(&configured(spec), true);
     let prompt = prefill.prefix.tokens() + unread.len();
     MODEL.decoder.step(&mut [Stream { fork: &mut fork, tokens: unread }], prompt).unwrap();
     let heads = fork.fidelity().unwrap().recall().concat();
@@ -184,7 +185,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                     let (span, prompt) = (candidates.clone(), PromptHead::default());
                     let prefix = HeadPrefix {
                         layer,
-                        depth: Depth::default(),
+                        depth: SparseLayerRank::default(),
                         rotation: None,
                         kv_head,
                         keys,
@@ -202,7 +203,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
                         let step = Step {
                             layer,
-                            depth: Depth::default(),
+                            depth: SparseLayerRank::default(),
                             kv_head,
                             queries: &queries,
                             d,
@@ -215,7 +216,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             indexed: candidates.clone(),
                             candidates: candidates.clone(),
                             context: Context::new(chunk.first + token + 1, &candidates),
-                            moves_on: false,
+                            has_moving_candidates: false,
                             grouped: None,
                             generated: 0,
                             seed,

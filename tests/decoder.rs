@@ -6,7 +6,7 @@ mod golden_model;
 use golden_model::{Golden, MODELS};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
-use spattn::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
+use spattn::attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
 use spattn::kv::KvDtype;
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
@@ -19,7 +19,7 @@ fn method(spec: &str) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()
 }
 
-fn full_fork(prefill: &Prefill) -> Fork {
+fn full_fork(prefill: &Prefill) -> Sequence {
     IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method("full"), false)
 }
 
@@ -84,7 +84,7 @@ fn a_stream_gets_the_same_bits_alone_and_beside_others() {
         let mut fork = full_fork(&prefill);
         g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &g.prompt[n - 9..] }], n).unwrap().remove(0)
     };
-    let mut forks: Vec<Fork> = (0..5).map(|_| full_fork(&prefill)).collect();
+    let mut forks: Vec<Sequence> = (0..5).map(|_| full_fork(&prefill)).collect();
     let mut streams: Vec<Stream> = forks
         .iter_mut()
         .enumerate()

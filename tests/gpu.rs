@@ -18,17 +18,17 @@ use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelSha
 use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
 use spattn::attention::methods::{CALIBRATIONS, configure};
 use spattn::attention::{
-    Configured, Fork, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, SparsePrefill,
-    expand_grid, mask_list_bytes,
+    Configured, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, Sequence,
+    SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionRoom, Directions, DrawRoom, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom,
-    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nearest, Nets, Norms, OwnRows,
-    PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage,
-    TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
+    CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
+    HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
+    PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -410,21 +410,21 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
             let mut add = |place, unit: Unit| attention.add(place, &unit, prefix_tokens);
             let none: &[u32] = &[];
             match weighting {
-                "none" => add(0, unit(0, group, part(sink, recent, none), Weights::Logits)),
-                "shared" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Logits)),
-                "lowered" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Lowered(&extra))),
+                "none" => add(0, unit(0, group, part(sink, recent, none), Weights::Softmax)),
+                "shared" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Softmax)),
+                "lowered" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::LogBias(&extra))),
                 "rest" => {
-                    add(0, unit(0, group, part(sink, recent, none), Weights::Logits));
-                    add(1, unit(0, group, part(0, total, &lists[0]), Weights::Logits));
+                    add(0, unit(0, group, part(sink, recent, none), Weights::Softmax));
+                    add(1, unit(0, group, part(0, total, &lists[0]), Weights::Softmax));
                     (0..group).for_each(|h| attention.give_rest(row, kv_head * group + h, shares[h], &rest));
                 }
                 _ => {
-                    add(0, unit(0, group, part(sink, recent, none), Weights::Logits));
+                    add(0, unit(0, group, part(sink, recent, none), Weights::Softmax));
                     for (h, list) in lists.iter().enumerate() {
                         let weights = match weighting {
-                            "each" => Weights::Logits,
-                            "each lowered" => Weights::Lowered(&extra),
-                            _ => Weights::Given(&given, 0.3),
+                            "each" => Weights::Softmax,
+                            "each lowered" => Weights::LogBias(&extra),
+                            _ => Weights::Explicit(&given, 0.3),
                         };
                         add(1, unit(h, 1, part(0, total, list), weights));
                     }
@@ -467,7 +467,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let queries = send(gpu, &queries, storage);
     let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
-    let mut room = AttentionRoom::default();
+    let mut room = AttentionWorkspace::default();
     let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
@@ -482,7 +482,7 @@ struct Asked {
     buffer: Buffer,
     stride: usize,
     heads: usize,
-    rows: Mirrored<u32>,
+    rows: HostDeviceVec<u32>,
 }
 
 impl Asked {
@@ -491,7 +491,7 @@ impl Asked {
     fn new(gpu: &Gpu, heads: usize, d: usize, storage: Storage) -> Self {
         let stride = heads * d + 24;
         let numbers = stored(&noise(3 * stride, 110), storage);
-        let mut rows = Mirrored::default();
+        let mut rows = HostDeviceVec::default();
         rows.set(gpu, Self::ROWS.map(|row| row as u32).to_vec()).unwrap();
         Self { buffer: send(gpu, &numbers, storage), numbers, stride, heads, rows }
     }
@@ -522,11 +522,11 @@ fn check_scores(
     gpu: &Gpu,
     (heads, kv_heads, d): (usize, usize, usize),
     columns: usize,
-    score: impl Fn(Option<Reduction>, &mut ScoreRoom) -> Result<(), GpuError>,
+    score: impl Fn(Option<Reduction>, &mut ScoreWorkspace) -> Result<(), GpuError>,
     exact: impl Fn(usize, usize, usize) -> f64,
     what: &str,
 ) {
-    let (mut room, group) = (ScoreRoom::default(), heads / kv_heads);
+    let (mut room, group) = (ScoreWorkspace::default(), heads / kv_heads);
     score(None, &mut room).unwrap();
     let expected = |list: usize| -> Vec<f64> { (0..columns).map(|c| exact(list / heads, list % heads, c)).collect() };
     for list in 0..2 * heads {
@@ -563,10 +563,10 @@ fn scores_of_candidates() {
             let kv = Kv::new(kv_heads, first + candidates + 2, d, 120, storage);
             let buffers = kv.send(&gpu, kv.tokens + 5, storage);
             let asked = Asked::new(&gpu, heads, d, storage);
-            let mut room = ScoreRoom::default();
+            let mut room = ScoreWorkspace::default();
             let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
             let tokens = first..first + candidates;
-            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+            let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                 gpu.score_keys(&asked.queries(), 0..2, &keys, tokens.clone(), reduction, room)
             };
             let exact = |row: usize, head: usize, column: usize| {
@@ -616,7 +616,7 @@ fn bounds_of_pages_and_their_scores() {
                 assert_eq!(fetch(&gpu, &upper, most.len(), storage), most, "{what}");
                 let asked = Asked::new(&gpu, heads, d, storage);
                 let bounds = PageBounds { lower: &lower, upper: &upper, pages: count, kv_heads, d, storage };
-                let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                     gpu.score_bounds(&asked.queries(), 0..2, &bounds, reduction, room)
                 };
                 let exact = |row: usize, head: usize, page: usize| {
@@ -708,7 +708,7 @@ fn labels_of_keys_and_their_scores() {
                     let product = |(c, x): (&u32, &f32)| f64::from(query[*c as usize]) * f64::from(*x);
                     own(kv_head).iter().zip(&stored[kv_head][column * width..]).map(product).sum()
                 };
-                let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                     let queries = asked.queries();
                     gpu.score_labels((&queries, 0..2), (d, storage), &labels, [&ranges, &codes], reduction, room)
                 };
@@ -727,17 +727,18 @@ fn labels_of_keys_and_their_scores() {
             let mut made = send(&gpu, &vec![f32::NAN; 2 * heads * padded], storage);
             let of_queries = (&asked.queries(), 0..2);
             gpu.gather_queries(of_queries, (d, kv_heads, storage), &channels, padded, &mut made).unwrap();
-            let mut in_order = Mirrored::default();
+            let mut in_order = HostDeviceVec::default();
             in_order.set(&gpu, vec![0, 1]).unwrap();
-            let queries = MadeQueries { most: &made, rest: None, heads, width: padded, rows: &in_order };
+            let queries = ProjectedQueries { high: &made, low: None, heads, width: padded, rows: &in_order };
             let index = IndexRows { rows: &rows, count: tokens, kv_heads, storage };
             let exact = |row: usize, head: usize, column: usize| {
                 let (query, key) = (asked.query(row, head, d), kv.key(head / group, first + column));
                 let product = |c: &u32| f64::from(query[*c as usize]) * f64::from(key[*c as usize]);
                 own(head / group).iter().map(product).sum()
             };
-            let score =
-                |reduction: Option<Reduction>, room: &mut ScoreRoom| gpu.score_rows(&queries, &index, reduction, room);
+            let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
+                gpu.score_rows(&queries, &index, reduction, room)
+            };
             check_scores(
                 &gpu,
                 (heads, kv_heads, d),
@@ -792,18 +793,19 @@ fn keys_and_queries_on_a_few_directions() {
                 [&mut most, &mut rest],
             )
             .unwrap();
-            let mut in_order = Mirrored::default();
+            let mut in_order = HostDeviceVec::default();
             in_order.set(&gpu, vec![0, 1]).unwrap();
             let rest = (storage != Storage::F32).then_some(&rest);
-            let queries = MadeQueries { most: &most, rest, heads, width: padded, rows: &in_order };
+            let queries = ProjectedQueries { high: &most, low: rest, heads, width: padded, rows: &in_order };
             let index = IndexRows { rows: &rows, count: tokens, kv_heads, storage };
             let exact = |row: usize, head: usize, column: usize| {
                 let (query, at) = (asked.query(row, head, d), (head / group * tokens + column) * padded);
                 let term = |i: usize| dot(query, direction(head / group, i)) * f64::from(projected[at + i]);
                 (0..count).map(term).sum()
             };
-            let score =
-                |reduction: Option<Reduction>, room: &mut ScoreRoom| gpu.score_rows(&queries, &index, reduction, room);
+            let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
+                gpu.score_rows(&queries, &index, reduction, room)
+            };
             // Each product is of a sum of `d` numbers, in 16 bits or more.
             check_scores(&gpu, (heads, kv_heads, 64 * d), tokens, score, exact, &what);
             // Queries of a group added up first.
@@ -817,8 +819,8 @@ fn keys_and_queries_on_a_few_directions() {
             )
             .unwrap();
             let rest = (storage != Storage::F32).then_some(&rest);
-            let queries = MadeQueries { most: &most, rest, heads: kv_heads, width: padded, rows: &in_order };
-            let mut room = ScoreRoom::default();
+            let queries = ProjectedQueries { high: &most, low: rest, heads: kv_heads, width: padded, rows: &in_order };
+            let mut room = ScoreWorkspace::default();
             gpu.score_rows(&queries, &index, Some(Reduction::Sum), &mut room).unwrap();
             for list in 0..2 * kv_heads {
                 let of_group = |c: usize| {
@@ -865,11 +867,11 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let sine = |step: usize| step as f64 * farthest / f64::from(steps);
             let log = |step: usize| log_probability(1.0 - 2.0 * sine(step).powi(2), shape, floor) as f32;
             let log_probabilities: Vec<f32> = (0..=steps as usize).map(log).collect();
-            let chances = Chances { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
+            let chances = SamplingSpec { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
             let of_gpu = TableShape { bits, tables, d };
             let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);
-            let (mut lists, mut room) = (TokenLists::default(), CollisionRoom::default());
+            let (mut lists, mut room) = (TokenLists::default(), CollisionWorkspace::default());
             lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
             gpu.sample_collisions(&asked.queries(), &keys, &made, &mut lists, &mut room).unwrap();
             // Of long contexts one head, since the reference is slow.
@@ -1020,7 +1022,7 @@ fn signatures_by_nets_and_their_distances() {
                 };
                 f64::from(level(&ties, column)) / 8192.0 - (0..words).map(differ).sum::<f64>()
             };
-            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+            let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                 gpu.score_signatures((&made, 2, heads), &index, ties, reduction, room)
             };
             check_scores(&gpu, (heads, kv_heads, 0), tokens, score, exact, &what);
@@ -1095,7 +1097,7 @@ fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties
             };
             let count = kv_heads * group / of_list;
             for chosen in [[0, 1, tokens], [tokens / 16, tokens / 3, tokens - 1]] {
-                let (mut lists, mut numbers) = (TokenLists::default(), Mirrored::default());
+                let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
                 lists.resize(gpu, 3, count, tokens, first + tokens).unwrap();
                 numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
                 gpu.nearest_signatures(nearest, &queries, ties, (&numbers, first), &mut lists).unwrap();
@@ -1250,12 +1252,12 @@ fn heavy_hitters_are_those_of_the_algorithm() {
             let mut naive: Vec<Vec<NaiveHeld>> = (0..2).map(|_| begun.iter().map(naive_of).collect()).collect();
             let mut held: Vec<HeldTokens> = (0..2).map(|_| first.with_room(&gpu, tokens).unwrap()).collect();
             let mut totals = [tokens; 2];
-            let (mut picked, mut room) = (TokenLists::default(), HoldingRoom::default());
+            let (mut picked, mut room) = (TokenLists::default(), HoldingWorkspace::default());
             for step in 0..25 {
                 // Rows of the queries, and whose they are.
                 let runs = if step % 2 == 0 { [0, 1, 0] } else { [1, 0, 1] };
                 let queries = stored(&noise(3 * heads * d, 7000 + step), storage);
-                let mut rows = Mirrored::default();
+                let mut rows = HostDeviceVec::default();
                 rows.set(&gpu, vec![2, 0, 1]).unwrap();
                 for (run, held) in held.iter_mut().enumerate() {
                     let total = totals[run] + 2;
@@ -1317,7 +1319,7 @@ fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
 
 /// Lists that the device picks of `scores`, two lists for each row, which picks as many pages as `chosen` says.
 fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
-    let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), Mirrored::default(), Scores::default());
+    let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), HostDeviceVec::default(), Scores::default());
     let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
     lists.resize(gpu, chosen.len(), 2, most, pages.tokens.end).unwrap();
     numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
@@ -1466,7 +1468,7 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
     }
 }
 
-/// What [`spattn::kernels::cuda::DrawRoom`] asks for: keys of generators with these seeds.
+/// What [`spattn::kernels::cuda::DrawWorkspace`] asks for: keys of generators with these seeds.
 fn draw_keys(seeds: impl IntoIterator<Item = u64>) -> Vec<u32> {
     let words = |seed| ChaCha8Rng::seed_from_u64(seed).get_seed();
     seeds.into_iter().flat_map(|seed| words(seed).as_chunks::<4>().0.to_vec()).map(u32::from_le_bytes).collect()
@@ -1480,7 +1482,8 @@ fn draws_are_those_of_the_host() {
         let n = tokens.len();
         for (draws, scale) in [(1, 1.0), (7, 0.3), (64, 1.0), (5000, 0.1), (5000, 8.0)] {
             let scores: Vec<f32> = noise(4 * n, 700).iter().map(|x| 3.0 * x).collect();
-            let (mut lists, mut on_device, mut room) = (TokenLists::default(), Scores::default(), DrawRoom::default());
+            let (mut lists, mut on_device, mut room) =
+                (TokenLists::default(), Scores::default(), DrawWorkspace::default());
             let most = draws.min(n);
             // Scores are those of the second and third of three rows.
             lists.resize_weighted(&gpu, [3, 2], [most, most], tokens.end).unwrap();
@@ -1566,7 +1569,7 @@ fn codes_stand_for_centroids() {
                 };
                 (0..parts).flat_map(of_part).collect()
             };
-            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+            let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                 gpu.score_codes((&asked.queries(), 0..2), (d, storage), &keys, reduction, &mut None, room)
             };
             let exact =
@@ -1617,7 +1620,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
             let index = KeysByChannel { keys: &keys, means: &means, tokens: n, kv_heads, d, storage };
             let asked = Asked::new(&gpu, heads, d, storage);
             for count in [heads, kv_heads] {
-                let (mut channels, mut weights, mut room) = (None, None, ScoreRoom::default());
+                let (mut channels, mut weights, mut room) = (None, None, ScoreWorkspace::default());
                 let mut chosen =
                     ChosenChannels { channels: &mut channels, weights: &mut weights, count: r, lists: count };
                 gpu.choose_channels(&asked.queries(), 0..2, (d, storage), &mut chosen).unwrap();
@@ -1641,7 +1644,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                 }
                 // In the first row few are picked, in the second all.
                 let picked = [n.div_ceil(9), n];
-                let (mut lists, mut numbers) = (TokenLists::default(), Mirrored::default());
+                let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
                 lists.resize(&gpu, 2, count, n, tokens.end).unwrap();
                 numbers.set(&gpu, picked.map(|k| k as u32).to_vec()).unwrap();
                 let pages = Pages { tokens: tokens.clone(), size: 1 };
@@ -1683,7 +1686,7 @@ fn what_lists_hold_is_counted() {
             let counters: Vec<Buffer> = (0..2).map(|_| gpu.upload(&before).unwrap()).collect();
             // Two rows of one run, and one of another.
             let of_rows = [(&counters[0], 1), (&counters[1], 3), (&counters[0], 2)];
-            let mut room = Mirrored::default();
+            let mut room = HostDeviceVec::default();
             for _ in 0..2 {
                 gpu.count_picks(&lists, (kv_heads, heads), tokens.clone(), &of_rows, offset, &mut room).unwrap();
             }
@@ -1739,7 +1742,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
                             kv_head,
                             tail: &tail,
                             tokens: Tokens { sink, recent, total, picked },
-                            weights: Weights::Logits,
+                            weights: Weights::Softmax,
                         };
                         match (there, row) {
                             (false, 2) => {
@@ -1761,7 +1764,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
                 let mut wide = gpu.upload(&vec![f32::NAN; 3 * heads * d]).unwrap();
                 let of =
                     Prefix { cache: cache(&buffers, prefix_tokens, &prefix, storage), tokens: prefix_tokens, layer: 0 };
-                let mut room = AttentionRoom::default();
+                let mut room = AttentionWorkspace::default();
                 let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
                 gpu.attend(&prepared, &of, &queries, heads * d, &mut out, Some(&mut wide)).unwrap();
                 fetch(&gpu, &wide, 3 * heads * d, Storage::F32)
@@ -1918,13 +1921,13 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
                 for ((has_diagonals, has_own), expected) in ways.into_iter().zip(&expected) {
                     let of_block = |i: usize| {
-                        let (block, list, mut of) = (i / lists, i % lists, OwnRows::default());
+                        let (block, list, mut of) = (i / lists, i % lists, PerRowTokens::default());
                         for row in (block * block_rows..rows.min((block + 1) * block_rows)).filter(|_| has_own) {
                             of.add_row(own(has_diagonals, list, row).into_iter());
                         }
                         of
                     };
-                    let of_blocks: Vec<OwnRows> = (0..shape.blocks() * lists).map(of_block).collect();
+                    let of_blocks: Vec<PerRowTokens> = (0..shape.blocks() * lists).map(of_block).collect();
                     seen.set_own(&gpu, &of_blocks.iter().collect::<Vec<_>>(), (heads, d)).unwrap();
                     if has_diagonals {
                         let all: Vec<&[usize]> = diagonals.iter().map(Vec::as_slice).collect();
@@ -2014,10 +2017,10 @@ fn read_there(
         let rows = Rows { queries: &queries, skip: 0, stride: width, count, heads, first: i * chunk };
         // Only a mask over the whole prompt is shown anything, and has it in one chunk.
         let shown = PrefillChunk::new(0, 0, whole, heads, kv);
-        assert!(sparse.attend_there(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
+        assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
     }
-    sparse.settle_there(gpu, (heads, shape)).unwrap();
+    sparse.collect_device_counters(gpu, (heads, shape)).unwrap();
     (all, sparse.into_costs())
 }
 
@@ -2375,7 +2378,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
         let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0);
         for spec in ALONE {
             let method = method(spec);
-            assert!(there.can_stay_there(&method), "{spec}");
+            assert!(there.can_stay_on_device(&method), "{spec}");
             alone.ask(queries.clone()).unwrap();
             let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
             let times = run.times().unwrap();
@@ -2414,7 +2417,7 @@ fn run_all(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
     fidelity: bool,
-) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     run_some(reader, golden, &SPECS, fidelity, false)
 }
 
@@ -2425,7 +2428,7 @@ fn run_some(
     specs: &[&str],
     fidelity: bool,
     on_host: bool,
-) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     let methods: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
     run_methods(reader, golden, &methods, fidelity, on_host)
 }
@@ -2437,7 +2440,7 @@ fn run_methods(
     methods: &[Configured],
     fidelity: bool,
     on_host: bool,
-) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let prefix = n - 90;
     let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
@@ -2456,15 +2459,15 @@ fn run_methods(
         .with_queries(queries)
         .with_rotation(decoder.rotation(n).unwrap());
     if on_host {
-        cache = cache.picking_on_host();
+        cache = cache.selecting_on_host();
     }
-    let mut forks: Vec<Fork> = methods.iter().map(|method| cache.fork(method, fidelity)).collect();
+    let mut forks: Vec<Sequence> = methods.iter().map(|method| cache.fork(method, fidelity)).collect();
     let mut logits = Vec::new();
     for tokens in golden.prompt[prefix..].chunks(30) {
         let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
         logits.push(decoder.step(&mut streams, n).unwrap());
     }
-    decoder.settle(&mut forks).unwrap();
+    decoder.collect_device_counters(&mut forks).unwrap();
     (logits, forks)
 }
 
@@ -2506,7 +2509,7 @@ fn recorded_steps_give_what_launched_ones_give() {
     let n = g.prompt.len();
     let specs = ["full", "streaming_llm:window=20", "streaming_llm:window=20,dense_layers=0"];
     let prefixes = [n - 120, n - 300, n - 120];
-    let forks = |prefix: usize| -> Vec<Fork> {
+    let forks = |prefix: usize| -> Vec<Sequence> {
         let read = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
         let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
         specs.iter().map(|spec| cache.fork(&method(spec), false)).collect()
@@ -2635,8 +2638,8 @@ fn check_picks_there(model: &str) {
             assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
             let drawn = ["random", "snapkv", "ada_kv", "expected_attention", "bigbird"];
             let picks_there = !drawn.contains(&spec.split(':').next().unwrap()) && !spec.ends_with("k=0");
-            assert_eq!((fork.picks_on_device(), fork.picks_on_host()), (picks_there, !picks_there), "{spec}");
-            assert!(!other.picks_on_device() && other.picks_on_host(), "{spec}");
+            assert_eq!((fork.selects_on_device(), fork.selects_on_host()), (picks_there, !picks_there), "{spec}");
+            assert!(!other.selects_on_device() && other.selects_on_host(), "{spec}");
         }
     }
 }
@@ -2702,7 +2705,7 @@ fn methods_that_have_learned_pick_what_the_host_picks() {
         }
         for ((fork, other), spec) in forks.iter().zip(&others).zip(SPECS) {
             assert_alike(fork.costs(), other.costs(), spec);
-            assert!(fork.picks_on_device() && !fork.picks_on_host() && other.picks_on_host(), "{model} {spec}");
+            assert!(fork.selects_on_device() && !fork.selects_on_host() && other.selects_on_host(), "{model} {spec}");
         }
     }
 }
@@ -2769,10 +2772,10 @@ fn costs_may_be_looked_at_on_the_way() {
     let [mut often, mut once] = [0; 2].map(|_| cache.fork(&topk, false));
     for tokens in g.prompt[n - 40..].chunks(10) {
         g.decoder.step(&mut [Stream { fork: &mut often, tokens }], n).unwrap();
-        g.decoder.settle([&mut often]).unwrap();
+        g.decoder.collect_device_counters([&mut often]).unwrap();
         g.decoder.step(&mut [Stream { fork: &mut once, tokens }], n).unwrap();
     }
-    g.decoder.settle([&mut once]).unwrap();
+    g.decoder.collect_device_counters([&mut once]).unwrap();
     assert_eq!(often.costs(), once.costs());
 }
 
@@ -2793,7 +2796,7 @@ fn sixteen_bits_are_picked_from_alike() {
             for (ours, expected) in ours.iter().zip(&expected) {
                 assert_close(&ours[i], &expected[i], 0.1, &format!("{dtype:?} {spec}"));
             }
-            let attended = |fork: &Fork| fork.costs().total(|_| true).attended_tokens;
+            let attended = |fork: &Sequence| fork.costs().total(|_| true).attended_tokens;
             assert_eq!(attended(&forks[i]), attended(&others[i]), "{dtype:?} {spec}");
         }
     }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use spattn::attention::methods::configure;
-use spattn::attention::{Context, Depth, HeadPrefix, Policy, PromptNeed, PromptStats, Selection, Step, expand_grid};
+use spattn::attention::{
+    Context, HeadPrefix, Policy, PromptNeed, PromptStats, Selection, SparseLayerRank, Step, expand_grid,
+};
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
 use spattn::model::Model;
@@ -71,7 +73,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
             let span = candidates.clone();
             let prefix = HeadPrefix {
                 layer,
-                depth: Depth::default(),
+                depth: SparseLayerRank::default(),
                 rotation: None,
                 kv_head,
                 keys,
@@ -88,7 +90,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                 let first = (asking * shape.heads + kv_head * group) * d;
                 let step = Step {
                     layer,
-                    depth: Depth { rank: layer, of: shape.layers, ..Depth::default() },
+                    depth: SparseLayerRank { rank: layer, of: shape.layers, ..SparseLayerRank::default() },
                     kv_head,
                     queries: &queries[first..first + group * d],
                     d,
@@ -100,7 +102,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     dtype: spattn::kv::KvDtype::F32,
                     indexed: candidates.clone(),
                     candidates: candidates.clone(),
-                    moves_on: false,
+                    has_moving_candidates: false,
                     context: Context::new(tokens - ASKING + asking + 1, &candidates),
                     grouped: None,
                     generated: asking,

@@ -1,7 +1,7 @@
 //! What a method attends as weights of tokens: exact parts, picks and what stands for the rest, in one softmax.
 
 use super::head::Head;
-use spattn_attention::{Picked, Picks, Selection, Weighting};
+use spattn_attention::{AttendedTokens, SelectedTokens, Selection, Weighting};
 
 /// Weights that stand for exact attention's: they sum to 1, but for given weights that do not.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,7 +37,7 @@ impl Estimate {
 }
 
 /// What one query head of a group picked; nothing where nothing was.
-pub fn picks_of(picked: &Picked, in_group: usize) -> Option<&Picks> {
+pub fn picks_of(picked: &AttendedTokens, in_group: usize) -> Option<&SelectedTokens> {
     match &picked.selection {
         None => None,
         Some(Selection::Shared(picks)) => Some(picks),
@@ -46,7 +46,7 @@ pub fn picks_of(picked: &Picked, in_group: usize) -> Option<&Picks> {
 }
 
 /// The weights of one query head of a group, whose logits are those of all tokens in context.
-pub fn estimate(logits: &[f64], picked: &Picked, in_group: usize) -> Estimate {
+pub fn estimate(logits: &[f64], picked: &AttendedTokens, in_group: usize) -> Estimate {
     let exact = picked.exact;
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exp = |token: usize| (logits[token] - top).exp();

@@ -15,7 +15,9 @@ use crate::eval::examples::token_counter::Counter;
 use crate::eval::examples::truncate;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvDtype, LayerKv, Prefix};
-use spattn_attention::{Configured, IndexCache, Picked, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed};
+use spattn_attention::{
+    AttendedTokens, Configured, IndexCache, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed,
+};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::device::Device;
@@ -374,7 +376,7 @@ pub struct Document {
 }
 
 /// What each KV head of each step attends at the layers that are looked at: `[layer][step][kv_head]`.
-pub type Choices = Vec<Vec<Vec<Picked>>>;
+pub type Choices = Vec<Vec<Vec<AttendedTokens>>>;
 
 impl Document {
     /// Tokens before those whose queries are looked at.
@@ -462,7 +464,7 @@ impl Document {
             let behind = &self.behind[*layer];
             let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
-            rows.map(|((queries, key), value)| fork.pick(*layer, queries, key, value)).collect()
+            rows.map(|((queries, key), value)| fork.select(*layer, queries, key, value)).collect()
         };
         self.layers.iter().map(&mut of_layer).collect()
     }

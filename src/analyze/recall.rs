@@ -12,7 +12,7 @@ use super::findings::{Drawing, Lines, Map, Panel, Table, Tally, Unit};
 use super::head::{Head, Query};
 use super::picked::picks_of;
 use super::{Analysis, Document, Findings, Method, Observation, Setup};
-use spattn_attention::Picked;
+use spattn_attention::AttendedTokens;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "recall",
@@ -127,7 +127,7 @@ impl Observation for Recall {
 }
 
 /// Picks as a share of the candidates and recall at each of [`TOP`]; none where there is nothing to pick from.
-fn of_query(head: &Head, query: &Query, picked: &Picked) -> Option<Vec<f64>> {
+fn of_query(head: &Head, query: &Query, picked: &AttendedTokens) -> Option<Vec<f64>> {
     let candidates = picked.exact.sink..picked.exact.recent.min(query.tokens);
     let picks = picks_of(picked, query.in_group)?;
     if candidates.is_empty() {
@@ -155,7 +155,7 @@ fn recall(logits: &[f64], taken: &BTreeSet<usize>, k: usize) -> f64 {
 mod tests {
     use super::super::head::testing::drawn;
     use super::*;
-    use spattn_attention::{Exact, Picks, Selection};
+    use spattn_attention::{SelectedTokens, Selection, StaticTokens};
 
     #[test]
     fn equal_scores_count_as_many_times_as_they_are_in_the_top() {
@@ -174,8 +174,9 @@ mod tests {
         let (sink, recent) = (4, 190);
         // Every third token is picked by the group's second head, none by its first.
         let tokens: Vec<u32> = (sink as u32..recent as u32).filter(|t| t % 3 == 0).collect();
-        let selection = Selection::PerHead(vec![Picks::softmax(Vec::new()), Picks::softmax(tokens.clone())]);
-        let picked = Picked { exact: Exact { sink, recent }, selection: Some(selection) };
+        let selection =
+            Selection::PerHead(vec![SelectedTokens::softmax(Vec::new()), SelectedTokens::softmax(tokens.clone())]);
+        let picked = AttendedTokens { exact: StaticTokens { sink, recent }, selection: Some(selection) };
         let numbers = of_query(&head, query, &picked).unwrap();
         assert!((numbers[0] - tokens.len() as f64 / 186.0).abs() < 1e-12);
         for (number, k) in numbers[1..].iter().zip(TOP) {
@@ -183,7 +184,7 @@ mod tests {
             let hit = tokens.iter().filter(|t| rank(**t as usize) < k).count();
             assert!((number - hit as f64 / k as f64).abs() < 1e-12);
         }
-        let nothing = Picked { exact: Exact { sink, recent }, selection: None };
+        let nothing = AttendedTokens { exact: StaticTokens { sink, recent }, selection: None };
         assert_eq!(of_query(&head, query, &nothing), None);
     }
 }

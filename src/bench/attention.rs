@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::row::BenchRow;
-use super::sequence::Sequence;
+use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::Prefix;
-use spattn_attention::{AttentionTime, Configured, Fork, IndexCache, Rotation};
+use spattn_attention::{AttentionTime, Configured, IndexCache, Rotation, Sequence};
 use spattn_model::dimensions::Dimensions;
 
 /// Forks of one method, one on each sequence, that step together.
 pub struct Stepping<'s> {
-    sequences: &'s [Sequence],
-    forks: Vec<Fork>,
+    sequences: &'s [BenchSequence],
+    forks: Vec<Sequence>,
     out: Vec<f32>,
 }
 
@@ -24,11 +24,11 @@ impl<'s> Stepping<'s> {
     /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
     pub fn new(
         method: &Configured,
-        sequences: &'s [Sequence],
+        sequences: &'s [BenchSequence],
         caches: &mut [IndexCache],
         dimensions: &Dimensions,
     ) -> Self {
-        let fork = |cache: &mut IndexCache| cache.fork(method, false).telling_parts();
+        let fork = |cache: &mut IndexCache| cache.fork(method, false).with_selection_breakdown();
         let (forks, c) = (caches.iter_mut().map(fork).collect(), dimensions.config());
         Self { sequences, forks, out: vec![0.0; c.heads * c.head_dim] }
     }
@@ -54,7 +54,7 @@ impl Runs for Stepping<'_> {
 }
 
 /// What forks have spent on attention so far.
-pub fn worked(forks: &[Fork]) -> AttentionTime {
+pub fn worked(forks: &[Sequence]) -> AttentionTime {
     let mut sum = AttentionTime::default();
     forks.iter().for_each(|fork| sum += fork.attention_time());
     sum
@@ -70,7 +70,7 @@ pub fn shared_out(time: Duration, attention: Duration, worked: AttentionTime) ->
 
 /// Indexes of all sequences, none built yet.
 pub fn caches(
-    sequences: &[Sequence],
+    sequences: &[BenchSequence],
     dimensions: &Dimensions,
     rotation: Option<&Arc<dyn Rotation>>,
 ) -> Vec<IndexCache> {
@@ -84,7 +84,7 @@ pub fn aux_bytes(prefix: &Prefix, bits: f64) -> u64 {
 }
 
 /// Puts what forks that step together counted into a row: of one step of all of them, all layers.
-pub fn count_steps(forks: &[Fork], row: &mut BenchRow) {
+pub fn count_steps(forks: &[Sequence], row: &mut BenchRow) {
     let Some(first) = forks.first() else { return };
     let steps = (first.tokens() - first.prefix().tokens()).max(1) as u64;
     let mut cost = Cost::default();
@@ -125,7 +125,7 @@ mod tests {
             let (steps, seed, layers) = (3, 1, 1);
             let wanted =
                 Wanted { dimensions: &dimensions, angles: &angles, layers, context, steps, needs: &needs, seed };
-            let sequences = [Sequence::drawn(wanted)];
+            let sequences = [BenchSequence::drawn(wanted)];
             for (spec, tells) in [
                 ("topk:density=0.1", true),
                 ("topk:density=0.1,rescore=int4", true),

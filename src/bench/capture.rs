@@ -292,7 +292,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use super::super::sequence::{Sequence, Wanted};
+    use super::super::sequence::{BenchSequence, Wanted};
     use super::*;
     use spattn_attention::kv::Prefix;
 
@@ -378,7 +378,7 @@ mod tests {
         let (angles, needs) = (dimensions.angles(context + steps), BTreeSet::new());
         let wanted =
             Wanted { dimensions: &dimensions, angles: &angles, layers: 2, context, steps, needs: &needs, seed: 1 };
-        let sequence = Sequence::captured(wanted, &capture, number).unwrap();
+        let sequence = BenchSequence::captured(wanted, &capture, number).unwrap();
         let (queries, prefix) = read_at_once(&capture, &capture.tokens(context + steps, number).unwrap());
         assert_eq!((sequence.prefix.layers(), sequence.prefix.tokens(), sequence.steps.len()), (2, context, steps));
         assert!(sequence.looks.is_some());

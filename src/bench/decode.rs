@@ -7,21 +7,21 @@ use anyhow::Result;
 use super::attention::{count_steps, shared_out, worked};
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
-use spattn_attention::{Configured, Fork, IndexCache};
+use spattn_attention::{Configured, IndexCache, Sequence};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::Stream;
 
 /// Forks of one method, one on each sequence, that step together.
 pub struct Decoding<'m> {
     decoder: &'m Decoder,
-    forks: Vec<Fork>,
+    forks: Vec<Sequence>,
     prompt_tokens: usize,
 }
 
 impl<'m> Decoding<'m> {
     /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
     pub fn new(decoder: &'m Decoder, method: &Configured, caches: &mut [IndexCache], prompt_tokens: usize) -> Self {
-        let forks = caches.iter_mut().map(|cache| cache.fork(method, false).telling_parts()).collect();
+        let forks = caches.iter_mut().map(|cache| cache.fork(method, false).with_selection_breakdown()).collect();
         Self { decoder, forks, prompt_tokens }
     }
 }

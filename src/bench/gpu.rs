@@ -12,12 +12,12 @@ use anyhow::Result;
 use super::attention::count_steps;
 use super::index::count_index;
 use super::row::{BenchRow, Roof};
-use super::sequence::Sequence;
+use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
 use spattn_cuda::{Flood, Gpu, Into, Storage};
-use spattn_model::cuda::{AloneTimes, BatchRoom, Following, LayerAlone, RunAlone};
+use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
 use spattn_model::decoder::Decoder;
 use spattn_model::dimensions::Dimensions;
 
@@ -95,8 +95,8 @@ impl OnGpu {
 }
 
 /// Copies of a layer that are stepped one after the other, so that a launch is long enough to be timed.
-pub(super) fn copies(sequences: &[Sequence], batch: usize) -> usize {
-    let kv = |sequence: &Sequence| sequence.prefix.layer(0).bytes();
+pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> usize {
+    let kv = |sequence: &BenchSequence| sequence.prefix.layer(0).bytes();
     let bytes = batch * sequences.first().map_or(1, kv).max(1);
     (LEAST_BYTES / bytes).clamp(1, MOST_COPIES)
 }
@@ -108,7 +108,7 @@ pub(super) fn copies(sequences: &[Sequence], batch: usize) -> usize {
 pub(super) fn layer(
     gpu: &Arc<Gpu>,
     dimensions: &Dimensions,
-    sequences: &[Sequence],
+    sequences: &[BenchSequence],
     (batch, copies): (usize, usize),
 ) -> Result<Arc<LayerAlone>> {
     let with_next: Vec<_> = sequences
@@ -119,7 +119,7 @@ pub(super) fn layer(
         })
         .collect();
     let heads = dimensions.config().heads;
-    let stats: Vec<&PromptStats> = sequences.iter().filter_map(Sequence::stats).collect();
+    let stats: Vec<&PromptStats> = sequences.iter().filter_map(BenchSequence::stats).collect();
     let stats = PromptStats::beside(&stats, batch);
     Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?.knowing(stats)))
 }
@@ -140,7 +140,7 @@ pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Opt
 pub(super) struct SteppingThere<'s> {
     layer: Arc<LayerAlone>,
     run: RunAlone,
-    sequences: &'s [Sequence],
+    sequences: &'s [BenchSequence],
     batch: usize,
 }
 
@@ -153,10 +153,10 @@ impl<'s> SteppingThere<'s> {
         method: &Configured,
         layer: &Arc<LayerAlone>,
         cache: &mut IndexCache,
-        sequences: &'s [Sequence],
+        sequences: &'s [BenchSequence],
         batch: usize,
     ) -> Result<Option<Self>> {
-        if !cache.can_stay_there(method) {
+        if !cache.can_stay_on_device(method) {
             return Ok(None);
         }
         layer.ask(queries(sequences, batch, 0))?;
@@ -188,7 +188,7 @@ impl<'s> BuildingThere<'s> {
         rotation: Option<Arc<dyn Rotation>>,
     ) -> Option<Self> {
         let cache = cache(layer, dtype, seed, rotation.as_ref());
-        let builds = !method.method.picks_nothing() && cache.can_stay_there(method);
+        let builds = !method.method.is_static_only() && cache.can_stay_on_device(method);
         builds.then(|| Self { method, layer: layer.clone(), dtype, seed, rotation, aux_bits: 0.0 })
     }
 }
@@ -213,13 +213,13 @@ impl Runs for BuildingThere<'_> {
 pub(super) struct DecodingThere<'s> {
     stepping: SteppingThere<'s>,
     decoder: &'s Decoder,
-    room: BatchRoom,
+    room: BatchWorkspace,
 }
 
 impl<'s> DecodingThere<'s> {
     /// Whole steps of `decoder`, whose layers attend as `stepping` does.
     pub fn new(decoder: &'s Decoder, stepping: SteppingThere<'s>) -> Self {
-        Self { stepping, decoder, room: BatchRoom::default() }
+        Self { stepping, decoder, room: BatchWorkspace::default() }
     }
 }
 
@@ -253,7 +253,7 @@ impl Runs for DecodingThere<'_> {
 }
 
 /// Queries of all sequences of a batch at a step.
-fn queries(sequences: &[Sequence], batch: usize, step: usize) -> Vec<f32> {
+fn queries(sequences: &[BenchSequence], batch: usize, step: usize) -> Vec<f32> {
     (0..batch).flat_map(|i| sequences[i % sequences.len()].steps[step][0].queries.iter().copied()).collect()
 }
 

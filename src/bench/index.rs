@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::attention::aux_bytes;
 use super::row::BenchRow;
-use super::sequence::Sequence;
+use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::kv::Prefix;
 use spattn_attention::{Configured, Rotation};
@@ -15,7 +15,7 @@ use spattn_model::dimensions::Dimensions;
 /// A method that builds its index of one sequence.
 pub struct Building<'s> {
     /// What it is built over.
-    pub sequence: &'s Sequence,
+    pub sequence: &'s BenchSequence,
     /// The method.
     pub method: &'s Configured,
     /// Of the model.

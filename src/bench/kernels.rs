@@ -12,7 +12,7 @@ use super::row::BenchRow;
 use super::turns::{Runs, Turn};
 use spattn_attention::kv::LayerKv;
 use spattn_attention::mix_seed;
-use spattn_kernels::hamming::{Raises, hamming_scores};
+use spattn_kernels::hamming::{TieBreakOffsets, hamming_scores};
 use spattn_kernels::linear::linear_rows;
 use spattn_kernels::matmul::matmul;
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
@@ -135,7 +135,7 @@ fn selecting<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
                 let heads =
                     distances.par_chunks_exact_mut(group * tokens).zip(signatures.par_chunks_exact(tokens * words));
                 heads.zip(asked.par_chunks_exact(group * words)).for_each(|((out, planes), asked)| {
-                    hamming_scores(asked, planes, words, Raises::default(), out);
+                    hamming_scores(asked, planes, words, TieBreakOffsets::default(), out);
                 });
             }),
         },

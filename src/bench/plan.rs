@@ -21,7 +21,7 @@ use super::place::Place;
 use super::prefill::AttendingThere;
 use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
-use super::sequence::{Sequence, Wanted, needs_of};
+use super::sequence::{BenchSequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
 use crate::eval::records::record::REFERENCE;
 use spattn_attention::kv::LayerKv;
@@ -209,7 +209,7 @@ struct At<'p> {
 /// What was drawn for it.
 struct Material {
     rotation: Option<Arc<dyn Rotation>>,
-    sequences: Vec<Sequence>,
+    sequences: Vec<BenchSequence>,
     prompt: Option<Prompt>,
     /// The sequences on a GPU.
     #[cfg(feature = "cuda")]
@@ -271,8 +271,8 @@ impl At<'_> {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));
             let wanted = Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed };
             match capture {
-                None => Ok(Sequence::drawn(wanted)),
-                Some(capture) => Sequence::captured(wanted, capture, number),
+                None => Ok(BenchSequence::drawn(wanted)),
+                Some(capture) => BenchSequence::captured(wanted, capture, number),
             }
         };
         let count = match place {
@@ -281,7 +281,7 @@ impl At<'_> {
             #[cfg(feature = "cuda")]
             Place::Gpu(_) => self.batch.min(gpu::DRAWN),
         };
-        let sequences = (0..count).map(sequence).collect::<Result<Vec<Sequence>>>()?;
+        let sequences = (0..count).map(sequence).collect::<Result<Vec<BenchSequence>>>()?;
         #[cfg(feature = "cuda")]
         let there = self.taken_there(place, &sequences)?;
         let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| match capture {
@@ -373,7 +373,7 @@ impl At<'_> {
 
     /// The sequences on a GPU, if that is the place: as often as a model has layers, where whole steps are timed.
     #[cfg(feature = "cuda")]
-    fn taken_there(&self, place: &Place, sequences: &[Sequence]) -> Result<Option<Arc<LayerAlone>>> {
+    fn taken_there(&self, place: &Place, sequences: &[BenchSequence]) -> Result<Option<Arc<LayerAlone>>> {
         let Place::Gpu(here) = place else { return Ok(None) };
         if self.plan.op == Op::Prefill {
             return Ok(None);
@@ -404,7 +404,7 @@ impl At<'_> {
             if self.plan.op == Op::Index {
                 match BuildingThere::new(method, layer, dtype, seed, material.rotation.clone()) {
                     Some(runs) => entries.push(Entry::of(method, runs)),
-                    None if method.method.picks_nothing() => {}
+                    None if method.method.is_static_only() => {}
                     None => elsewhere.push(method.label()),
                 }
                 continue;
@@ -487,16 +487,16 @@ impl At<'_> {
     }
 
     /// Methods that have an index.
-    fn building<'r>(&'r self, material: &'r Material, sequence: &'r Sequence) -> Vec<Entry<'r>> {
+    fn building<'r>(&'r self, material: &'r Material, sequence: &'r BenchSequence) -> Vec<Entry<'r>> {
         let (dimensions, rotation) = (&self.plan.dimensions, &material.rotation);
         let entry = |method: &'r Configured| {
             let rotation = rotation.clone();
             Entry::of(method, Building { sequence, method, dimensions, rotation, aux_bits: 0.0 })
         };
-        self.methods.iter().filter(|method| !method.method.picks_nothing()).map(entry).collect()
+        self.methods.iter().filter(|method| !method.method.is_static_only()).map(entry).collect()
     }
 
-    fn kernels<'r>(&'r self, sequence: &'r Sequence) -> Vec<Entry<'r>> {
+    fn kernels<'r>(&'r self, sequence: &'r BenchSequence) -> Vec<Entry<'r>> {
         let queries = &sequence.steps[0][0].queries;
         let entry = |kernel: kernels::Kernel<'r>| Entry {
             method: kernel.name.to_owned(),

@@ -30,7 +30,7 @@ pub struct LayerRow {
 }
 
 /// A prefix with the tokens that follow it.
-pub struct Sequence {
+pub struct BenchSequence {
     /// Keys and values of all layers.
     pub prefix: Arc<Prefix>,
     /// What methods asked to know of its prompt.
@@ -63,7 +63,7 @@ pub struct Wanted<'a> {
     pub seed: u64,
 }
 
-impl Sequence {
+impl BenchSequence {
     /// Draws a prefix and what follows.
     pub fn drawn(wanted: Wanted<'_>) -> Self {
         let Wanted { dimensions, angles, layers, context, steps, needs, seed } = wanted;

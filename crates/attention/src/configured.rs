@@ -36,9 +36,9 @@ pub struct Configured {
 
 impl Configured {
     /// Whether a device picks for rows of both by one launch, if they have the same index: nothing differs, or nothing but what rows'
-    /// [numbers](device::DeviceForm::number) say.
+    /// [numbers](device::DeviceForm::budget_units) say.
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
-        let is_in_number = || self.method.device_form().is_some_and(|form| form.numbers_are_budgets());
+        let is_in_number = || self.method.device_form().is_some_and(|form| form.units_encode_budget());
         let are_alike_beside =
             || crate::spec::beside_budget(&self.settings).eq(crate::spec::beside_budget(&other.settings));
         self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
@@ -94,8 +94,8 @@ impl Configured {
     }
 
     /// Whether its candidates change as tokens follow the prefix.
-    pub fn moves_on(&self) -> bool {
-        self.method.follows_tail() || self.policy.tail != Tail::Exact
+    pub fn has_moving_candidates(&self) -> bool {
+        self.method.manages_decoded_tokens() || self.policy.tail != Tail::Exact
     }
 
     /// `name` or `name:params`, as a user would write it.

@@ -3,7 +3,7 @@
 //!
 //! A method is one file in `methods/` and one line in its registry. It says what it stores when the
 //! prefix is ready, which tokens (and weights) it picks for a step's queries, and what that cost. It
-//! never attends: [`Fork`] does, the same way for all methods. Models, tasks and records are unknown here.
+//! never attends: [`Sequence`] does, the same way for all methods. Models, tasks and records are unknown here.
 
 pub mod calibration;
 mod configured;
@@ -24,16 +24,16 @@ pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
-pub use decode::sequence::{Fork, Selects};
+pub use decode::sequence::{SelectionSite, Sequence};
 pub use decode::timing::{AttentionTime, IndexTime};
 #[cfg(feature = "cuda")]
-pub use device::form::Scoring;
+pub use device::form::MaterializesScores;
 pub use device::form::{DeviceForm, StepShape};
 pub use device::layer::DeviceIndex;
 #[cfg(feature = "cuda")]
-pub use device::layer::{DeviceLayer, DeviceStep, Learned, RunThere};
+pub use device::layer::{DeviceLayer, DeviceSequence, DeviceStep, PrefixStatsView};
 #[cfg(feature = "cuda")]
-pub use device::workspaces::{DeviceRoom, DeviceScratch};
+pub use device::workspaces::{DeviceScratch, DeviceWorkspace};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
@@ -46,17 +46,17 @@ pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::policy::{DenseLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
-pub use types::prefix_head::{Depth, HeadPrefix};
+pub use types::prefix_head::{HeadPrefix, SparseLayerRank};
 pub use types::prompt_shape::PromptShape;
 pub use types::role::Role;
 pub use types::schedule::{LayerShare, Schedule};
 pub use types::seed::{RowSeed, mix_seed};
-pub use types::selection::{Exact, Picked, Picks, Selection, Weighting};
+pub use types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 
 #[cfg(test)]
 mod testing {
     use super::decode::head_kv::{HeadKv, Queries};
-    use super::{Exact, Picked, Selection};
+    use super::{AttendedTokens, Selection, StaticTokens};
     use crate::kv::{LayerKv, Prefix};
 
     /// Output `[group][d]` of attending what was selected from the only KV head of `kv`, and nothing else.
@@ -64,9 +64,9 @@ mod testing {
         let (tokens, d) = (kv.tokens(), kv.keys.d());
         let (prefix, tail) = (Prefix::new(vec![kv.clone()]), LayerKv::new(crate::kv::KvDtype::F32, 1, d, 0));
         let mut out = vec![f32::NAN; queries.len()];
-        let nothing = Exact { sink: 0, recent: tokens };
+        let nothing = StaticTokens { sink: 0, recent: tokens };
         let scale = 1.0 / (d as f32).sqrt();
-        let picked = Picked { exact: nothing, selection: Some(selection.clone()) };
+        let picked = AttendedTokens { exact: nothing, selection: Some(selection.clone()) };
         HeadKv::new(&prefix, &tail, 0, 0).attend(&Queries::new(queries, scale), &picked, &mut out);
         out
     }

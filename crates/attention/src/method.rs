@@ -14,10 +14,10 @@ use crate::kv::KvDtype;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
-use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
-use crate::types::selection::{Exact, Selection};
+use crate::types::selection::{Selection, StaticTokens};
 use crate::{DeviceForm, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::{Joined, Rows, linear};
 
@@ -43,7 +43,7 @@ pub trait Method: Send + Sync + 'static {
 
     /// A parameter that counts channels of a head, and its value: a model whose heads are narrower is refused. `None` if
     /// nothing counts them, or only as a share.
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         None
     }
 
@@ -85,11 +85,11 @@ pub trait Method: Send + Sync + 'static {
 
     /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
     /// whenever all of them have taken a step. Nothing by default.
-    fn agree(&self, _states: &mut [&mut Self::State]) {}
+    fn coordinate_heads(&self, _states: &mut [&mut Self::State]) {}
 
     /// What is attended exactly, whatever is picked; the rest are the candidates.
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
-        Exact::policy(policy, prefix_tokens, total_tokens)
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
+        StaticTokens::policy(policy, prefix_tokens, total_tokens)
     }
 
     /// Whether tokens after the prefix can become candidates.
@@ -105,25 +105,25 @@ pub trait Method: Send + Sync + 'static {
     /// Whether the method decides about the tokens after the prefix too. It is then asked at every step of
     /// every layer that is not dense, candidates or none: those of a step are all tokens that
     /// [`exact`](Self::exact) leaves out, and its picks (in an ordinary softmax only) may be among them.
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         false
     }
 
     /// Whether what is [exact](Self::exact) is all that is ever attended: [`select`](Self::select) is then never asked.
-    fn picks_nothing(&self) -> bool {
+    fn is_static_only(&self) -> bool {
         false
     }
 
     /// Candidates whose keys and values are still held for this KV head (by any query head of its group);
     /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
     /// be picked again.
-    fn held(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
+    fn resident_candidates(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
         None
     }
 
     /// Whether what it picks hangs on nothing that a step brings, neither queries nor keys nor values, which a step need then
     /// not hold: it was chosen when the index was made, or is drawn.
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         false
     }
 
@@ -184,7 +184,7 @@ pub struct Step<'a> {
     /// Layer, from 0.
     pub layer: usize,
     /// Where the layer stands among those that are not dense.
-    pub depth: Depth,
+    pub depth: SparseLayerRank,
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated, unscaled queries of the group, `[group][d]`.
@@ -208,7 +208,7 @@ pub struct Step<'a> {
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
     /// Whether tokens behind the prefix become candidates as more follow.
-    pub moves_on: bool,
+    pub has_moving_candidates: bool,
     /// Tokens in context, the current one included, and how many of them are static.
     pub context: Context,
     /// How tokens far from the current one are seen, if not where they are; the current one is the last in context.
@@ -248,14 +248,14 @@ impl Step<'_> {
     /// The queries, as scorers take them.
     pub(super) fn group_queries(&self) -> GroupQueries<'_> {
         let Self { layer, kv_head, queries, d, scale, .. } = *self;
-        GroupQueries { layer, kv_head, numbers: queries, rows: 1, d, scale }
+        GroupQueries { layer, kv_head, queries, rows: 1, d, scale }
     }
 
     /// Exact `q·k` (unscaled) of every candidate for `queries: [query][d]`, `[query][candidates]`, with its cost.
     pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Vec<f32> {
         let keys = self.all_keys().slice(self.candidates.clone());
         cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
-        GroupQueries { numbers: queries, ..self.group_queries() }.dots_joined(keys, cost)
+        GroupQueries { queries, ..self.group_queries() }.dots_joined(keys, cost)
     }
 
     /// Tokens of the prefix.
@@ -315,8 +315,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibration(&self) -> Option<&'static str>;
     /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
-    /// See [`Method::channels_asked`].
-    fn channels_asked(&self) -> Option<(&'static str, usize)>;
+    /// See [`Method::required_head_dim`].
+    fn required_head_dim(&self) -> Option<(&'static str, usize)>;
     /// See [`Method::prompt_needs`].
     fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::solve`].
@@ -331,22 +331,22 @@ pub trait AnyMethod: Send + Sync {
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
     /// See [`Method::select`].
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
-    /// See [`Method::agree`].
-    fn agree(&self, states: &mut [Box<dyn Any + Send>]);
+    /// See [`Method::coordinate_heads`].
+    fn coordinate_heads(&self, states: &mut [Box<dyn Any + Send>]);
     /// See [`Method::exact`].
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
-    /// See [`Method::follows_tail`].
-    fn follows_tail(&self) -> bool;
-    /// See [`Method::picks_nothing`].
-    fn picks_nothing(&self) -> bool;
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens;
+    /// See [`Method::manages_decoded_tokens`].
+    fn manages_decoded_tokens(&self) -> bool;
+    /// See [`Method::is_static_only`].
+    fn is_static_only(&self) -> bool;
     /// See [`Method::tail_rule`].
     fn tail_rule(&self) -> TailRule;
     /// See [`Method::state_bytes`].
     fn state_bytes(&self, state: &dyn Any) -> usize;
-    /// See [`Method::held`].
-    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
-    /// See [`Method::is_blind`].
-    fn is_blind(&self) -> bool;
+    /// See [`Method::resident_candidates`].
+    fn resident_candidates(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
+    /// See [`Method::is_data_independent`].
+    fn is_data_independent(&self) -> bool;
     /// See [`Method::device_form`].
     fn device_form(&self) -> Option<&dyn DeviceForm>;
     /// See [`Method::positions`].
@@ -367,8 +367,8 @@ impl<M: Method> AnyMethod for M {
         let Some(need) = Method::calibration(self) else { return Ok(None) };
         Ok(Some(Arc::new((need.load)(self, artefact)?)))
     }
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
-        Method::channels_asked(self)
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
+        Method::required_head_dim(self)
     }
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Method::prompt_needs(self)
@@ -392,19 +392,19 @@ impl<M: Method> AnyMethod for M {
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
         Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
     }
-    fn agree(&self, states: &mut [Box<dyn Any + Send>]) {
+    fn coordinate_heads(&self, states: &mut [Box<dyn Any + Send>]) {
         let mut states: Vec<&mut M::State> =
             states.iter_mut().map(|state| state.as_mut().downcast_mut().expect(OWN)).collect();
-        Method::agree(self, &mut states);
+        Method::coordinate_heads(self, &mut states);
     }
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         Method::exact(self, policy, prefix_tokens, total_tokens)
     }
-    fn follows_tail(&self) -> bool {
-        Method::follows_tail(self)
+    fn manages_decoded_tokens(&self) -> bool {
+        Method::manages_decoded_tokens(self)
     }
-    fn picks_nothing(&self) -> bool {
-        Method::picks_nothing(self)
+    fn is_static_only(&self) -> bool {
+        Method::is_static_only(self)
     }
     fn tail_rule(&self) -> TailRule {
         Method::tail_rule(self)
@@ -412,11 +412,11 @@ impl<M: Method> AnyMethod for M {
     fn state_bytes(&self, state: &dyn Any) -> usize {
         Method::state_bytes(self, state.downcast_ref().expect(OWN))
     }
-    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
-        Method::held(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))
+    fn resident_candidates(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
+        Method::resident_candidates(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))
     }
-    fn is_blind(&self) -> bool {
-        Method::is_blind(self)
+    fn is_data_independent(&self) -> bool {
+        Method::is_data_independent(self)
     }
     fn device_form(&self) -> Option<&dyn DeviceForm> {
         Method::device_form(self)

@@ -46,11 +46,11 @@ pub struct Tokens<'a> {
 #[derive(Debug, Clone, Copy)]
 pub enum Weights<'a> {
     /// Their logits.
-    Logits,
+    Softmax,
     /// Their logits, each lowered by a number.
-    Lowered(&'a [f32]),
+    LogBias(&'a [f32]),
     /// Given weights, which stand for `exp(log_mass)` together.
-    Given(&'a [f32], f32),
+    Explicit(&'a [f32], f32),
 }
 
 /// What follows the prefix in one row, `[layer][keys, values][kv_head][capacity][d]`.
@@ -255,8 +255,8 @@ impl Attention {
         }
     }
 
-    /// The same in memory that a room has [kept](AttentionRoom::keep).
-    pub fn in_room(mut self, room: &mut AttentionRoom) -> Self {
+    /// The same in memory that a room has [kept](AttentionWorkspace::keep).
+    pub fn in_room(mut self, room: &mut AttentionWorkspace) -> Self {
         (self.tokens, self.weights) = (std::mem::take(&mut room.spare.1), std::mem::take(&mut room.spare.2));
         self.tokens.clear();
         self.weights.clear();
@@ -276,7 +276,7 @@ impl Attention {
     /// # Panics
     /// If the list, or an exact part, goes beyond the row's tokens.
     pub fn add_list(&mut self, part: usize, unit: &Unit<'_>, list: TokenList<'_>, prefix_tokens: usize) {
-        assert!(unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Logits), "a list alone");
+        assert!(unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Softmax), "a list alone");
         assert!(list.end() <= unit.tokens.total, "picks below {} of {} tokens", list.end(), unit.tokens.total);
         self.add_with(part, unit, Some(list), prefix_tokens);
     }
@@ -294,9 +294,9 @@ impl Attention {
         self.prefix_tokens = Some(prefix_tokens);
         self.least_layers = self.least_layers.min(unit.tail.layers);
         let (weighting, extra, log_mass) = match unit.weights {
-            Weights::Logits => (0, None, 0.0),
-            Weights::Lowered(by) => (0, Some(by), 0.0),
-            Weights::Given(weights, log_mass) => (1, Some(weights), log_mass),
+            Weights::Softmax => (0, None, 0.0),
+            Weights::LogBias(by) => (0, Some(by), 0.0),
+            Weights::Explicit(weights, log_mass) => (1, Some(weights), log_mass),
         };
         assert!(extra.is_none_or(|extra| extra.len() == picked.len()), "one number a token");
         let tokens_at = (!picked.is_empty()).then_some(self.tokens.len());
@@ -400,7 +400,7 @@ fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
 
 /// Room that the kernels need, kept from step to step.
 #[derive(Debug, Default)]
-pub struct AttentionRoom {
+pub struct AttentionWorkspace {
     lists: Option<Buffer>,
     partials: Option<Buffer>,
     /// How many partials of each head have been written: zeros between launches.
@@ -411,7 +411,7 @@ pub struct AttentionRoom {
     spare: (Vec<u8>, Vec<u32>, Vec<f32>),
 }
 
-impl AttentionRoom {
+impl AttentionWorkspace {
     /// Keeps the memory of an attention that is over.
     pub fn keep(&mut self, attention: Attention) {
         (self.spare.1, self.spare.2) = (attention.tokens, attention.weights);
@@ -451,7 +451,12 @@ impl Gpu {
     ///
     /// # Panics
     /// If heads are of another width than kernels take.
-    pub fn prepare(&self, attention: &mut Attention, room: &mut AttentionRoom, d: usize) -> Result<Prepared, GpuError> {
+    pub fn prepare(
+        &self,
+        attention: &mut Attention,
+        room: &mut AttentionWorkspace,
+        d: usize,
+    ) -> Result<Prepared, GpuError> {
         assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
         attention.fill();
         let places = self.send(attention, room)?;
@@ -550,7 +555,7 @@ impl Gpu {
     }
 
     /// Sends all lists in one piece.
-    fn send(&self, attention: &mut Attention, room: &mut AttentionRoom) -> Result<Places, GpuError> {
+    fn send(&self, attention: &mut Attention, room: &mut AttentionWorkspace) -> Result<Places, GpuError> {
         let mut at = 0;
         let mut place = |bytes: usize| {
             let offset = at;
@@ -593,7 +598,7 @@ impl Gpu {
         Ok(Places { units, parts, vectors })
     }
 
-    fn reserve_lists(&self, room: &mut AttentionRoom, bytes: usize) -> Result<(), GpuError> {
+    fn reserve_lists(&self, room: &mut AttentionWorkspace, bytes: usize) -> Result<(), GpuError> {
         if room.lists.as_ref().is_none_or(|lists| lists.bytes() < bytes) {
             room.sent.clear();
         }

@@ -5,10 +5,10 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::launch::Cache;
-use super::own::{OwnRows, OwnTokens};
+use super::per_row_tokens::{OwnTokens, PerRowTokens};
 use super::prefill::{Rows, addresses};
 use super::tree::{DeviceTree, Tree};
-use super::{Buffer, Gpu, GpuError, Mirrored, Plain, Storage, failed};
+use super::{Buffer, Gpu, GpuError, HostDeviceVec, Plain, Storage, failed};
 
 /// Threads of a block that attends or searches, and of one that writes runs out.
 const THREADS: u32 = 128;
@@ -67,9 +67,9 @@ pub struct BlockLists {
     /// `[block][list]`.
     counts: Option<Buffer>,
     /// `[list][row]`, or `[row]` for all lists.
-    starts: Mirrored<u32>,
+    starts: HostDeviceVec<u32>,
     /// Diagonals: `[list][word]`, a bit for each distance.
-    distances: Mirrored<u32>,
+    distances: HostDeviceVec<u32>,
     /// Words of a list's diagonals; none if no list has any.
     distance_words: usize,
     own: OwnTokens,
@@ -123,7 +123,7 @@ impl BlockLists {
     ///
     /// # Panics
     /// If there are not as many lists, or one has more rows than a block.
-    pub fn set_own(&mut self, gpu: &Gpu, blocks: &[&OwnRows], heads: (usize, usize)) -> Result<(), GpuError> {
+    pub fn set_own(&mut self, gpu: &Gpu, blocks: &[&PerRowTokens], heads: (usize, usize)) -> Result<(), GpuError> {
         self.own.set(gpu, &self.shape, blocks, heads)
     }
 
@@ -252,7 +252,7 @@ pub struct PromptSearch<'a> {
     /// Rows that are scored.
     pub sampling: Sampling,
     /// What each block searches.
-    pub blocks: &'a Mirrored<Searched>,
+    pub blocks: &'a HostDeviceVec<Searched>,
 }
 
 impl PromptSearch<'_> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreRoom, TokenLists};
+use super::select::{Queries, Reduction, ScoreWorkspace, TokenLists};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Tokens of a block that scores, and those that a thread of it takes.
@@ -182,7 +182,7 @@ impl Gpu {
         (rows, heads): (usize, usize),
         index: &KeysByChannel<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let KeysByChannel { tokens, kv_heads, d, storage, .. } = *index;
         assert!(heads.is_multiple_of(kv_heads) && heads.is_multiple_of(chosen.lists), "{heads} query heads");
@@ -235,7 +235,7 @@ impl Gpu {
     /// If lists and logits do not fit.
     pub fn rest_shares(
         &self,
-        room: &ScoreRoom,
+        room: &ScoreWorkspace,
         begin: usize,
         index: &KeysByChannel<'_>,
         first: usize,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::select::{Queries, Reduction, ScoreRoom};
+use super::select::{Queries, Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Threads of a block, tokens of a thread, and heads that it takes at a time.
@@ -66,7 +66,7 @@ impl Gpu {
         keys: &CodedKeys<'_>,
         reduction: Option<Reduction>,
         tables: &mut Option<Buffer>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let CodedKeys { parts, count, tokens, kv_heads, .. } = *keys;
         let heads = queries.heads;

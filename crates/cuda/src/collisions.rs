@@ -71,7 +71,7 @@ pub struct HashTables {
     bounds: Buffer,
     /// `[kv_head][table][token]`, by code.
     sorted: Buffer,
-    /// As [`Chances::log_probabilities`].
+    /// As [`SamplingSpec::log_probabilities`].
     log_probabilities: Buffer,
     /// But for the address of that.
     sampling: DeviceSampling,
@@ -79,7 +79,7 @@ pub struct HashTables {
 
 /// Which tokens are sampled, and how probable that is.
 #[derive(Debug, Clone, Copy)]
-pub struct Chances<'a> {
+pub struct SamplingSpec<'a> {
     /// Tables in which a token has to collide, 1 or 2.
     pub least: u8,
     /// Added to a probability.
@@ -108,7 +108,7 @@ unsafe impl DeviceRepr for DeviceSampling {}
 
 /// Room for what lies between hashing queries and weighing what they collide with.
 #[derive(Debug, Default)]
-pub struct CollisionRoom {
+pub struct CollisionWorkspace {
     /// `[row][head][table]` u16.
     codes: Option<Buffer>,
     /// `[row][head][range][word]` u32, a bit for each token.
@@ -139,7 +139,7 @@ impl Gpu {
         tokens: Range<usize>,
         shape: TableShape,
         (planes, is_centred): (&[f32], bool),
-        chances: Chances<'_>,
+        chances: SamplingSpec<'_>,
     ) -> Result<HashTables, GpuError> {
         let TableShape { bits, tables, d } = shape;
         assert!(shape.fits() && keys.d == d && planes.len() == bits * tables * d, "{shape:?}, {} planes", planes.len());
@@ -242,7 +242,7 @@ impl Gpu {
         keys: &Cache<'_>,
         tables: &HashTables,
         lists: &mut TokenLists,
-        room: &mut CollisionRoom,
+        room: &mut CollisionWorkspace,
     ) -> Result<(), GpuError> {
         let (rows, heads, shape, count) =
             (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::select::{Mirrored, Scores, TokenLists};
+use super::select::{HostDeviceVec, Scores, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
@@ -14,9 +14,9 @@ pub const DRAW_KEY: usize = 8;
 
 /// What draws are made from, and room for what lies between scores and draws.
 #[derive(Debug, Default)]
-pub struct DrawRoom {
+pub struct DrawWorkspace {
     /// A key of ChaCha for each list of each row, `[row][list]` of [`DRAW_KEY`] words.
-    pub keys: Mirrored<u32>,
+    pub keys: HostDeviceVec<u32>,
     /// `[row][list][stride]` u64, what candidates have of the mass up to each.
     sums: Option<Buffer>,
     /// `[row][list][stride]` u32, how often each was drawn.
@@ -41,7 +41,7 @@ impl Gpu {
         first: usize,
         candidates: Range<usize>,
         lists: &mut TokenLists,
-        room: &mut DrawRoom,
+        room: &mut DrawWorkspace,
     ) -> Result<(), GpuError> {
         let columns = candidates.len();
         let (rows, in_row) = scores.shape(columns);

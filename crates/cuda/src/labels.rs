@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreRoom};
+use super::select::{Queries, Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Tokens that share the range of a channel.
@@ -127,7 +127,7 @@ impl Gpu {
         labels: &LabelCodes<'_>,
         [ranges, codes]: [&Buffer; 2],
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let LabelCodes { channels, bits, tokens, kv_heads } = *labels;
         let heads = queries.heads;

@@ -8,17 +8,17 @@
 mod attend;
 mod block_shape;
 mod blocks;
+mod cache_flush;
 mod channels;
 mod codes;
 mod collisions;
 mod draws;
-mod flood;
-mod held;
+mod hamming_top_k;
+mod heavy_hitters;
 mod labels;
 mod launch;
 mod maps;
-mod nearest;
-mod own;
+mod per_row_tokens;
 mod prefill;
 mod record;
 mod select;
@@ -43,27 +43,28 @@ use rayon::prelude::*;
 
 use spattn_kernels::Rows as StoredRows;
 
-pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use attend::{Attention, AttentionWorkspace, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use block_shape::BlockShape;
 pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
+pub use cache_flush::Flood;
 pub use channels::{ChosenChannels, KeysByChannel};
 pub use codes::CodedKeys;
-pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
-pub use draws::{DRAW_KEY, DrawRoom};
-pub use flood::Flood;
-pub use held::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom, HoldingRow};
+pub use collisions::{CollisionWorkspace, HashTables, SamplingSpec, TableShape};
+pub use draws::{DRAW_KEY, DrawWorkspace};
+pub use hamming_top_k::Nearest;
+pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
-pub use nearest::Nearest;
-pub use own::OwnRows;
+pub use per_row_tokens::PerRowTokens;
 pub use prefill::Rows;
 pub use record::Recording;
 pub use select::{
-    IndexRows, MadeQueries, Mirrored, PageBounds, Pages, Queries, Reduction, ScoreRoom, Scores, TokenList, TokenLists,
+    HostDeviceVec, IndexRows, PageBounds, Pages, ProjectedQueries, Queries, Reduction, ScoreWorkspace, Scores,
+    TokenList, TokenLists,
 };
 pub use timeline::Timeline;
-pub use tree::{Tree, TreeRoom};
+pub use tree::{Tree, TreeWorkspace};
 
 /// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreRoom};
+use super::select::{Queries, Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 use spattn_kernels::GPU_WIDEST;
 
@@ -359,7 +359,7 @@ impl Gpu {
         keys: &Signatures<'_>,
         ties: TieOrder,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let Signatures { buffer, kv_heads, nets, words, tokens } = *keys;
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");

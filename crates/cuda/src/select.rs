@@ -38,12 +38,12 @@ const LIST_STEP: usize = 1 << 18;
 
 /// Numbers that host and device hold alike, sent when they change.
 #[derive(Debug, Default)]
-pub struct Mirrored<T> {
+pub struct HostDeviceVec<T> {
     host: Vec<T>,
     device: Option<Buffer>,
 }
 
-impl<T: Plain + PartialEq> Mirrored<T> {
+impl<T: Plain + PartialEq> HostDeviceVec<T> {
     /// Makes both hold `numbers`.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ pub struct Queries<'a> {
     /// Query heads.
     pub heads: usize,
     /// The rows.
-    pub rows: &'a Mirrored<u32>,
+    pub rows: &'a HostDeviceVec<u32>,
 }
 
 /// Channel-wise bounds of pages of keys, `[kv_head][page][d]` each.
@@ -185,14 +185,14 @@ impl Scores {
 
 /// Room for scores by query head, and for what those of each group come to.
 #[derive(Debug, Default)]
-pub struct ScoreRoom {
+pub struct ScoreWorkspace {
     by_head: Scores,
     by_group: Scores,
     /// What is kept of the scores of each tile.
     tiles: Option<Buffer>,
 }
 
-impl ScoreRoom {
+impl ScoreWorkspace {
     /// What was scored last: by query head, or as [`Reduction`] made it.
     pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
         if reduction.is_some() { &self.by_group } else { &self.by_head }
@@ -565,17 +565,17 @@ impl Reduction {
 
 /// Queries that were made of others, `[row][head][width]`, each as the sum of two numbers.
 #[derive(Debug, Clone, Copy)]
-pub struct MadeQueries<'a> {
+pub struct ProjectedQueries<'a> {
     /// The numbers as they are stored.
-    pub most: &'a Buffer,
+    pub high: &'a Buffer,
     /// What that leaves of them, if it is anything.
-    pub rest: Option<&'a Buffer>,
+    pub low: Option<&'a Buffer>,
     /// Query heads.
     pub heads: usize,
     /// Width.
     pub width: usize,
     /// The numbers 0, 1, 2 and on, for each row.
-    pub rows: &'a Mirrored<u32>,
+    pub rows: &'a HostDeviceVec<u32>,
 }
 
 /// Rows `[kv_head][row][width]` that an index holds.
@@ -608,7 +608,7 @@ impl Pages {
 }
 
 /// What scoring kernels read: addresses of rows `[d]`, and where they lie.
-struct Scored {
+struct ScoreArgs {
     kind: &'static str,
     upper: u64,
     lower: u64,
@@ -620,7 +620,7 @@ struct Scored {
 }
 
 /// Queries that they read: addresses of the first row, of the numbers of rows, and how many these are.
-struct Asking {
+struct QueryArgs {
     from: u64,
     rest: u64,
     stride: usize,
@@ -670,10 +670,10 @@ impl Gpu {
         keys: &Cache<'_>,
         tokens: Range<usize>,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
-        let scored = Scored {
+        let scored = ScoreArgs {
             kind: "dots",
             upper: keys.key(0, tokens.start),
             lower: 0,
@@ -700,10 +700,10 @@ impl Gpu {
         rows: Range<usize>,
         bounds: &PageBounds<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let PageBounds { lower, upper, pages, kv_heads, d, storage } = *bounds;
-        let scored = Scored {
+        let scored = ScoreArgs {
             kind: "bounds",
             upper: upper.address(0, bounds.bytes()),
             lower: lower.address(0, bounds.bytes()),
@@ -726,17 +726,17 @@ impl Gpu {
     /// If a buffer is too small.
     pub fn score_rows(
         &self,
-        queries: &MadeQueries<'_>,
+        queries: &ProjectedQueries<'_>,
         index: &IndexRows<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
-        let MadeQueries { most, rest, heads, width, rows } = *queries;
+        let ProjectedQueries { high: most, low: rest, heads, width, rows } = *queries;
         let IndexRows { count, kv_heads, storage, .. } = *index;
         let on_tiles = Self::fits_tiles(storage, width);
         assert!(rest.is_none() || on_tiles, "queries in two parts {width} wide");
         let bytes = rows.numbers().len() * heads * width * storage.bytes();
-        let scored = Scored {
+        let scored = ScoreArgs {
             kind: if rest.is_some() { "split" } else { "dots" },
             upper: index.rows.address(0, kv_heads * count * width * storage.bytes()),
             lower: 0,
@@ -746,7 +746,7 @@ impl Gpu {
             d: width,
             storage,
         };
-        let asking = Asking {
+        let asking = QueryArgs {
             from: most.address(0, bytes),
             rest: rest.map_or(0, |rest| rest.address(0, bytes)),
             stride: heads * width,
@@ -761,8 +761,8 @@ impl Gpu {
         self.score(&asking, &scored, reduction, room)
     }
 
-    fn asking(queries: &Queries<'_>, rows: Range<usize>, d: usize, storage: Storage) -> Asking {
-        Asking {
+    fn asking(queries: &Queries<'_>, rows: Range<usize>, d: usize, storage: Storage) -> QueryArgs {
+        QueryArgs {
             from: queries.address(rows.clone(), d, storage),
             rest: 0,
             stride: queries.stride,
@@ -779,13 +779,13 @@ impl Gpu {
 
     fn score(
         &self,
-        asking: &Asking,
-        scored: &Scored,
+        asking: &QueryArgs,
+        scored: &ScoreArgs,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
-        let Scored { d, kv_heads, columns, storage, .. } = *scored;
-        let Asking { stride, heads, rows, .. } = *asking;
+        let ScoreArgs { d, kv_heads, columns, storage, .. } = *scored;
+        let QueryArgs { stride, heads, rows, .. } = *asking;
         assert!(d.is_multiple_of(8) && d <= 256 && stride.is_multiple_of(8), "heads of {d} channels");
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
         let group = heads / kv_heads;
@@ -803,8 +803,8 @@ impl Gpu {
     /// [`score`](Self::score) where there is room, reduced only if tensor cores score.
     fn score_into(
         &self,
-        asking: &Asking,
-        scored: &Scored,
+        asking: &QueryArgs,
+        scored: &ScoreArgs,
         reduction: Option<Reduction>,
         out: &Scores,
     ) -> Result<(), GpuError> {
@@ -816,9 +816,9 @@ impl Gpu {
     }
 
     /// [`score`](Self::score) for all widths and types, into lists by query head.
-    fn score_any(&self, asking: &Asking, scored: &Scored, out: &Scores) -> Result<(), GpuError> {
-        let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
-        let Asking { from, stride, heads, list, rows, .. } = *asking;
+    fn score_any(&self, asking: &QueryArgs, scored: &ScoreArgs, out: &Scores) -> Result<(), GpuError> {
+        let ScoreArgs { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
+        let QueryArgs { from, stride, heads, list, rows, .. } = *asking;
         let group = heads / kv_heads;
         let taken = group.min(MOST_QUERIES).next_power_of_two();
         let lanes = d.next_power_of_two().max(64) / 8;
@@ -838,13 +838,13 @@ impl Gpu {
     /// [`score`](Self::score) on tensor cores; there is room for the scores, reduced or not.
     fn score_tiles(
         &self,
-        asking: &Asking,
-        scored: &Scored,
+        asking: &QueryArgs,
+        scored: &ScoreArgs,
         reduction: Option<Reduction>,
         out: &Scores,
     ) -> Result<(), GpuError> {
-        let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
-        let Asking { from, rest, stride, heads, list, rows } = *asking;
+        let ScoreArgs { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
+        let QueryArgs { from, rest, stride, heads, list, rows } = *asking;
         let group = heads / kv_heads;
         let function = self.function("score_tiles", &format!("{kind}_tiles_{}_{d}", storage.name()))?;
         let (count, to, reduced) = (rows as u32, out.address(), Reduction::number(reduction));
@@ -906,7 +906,7 @@ impl Gpu {
         size: usize,
         kv_heads: usize,
         reduction: Option<Reduction>,
-        room: &mut ScoreRoom,
+        room: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let Scores { rows, lists, columns, .. } = *scores;
         let out = room.resized(self, rows, (lists, kv_heads), columns.div_ceil(size), None)?;
@@ -975,7 +975,7 @@ impl Gpu {
     pub fn top_pages(
         &self,
         scores: &Scores,
-        chosen: &Mirrored<u32>,
+        chosen: &HostDeviceVec<u32>,
         first: usize,
         pages: &Pages,
         lists: &mut TokenLists,
@@ -1077,7 +1077,7 @@ impl Gpu {
         tokens: Range<usize>,
         counters: &[(&Buffer, u64)],
         offset: usize,
-        room: &mut Mirrored<u64>,
+        room: &mut HostDeviceVec<u64>,
     ) -> Result<(), GpuError> {
         assert!(lists.lists == heads || lists.lists == kv_heads, "{} lists of a row", lists.lists);
         assert_eq!(counters.len(), lists.rows, "counters for each row");

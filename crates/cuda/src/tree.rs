@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Mirrored, Pages, Queries, Scores, TokenLists};
+use super::select::{HostDeviceVec, Pages, Queries, Scores, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block, and branches that it scores.
@@ -78,7 +78,7 @@ impl DeviceTree {
 
 /// Room for what lies between the rounds of a search.
 #[derive(Debug, Default)]
-pub struct TreeRoom {
+pub struct TreeWorkspace {
     spans: [Option<Buffer>; 2],
     /// Keys that were scored for each list by round; zero between searches.
     scored: Option<Buffer>,
@@ -101,9 +101,9 @@ impl Gpu {
         queries: &Queries<'_>,
         keys: &Cache<'_>,
         tree: &Tree,
-        keeps: &Mirrored<u32>,
+        keeps: &HostDeviceVec<u32>,
         lists: &mut TokenLists,
-        room: &mut TreeRoom,
+        room: &mut TreeWorkspace,
     ) -> Result<(), GpuError> {
         let (rows, d, storage, heads) = (keeps.numbers().len(), keys.d, keys.storage, queries.heads);
         let count = lists.lists();
@@ -125,7 +125,7 @@ impl Gpu {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }
         self.reserve(&mut room.scored, 4 * rows * count * ROUNDS)?;
-        let TreeRoom { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = room else {
+        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = room else {
             unreachable!("both are there")
         };
         let [mut before, mut after] =

@@ -14,7 +14,7 @@ const BLOCK: usize = 1024;
 
 /// What scores of rows at one distance are raised by, so that they have an order: less than 1, and the same for all queries.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Raises {
+pub struct TieBreakOffsets {
     /// Fixes the permutation of all numbers of 32 bits by which places are ordered.
     pub seed: u64,
     /// Place of the first row.
@@ -25,7 +25,7 @@ pub struct Raises {
     pub unit: f32,
 }
 
-impl Raises {
+impl TieBreakOffsets {
     /// The rank of a place: for each seed a permutation of all numbers of 32 bits.
     #[inline(always)]
     fn rank(self, place: u32) -> u32 {
@@ -53,7 +53,7 @@ fn mixed(mut x: u32) -> u32 {
 ///
 /// # Panics
 /// If the slices do not have these shapes, or `words` is 0.
-pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [f32]) {
+pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
     assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
     assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
@@ -65,7 +65,7 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Rai
 ///
 /// # Panics
 /// As there.
-pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [f32]) {
+pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
     assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
     assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
@@ -74,7 +74,14 @@ pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: Raise
 }
 
 /// Those of the rows from the `first` on, as many as there is room for: by query, or their sums if there is one place for all.
-fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+fn scores_from(
+    first: usize,
+    queries: &[u32],
+    planes: &[u32],
+    words: usize,
+    raises: TieBreakOffsets,
+    out: &mut [&mut [f32]],
+) {
     #[cfg(target_arch = "x86_64")]
     match isa() {
         Isa::Avx512 if is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512vpopcntdq") => {
@@ -92,18 +99,32 @@ fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, rais
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq,avx2,popcnt")]
-fn on_avx512(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+fn on_avx512(
+    first: usize,
+    queries: &[u32],
+    planes: &[u32],
+    words: usize,
+    raises: TieBreakOffsets,
+    out: &mut [&mut [f32]],
+) {
     scan(first, queries, planes, words, raises, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,popcnt")]
-fn on_avx2(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+fn on_avx2(
+    first: usize,
+    queries: &[u32],
+    planes: &[u32],
+    words: usize,
+    raises: TieBreakOffsets,
+    out: &mut [&mut [f32]],
+) {
     scan(first, queries, planes, words, raises, out);
 }
 
 #[inline(always)]
-fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [&mut [f32]]) {
     let (rows, wanted) = (planes.len() / words, out.first().map_or(0, |out| out.len()));
     let (mut distances, mut raised) = ([0u32; BLOCK], [0.0f32; BLOCK]);
     for begin in (0..wanted).step_by(BLOCK) {
@@ -148,7 +169,7 @@ mod tests {
             let mut draw = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u32>>();
             let (query, planes) = (draw(queries * words), draw(rows * words));
             let mut out = vec![f32::NAN; queries * rows];
-            hamming_scores(&query, &planes, words, Raises::default(), &mut out);
+            hamming_scores(&query, &planes, words, TieBreakOffsets::default(), &mut out);
             let bit = |words: &[u32], step: usize, first: usize, b: usize| words[first + b / 32 * step] >> (b % 32) & 1;
             for q in 0..queries {
                 for r in 0..rows {
@@ -167,7 +188,7 @@ mod tests {
             let mut draw = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u32>>();
             let (query, planes) = (draw(queries * words), draw(rows * words));
             // Every sum is exact in f32.
-            let raises = Raises { seed: 11, place: 3, levels: 6, unit: 1.0 / 512.0 };
+            let raises = TieBreakOffsets { seed: 11, place: 3, levels: 6, unit: 1.0 / 512.0 };
             let (mut each, mut sums) = (vec![f32::NAN; queries * rows], vec![f32::NAN; rows]);
             hamming_scores(&query, &planes, words, raises, &mut each);
             hamming_sums(&query, &planes, words, raises, &mut sums);
@@ -185,7 +206,7 @@ mod tests {
         let query: Vec<u32> = (0..2 * words).map(|_| rng.random()).collect();
         let planes: Vec<u32> = (0..rows * words).map(|_| rng.random()).collect();
         let (mut best, mut plain) = (vec![0.0; 2 * rows], vec![0.0; 2 * rows]);
-        let raises = Raises { seed: 0x1234_5678_9abc_def0, place: 77, levels: 12, unit: 1.0 / 4096.0 };
+        let raises = TieBreakOffsets { seed: 0x1234_5678_9abc_def0, place: 77, levels: 12, unit: 1.0 / 4096.0 };
         hamming_scores(&query, &planes, words, raises, &mut best);
         scan(0, &query, &planes, words, raises, &mut plain.chunks_exact_mut(rows).collect::<Vec<_>>());
         assert_eq!(best, plain);
@@ -193,9 +214,9 @@ mod tests {
 
     #[test]
     fn no_rows_give_no_scores_and_equal_signatures_zero() {
-        hamming_scores(&[7, 8], &[], 1, Raises::default(), &mut []);
+        hamming_scores(&[7, 8], &[], 1, TieBreakOffsets::default(), &mut []);
         let mut out = [1.0; 2];
-        hamming_scores(&[7, 8], &[7, 7, 8, 8], 2, Raises::default(), &mut out);
+        hamming_scores(&[7, 8], &[7, 7, 8, 8], 2, TieBreakOffsets::default(), &mut out);
         assert_eq!(out, [0.0, 0.0]);
     }
 
@@ -207,7 +228,7 @@ mod tests {
 
     #[test]
     fn no_two_places_have_one_rank() {
-        let raises = Raises { seed: 5, ..Raises::default() };
+        let raises = TieBreakOffsets { seed: 5, ..TieBreakOffsets::default() };
         let ranks: std::collections::BTreeSet<u32> = (0..100_000).map(|place| raises.rank(place)).collect();
         assert_eq!(ranks.len(), 100_000, "a permutation");
     }
@@ -216,7 +237,7 @@ mod tests {
     #[test]
     fn raises_are_those_of_places_in_any_piece() {
         let rows = 20_000;
-        let raises = Raises { seed: 99, place: 5, levels: 15, unit: 1.0 / 65_536.0 };
+        let raises = TieBreakOffsets { seed: 99, place: 5, levels: 15, unit: 1.0 / 65_536.0 };
         let mut out = vec![f32::NAN; 2 * rows];
         hamming_scores(&[7, 6], &vec![7; rows], 1, raises, &mut out);
         for (row, score) in out[..rows].iter().enumerate() {

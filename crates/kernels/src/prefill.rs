@@ -117,40 +117,40 @@ impl Panels {
 
 /// What a query row sees of packed tokens: the first `common` of them, a stretch behind those, and single ones between.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sight {
+pub struct RowVisibility {
     /// Tokens at the front that it sees.
     pub common: usize,
     /// Further tokens that it sees; none of the front.
     pub stretch: Range<usize>,
     /// Further tokens that it sees, ascending by place, all behind the front and before the stretch.
-    pub singles: Vec<Single>,
+    pub singles: Vec<ScatteredToken>,
 }
 
 /// A packed token that a row sees by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Single {
+pub struct ScatteredToken {
     /// Its place among the packed tokens.
     pub place: usize,
     /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone.
     pub log_weight: f32,
 }
 
-impl Single {
+impl ScatteredToken {
     /// One that stands for itself alone.
     pub fn plain(place: usize) -> Self {
         Self { place, log_weight: 0.0 }
     }
 }
 
-impl Sight {
+impl RowVisibility {
     /// Of the first `common` packed tokens and a stretch.
     pub fn new(common: usize, stretch: Range<usize>) -> Self {
         Self { common, stretch, singles: Vec::new() }
     }
 
     /// Of tokens in ascending places: as many as possible at the front, then as many as possible in the stretch.
-    pub fn of(seen: &[Single]) -> Self {
-        let is_plain = |(single, place): &(&Single, usize)| **single == Single::plain(*place);
+    pub fn of(seen: &[ScatteredToken]) -> Self {
+        let is_plain = |(single, place): &(&ScatteredToken, usize)| **single == ScatteredToken::plain(*place);
         let common = seen.iter().zip(0..).take_while(is_plain).count();
         let end = seen.last().map_or(0, |single| single.place + 1);
         let length = seen[common..].iter().rev().zip((0..end).rev()).take_while(is_plain).count();
@@ -158,9 +158,9 @@ impl Sight {
     }
 
     /// The tokens that the row sees, in ascending places.
-    pub fn each(&self) -> impl Iterator<Item = Single> {
+    pub fn each(&self) -> impl Iterator<Item = ScatteredToken> {
         let (front, stretch) = (0..self.common, self.stretch.clone());
-        front.map(Single::plain).chain(self.singles.iter().copied()).chain(stretch.map(Single::plain))
+        front.map(ScatteredToken::plain).chain(self.singles.iter().copied()).chain(stretch.map(ScatteredToken::plain))
     }
 
     /// How many tokens the row sees.
@@ -199,7 +199,7 @@ impl Sight {
     }
 
     /// The single tokens at these places.
-    fn singles_of(&self, places: Range<usize>) -> &[Single] {
+    fn singles_of(&self, places: Range<usize>) -> &[ScatteredToken] {
         if self.singles.is_empty() {
             return &[];
         }
@@ -236,8 +236,8 @@ pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale:
         let queries = &queries[first * width..][..out.len()];
         for head in 0..heads {
             let kv = &kv[head / group];
-            let seen = |row: usize| Sight::new(0, 0..kv.tokens - rows + first + row + 1);
-            let sights: Vec<Sight> = (0..out.len() / width).map(seen).collect();
+            let seen = |row: usize| RowVisibility::new(0, 0..kv.tokens - rows + first + row + 1);
+            let sights: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
             attend_tile(Tile { queries, heads, head, scale, sights: &sights }, kv, out);
         }
     });
@@ -251,7 +251,7 @@ pub fn block_attention(
     queries: &[f32],
     (head, heads): (usize, usize),
     kv: &PackedHead,
-    sights: &[Sight],
+    sights: &[RowVisibility],
     scale: f32,
     out: &mut [f32],
 ) {
@@ -259,7 +259,7 @@ pub fn block_attention(
     assert_eq!(queries.len(), sights.len() * width, "queries are not whole rows");
     assert_eq!(out.len(), queries.len(), "output shape");
     assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
-    debug_assert!(sights.iter().all(Sight::is_sound), "single tokens between front and stretch");
+    debug_assert!(sights.iter().all(RowVisibility::is_sound), "single tokens between front and stretch");
     let query_rows = kv.query_rows();
     let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
     for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
@@ -276,7 +276,7 @@ struct Tile<'a> {
     head: usize,
     scale: f32,
     /// One for each row.
-    sights: &'a [Sight],
+    sights: &'a [RowVisibility],
 }
 
 fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
@@ -462,7 +462,7 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
     let (d, rows) = (kv.d, tile.sights.len());
     let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
     let mut acc = vec![0.0f32; rows * d];
-    let seen = tile.sights.iter().map(Sight::end).max().unwrap_or(0);
+    let seen = tile.sights.iter().map(RowVisibility::end).max().unwrap_or(0);
     for start in (0..seen).step_by(P::KEYS) {
         let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
         // SAFETY: the CPU supports `S` (caller).
@@ -691,18 +691,18 @@ mod tests {
 
     #[test]
     fn a_sight_is_of_the_tokens_that_it_sees() {
-        let single = |place: usize, log_weight: f32| Single { place, log_weight };
+        let single = |place: usize, log_weight: f32| ScatteredToken { place, log_weight };
         let sights = [
-            Sight::new(0, 0..0),
-            Sight::new(7, 7..7),
-            Sight::new(3, 9..14),
-            Sight::new(0, 1..3),
-            Sight { common: 2, stretch: 20..22, singles: vec![single(4, 0.0), single(19, 0.5)] },
-            Sight { common: 0, stretch: 5..5, singles: vec![single(0, 1.0), single(4, -1.0)] },
+            RowVisibility::new(0, 0..0),
+            RowVisibility::new(7, 7..7),
+            RowVisibility::new(3, 9..14),
+            RowVisibility::new(0, 1..3),
+            RowVisibility { common: 2, stretch: 20..22, singles: vec![single(4, 0.0), single(19, 0.5)] },
+            RowVisibility { common: 0, stretch: 5..5, singles: vec![single(0, 1.0), single(4, -1.0)] },
         ];
         for sight in sights {
-            let seen: Vec<Single> = sight.each().collect();
-            assert_eq!((Sight::of(&seen), seen.len()), (sight.clone(), sight.tokens()));
+            let seen: Vec<ScatteredToken> = sight.each().collect();
+            assert_eq!((RowVisibility::of(&seen), seen.len()), (sight.clone(), sight.tokens()));
         }
     }
 
@@ -745,8 +745,8 @@ mod tests {
             MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.map(|shape| (precision, shape)))
         {
             let kv = PackedHead::for_precision(precision, Rows::F32(&packed_k), Rows::F32(&packed_v), d);
-            let sights: Vec<Sight> =
-                (0..rows).map(|i| Sight::new(common, begin + i / 2..begin + i / 2 + length)).collect();
+            let sights: Vec<RowVisibility> =
+                (0..rows).map(|i| RowVisibility::new(common, begin + i / 2..begin + i / 2 + length)).collect();
             let mut out = vec![f32::NAN; q.len()];
             (0..heads).for_each(|head| block_attention(&q, (head, heads), &kv, &sights, 0.125, &mut out));
             for (i, sight) in sights.iter().enumerate() {
@@ -778,10 +778,11 @@ mod tests {
             let kv = PackedHead::for_precision(precision, Rows::F32(&k), Rows::F32(&v), d);
             let sight = |i: usize| {
                 let places = (common..stretch.start).skip(i % 7).step_by(3 + i * 4);
-                let singles = places.map(|place| Single { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
-                Sight { singles: singles.collect(), ..Sight::new(common, stretch.clone()) }
+                let singles =
+                    places.map(|place| ScatteredToken { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
+                RowVisibility { singles: singles.collect(), ..RowVisibility::new(common, stretch.clone()) }
             };
-            let sights: Vec<Sight> = (0..rows).map(sight).collect();
+            let sights: Vec<RowVisibility> = (0..rows).map(sight).collect();
             let mut out = vec![f32::NAN; q.len()];
             block_attention(&q, (0, 1), &kv, &sights, 0.2, &mut out);
             for (i, sight) in sights.iter().enumerate() {

@@ -17,7 +17,7 @@ use super::weights::{Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{LayerKv, Prefix};
-use spattn_attention::{AttentionTime, Fork};
+use spattn_attention::{AttentionTime, Sequence};
 use spattn_kernels::elementwise::{rms_norm, silu_gate};
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
@@ -201,7 +201,7 @@ impl Cpu {
             (angle, angles_rest) = angles_rest.split_at(rows);
             work.push((&mut *stream.fork, qkv, out, angle));
         }
-        let attend = |(fork, qkv, out, angles): (&mut Fork, &mut [f32], &mut [f32], &[Vec<f32>])| {
+        let attend = |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[Vec<f32>])| {
             for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
                 let (cos, sin) = angle.split_at(c.head_dim / 2);
                 self.rotate(layer, row, cos, sin);
@@ -259,7 +259,7 @@ fn share_elapsed(elapsed: Duration, streams: &mut [Stream<'_>], before: &[Durati
     let all: f64 = own.iter().sum();
     for (stream, own) in streams.iter_mut().zip(&own) {
         let elapsed = if all > 0.0 { elapsed.mul_f64(own / all) } else { Duration::ZERO };
-        stream.fork.spent(AttentionTime { elapsed, ..AttentionTime::default() });
+        stream.fork.add_attention_time(AttentionTime { elapsed, ..AttentionTime::default() });
     }
 }
 

@@ -17,7 +17,7 @@ use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, St
 use super::weights::{Weights, WeightsError};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
-use spattn_attention::{Fork, SparsePrefill};
+use spattn_attention::{Sequence, SparsePrefill};
 
 /// A Llama-family decoder with its weights in memory.
 pub struct Decoder {
@@ -243,8 +243,11 @@ impl Decoder {
     ///
     /// # Errors
     /// [`EngineError::Device`].
-    pub fn settle<'f>(&self, forks: impl IntoIterator<Item = &'f mut Fork>) -> Result<(), EngineError> {
-        forks.into_iter().try_for_each(|fork| self.engine.settle(fork))
+    pub fn collect_device_counters<'f>(
+        &self,
+        forks: impl IntoIterator<Item = &'f mut Sequence>,
+    ) -> Result<(), EngineError> {
+        forks.into_iter().try_for_each(|fork| self.engine.collect_device_counters(fork))
     }
 
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer; `position` is that of a row's token.

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
-use spattn_attention::{Fork, SparsePrefill};
+use spattn_attention::{Sequence, SparsePrefill};
 
 /// Why tokens could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +62,7 @@ pub const READ_AT_ONCE: usize = 128;
 /// One run's part of a step: tokens to read, in order, under its method.
 pub struct Stream<'a> {
     /// The run.
-    pub fork: &'a mut Fork,
+    pub fork: &'a mut Sequence,
     /// Tokens that follow what the fork holds; at least one.
     pub tokens: &'a [u32],
 }
@@ -151,7 +151,7 @@ pub(super) trait Engine: Any + Send + Sync {
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError>;
 
     /// Counts what a run's method picked on the device, when the run is at its end; steps do not wait for that.
-    fn settle(&self, _fork: &mut Fork) -> Result<(), EngineError> {
+    fn collect_device_counters(&self, _fork: &mut Sequence) -> Result<(), EngineError> {
         Ok(())
     }
 

@@ -312,7 +312,7 @@ impl Planner<'_> {
 
     fn check_width(&self, method: &Configured) -> Result<(), UsageError> {
         let d = self.model.dimensions.config().head_dim;
-        match method.method.channels_asked().filter(|(_, channels)| *channels > d) {
+        match method.method.required_head_dim().filter(|(_, channels)| *channels > d) {
             None => Ok(()),
             Some((key, channels)) => Err(UsageError::new(format!(
                 "method `{}`: `{key}={channels}` is more channels than a head of {} has",

@@ -14,7 +14,7 @@ use super::solo::{self, Script};
 use super::stopwatch::{PhaseTimes, Stopwatch};
 use super::time_attribution::{Clock, Step, share_out};
 use crate::eval::records::timing::StepTime;
-use spattn_attention::{Configured, Fork};
+use spattn_attention::{Configured, Sequence};
 use spattn_kernels::topk::argmax;
 use spattn_model::Model;
 use spattn_model::decoder::Decoder;
@@ -174,7 +174,7 @@ fn run_from(
 
 /// One method on its way through an example.
 struct GenerationRun<'a> {
-    fork: Fork,
+    fork: Sequence,
     /// Prompt tokens still to be read.
     unread: &'a [u32],
     tokens: Vec<u32>,
@@ -189,7 +189,13 @@ struct GenerationRun<'a> {
 }
 
 impl<'a> GenerationRun<'a> {
-    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], request: &GenerationRequest<'_>, model: &'a Model) -> Self {
+    fn new(
+        fork: Sequence,
+        unread: &'a [u32],
+        logits: &[f32],
+        request: &GenerationRequest<'_>,
+        model: &'a Model,
+    ) -> Self {
         let max_new_tokens = request.max_new_tokens;
         let mut lane = Self {
             fork,
@@ -298,7 +304,7 @@ fn run_lanes(
     while !stop.load(Ordering::Relaxed) {
         let mut active: Vec<&mut GenerationRun> = lanes.iter_mut().filter(|l| !l.done).collect();
         if active.is_empty() {
-            return decoder.settle(lanes.iter_mut().map(|lane| &mut lane.fork));
+            return decoder.collect_device_counters(lanes.iter_mut().map(|lane| &mut lane.fork));
         }
         let step = Step::begin(clock, active.iter().map(|lane| &lane.fork));
         let tokens: Vec<Vec<u32>> = active.iter().map(|l| l.next()).collect();

@@ -6,7 +6,7 @@ use crate::eval::records::costs::{KvTokens, PublishedCosts};
 use crate::eval::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
 use crate::eval::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
-use spattn_attention::{Fork, IndexTime};
+use spattn_attention::{IndexTime, Sequence};
 
 /// Tokens, counters and times of one method on one example.
 pub struct MethodResult {
@@ -85,7 +85,7 @@ impl StepBytes {
 
 impl MethodResult {
     /// What `fork` counted over so many steps; nothing was generated.
-    pub(crate) fn of(fork: &Fork, steps: usize, parts: StepTime) -> Self {
+    pub(crate) fn of(fork: &Sequence, steps: usize, parts: StepTime) -> Self {
         let all = fork.costs().total(|_| true);
         let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
         Self {
@@ -96,7 +96,7 @@ impl MethodResult {
             decode: Duration::from_secs_f64(parts.steps()),
             parts: (!fork.has_whole_steps()).then_some(parts),
             solo: None,
-            select_on: if fork.picks_on_host() { "host" } else { "device" },
+            select_on: if fork.selects_on_host() { "host" } else { "device" },
             index: fork.index_time(),
             prefill: None,
             density: all.density(),
@@ -118,18 +118,18 @@ impl MethodResult {
 }
 
 /// Density `[layer][query head]`.
-fn densities(fork: &Fork) -> Vec<Vec<f64>> {
+fn densities(fork: &Sequence) -> Vec<Vec<f64>> {
     let costs = fork.costs();
     (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
 }
 
 /// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
-fn spread(fork: &Fork, by_head: &[Vec<f64>]) -> Option<Spread> {
+fn spread(fork: &Sequence, by_head: &[Vec<f64>]) -> Option<Spread> {
     let sparse = by_head.iter().enumerate().filter(|(layer, _)| !fork.is_dense(*layer));
     Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
 }
 
-fn fidelity(fork: &Fork) -> Option<Fidelity> {
+fn fidelity(fork: &Sequence) -> Option<Fidelity> {
     let meter = fork.fidelity()?;
     let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
     // A layer that never attended has missed nothing.

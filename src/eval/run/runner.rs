@@ -642,7 +642,7 @@ mod tests {
     use crate::eval::plan::contexts::Shard;
     use crate::eval::records::store::{OpenMode, load_records};
     use spattn_attention::cost::Cost;
-    use spattn_attention::{HeadPrefix, Method, Picks, Selection, Step};
+    use spattn_attention::{HeadPrefix, Method, SelectedTokens, Selection, Step};
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
     use spattn_tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
@@ -685,7 +685,7 @@ mod tests {
 
         fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
             assert!(self.0.swap(true, Ordering::Relaxed), "not in company");
-            Selection::Shared(Picks::softmax(Vec::new()))
+            Selection::Shared(SelectedTokens::softmax(Vec::new()))
         }
     }
 

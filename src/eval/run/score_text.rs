@@ -22,7 +22,7 @@ use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::timing::StepTime;
 use spattn_attention::methods::configure;
-use spattn_attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
+use spattn_attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::argmax;
 use spattn_model::decoder::Decoder;
@@ -344,7 +344,7 @@ fn reference_method() -> Result<Configured, UsageError> {
 
 /// One continuation under one method.
 struct ScoringRun<'a> {
-    fork: Fork,
+    fork: Sequence,
     /// Prompt tokens still to be read when it starts.
     unread: &'a [u32],
     continuation: TextToScore<'a>,
@@ -384,12 +384,12 @@ fn finish(mut lanes: Vec<ScoringRun<'_>>) -> TextResult {
 }
 
 /// The forks of one method, of which there is at least one, as one run.
-fn together(mut forks: Vec<Fork>, steps: usize, parts: StepTime) -> MethodResult {
+fn together(mut forks: Vec<Sequence>, steps: usize, parts: StepTime) -> MethodResult {
     let solved = forks[0].solved().map(str::to_owned);
     // What has to be kept in the end is what the longest needs.
     let longest = argmax(&forks.iter().map(|fork| fork.tokens() as f32).collect::<Vec<_>>());
     let mut fork = forks.swap_remove(longest);
-    forks.iter().for_each(|other| fork.absorb(other));
+    forks.iter().for_each(|other| fork.merge_counters(other));
     MethodResult { solved, ..MethodResult::of(&fork, steps, parts) }
 }
 
@@ -479,7 +479,7 @@ fn read_all<'a>(
             Clock::Processor => rayon::scope(|_| round()),
         }?;
     }
-    decoder.settle(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
+    decoder.collect_device_counters(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
 }
 
 /// Feeds lanes of `full` their next tokens, one lane after the other; what each makes of those that are scored.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::timing::Solo;
-use spattn_attention::{Configured, Fork, IndexCache};
+use spattn_attention::{Configured, IndexCache, Sequence};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
 use spattn_stats::median;
@@ -83,7 +83,7 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
 /// The median of the milliseconds that steps of one token take; `None` if there are none.
 fn step_ms(
     decoder: &Decoder,
-    fork: &mut Fork,
+    fork: &mut Sequence,
     script: &Script,
     prompt_tokens: usize,
 ) -> Result<Option<f64>, EngineError> {

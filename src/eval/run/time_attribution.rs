@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::eval::records::timing::StepTime;
-use spattn_attention::{AttentionTime, Fork};
+use spattn_attention::{AttentionTime, Sequence};
 use spattn_base::clock::Section;
 
 /// By what clock steps are measured.
@@ -57,12 +57,12 @@ pub(crate) struct Step {
 
 impl Step {
     /// Begins, before the lanes with these forks take it.
-    pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Fork>) -> Self {
-        Self { before: forks.map(Fork::attention_time).collect(), piece: Piece::begin(clock) }
+    pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Sequence>) -> Self {
+        Self { before: forks.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
     }
 
     /// What each lane took, which read so many rows.
-    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Fork>, rows: &[usize]) -> Vec<StepTime> {
+    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Sequence>, rows: &[usize]) -> Vec<StepTime> {
         let (clock, whole) = (self.piece.clock, self.piece.end());
         let attention: Vec<AttentionTime> =
             forks.zip(&self.before).map(|(fork, before)| fork.attention_time() - *before).collect();

@@ -6,7 +6,7 @@
 
 use crate::decode::head_kv::HeadKv;
 use crate::types::scores::score_into;
-use crate::types::selection::{Exact, Picked, Selection};
+use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_kernels::Accumulator;
 use spattn_kernels::topk::top_k;
 
@@ -74,8 +74,15 @@ impl FidelityMeter {
 
     /// Compares one step of one KV head with exact attention.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn compare(&mut self, place: Place, kv: &HeadKv<'_>, queries: &[f32], picked: &Picked, out: &[f32]) {
-        let Picked { exact, selection } = picked;
+    pub(crate) fn compare(
+        &mut self,
+        place: Place,
+        kv: &HeadKv<'_>,
+        queries: &[f32],
+        picked: &AttendedTokens,
+        out: &[f32],
+    ) {
+        let AttendedTokens { exact, selection } = picked;
         let (group, scale) = (queries.len() / kv.d, 1.0 / (kv.d as f32).sqrt());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
         let mut acc = Accumulator::new(group, kv.d);
@@ -124,7 +131,7 @@ struct Attended {
 }
 
 impl Attended {
-    fn new(total: usize, exact: Exact, selection: Option<&Selection>, head: usize) -> Self {
+    fn new(total: usize, exact: StaticTokens, selection: Option<&Selection>, head: usize) -> Self {
         let mut tokens = vec![false; total];
         tokens[..exact.sink].fill(true);
         tokens[exact.recent..].fill(true);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::kv::{LayerKv, Prefix};
 use crate::types::positions::{Grouped, Rotation};
-use crate::types::selection::{Exact, Picked, Picks, Selection, Weighting};
+use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
 
 /// Keys and values of one head: prefix and tail.
@@ -40,7 +40,7 @@ impl<'a> Queries<'a> {
 
     /// Sees the first exact part from so much nearer as there is between it and the last. Only distances count, so this
     /// is the same as moving that part's keys, with fewer vectors to turn.
-    pub(crate) fn nearer_to_sink(mut self, exact: Exact, d: usize, rotation: &dyn Rotation) -> Self {
+    pub(crate) fn nearer_to_sink(mut self, exact: StaticTokens, d: usize, rotation: &dyn Rotation) -> Self {
         let mut turned = self.scaled.clone();
         turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, exact.recent - exact.sink));
         self.far = Some(Far { turned, tokens: exact.sink, keys: None });
@@ -138,8 +138,8 @@ impl<'a> HeadKv<'a> {
     }
 
     /// Attends the exact parts and the selection.
-    pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &Picked, out: &mut [f32]) {
-        let Picked { exact, selection } = picked;
+    pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &AttendedTokens, out: &mut [f32]) {
+        let AttendedTokens { exact, selection } = picked;
         let queries = queries.all();
         let mut acc = Accumulator::new(queries.scaled.len() / self.d, self.d);
         self.attend_stretch(queries, 0..exact.sink, &mut acc);
@@ -215,7 +215,7 @@ impl<'a> HeadKv<'a> {
         [before, behind]
     }
 
-    fn attend_picks(&self, queries: View<'_>, picks: &Picks, acc: &mut Accumulator) {
+    fn attend_picks(&self, queries: View<'_>, picks: &SelectedTokens, acc: &mut Accumulator) {
         match &picks.weighting {
             Weighting::Softmax => self.attend_tokens(queries, &picks.tokens, &[], acc),
             Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc),

@@ -14,14 +14,14 @@ use crate::decode::timing::IndexTime;
 use crate::device::form::DeviceForm;
 use crate::device::layer::DeviceIndex;
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceLayer, Learned};
+use crate::device::layer::{DeviceLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
 use crate::types::policy::Tail;
 use crate::types::positions::{Positions, Rotation};
-use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::schedule::Schedule;
 use crate::types::seed::head_seed;
-use crate::types::selection::Exact;
+use crate::types::selection::StaticTokens;
 use crate::{PromptHead, PromptNeed, PromptStats, RecentQueries};
 
 pub(super) type Index = Box<dyn Any + Send + Sync>;
@@ -39,7 +39,7 @@ pub(super) struct IndexSet {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct IndexKey {
     pub(super) method: String,
-    pub(super) exact: Exact,
+    pub(super) exact: StaticTokens,
     pub(super) dense: Vec<bool>,
     /// What methods spend when the index is made depends on it.
     pub(super) schedule: Schedule,
@@ -64,7 +64,7 @@ pub struct IndexCache {
     pub(super) queries: RecentQueries,
     pub(super) read: Option<LayerCosts>,
     pub(super) sets: HashMap<IndexKey, Arc<IndexSet>>,
-    picks_on_host: bool,
+    selects_on_host: bool,
 }
 
 impl IndexCache {
@@ -85,7 +85,7 @@ impl IndexCache {
             queries: RecentQueries::default(),
             read: None,
             sets: HashMap::new(),
-            picks_on_host: false,
+            selects_on_host: false,
         }
     }
 
@@ -138,8 +138,8 @@ impl IndexCache {
     }
 
     /// The host picks for all runs, even where a device could; for comparisons of the two.
-    pub fn picking_on_host(self) -> Self {
-        Self { picks_on_host: true, ..self }
+    pub fn selecting_on_host(self) -> Self {
+        Self { selects_on_host: true, ..self }
     }
 
     /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
@@ -148,19 +148,19 @@ impl IndexCache {
     }
 
     /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
-    pub fn can_stay_there(&self, method: &Configured) -> bool {
-        let nothing = method.method.picks_nothing() && method.method.positions() == Positions::Original;
-        nothing || self.can_pick_on_device(method)
+    pub fn can_stay_on_device(&self, method: &Configured) -> bool {
+        let nothing = method.method.is_static_only() && method.method.positions() == Positions::Original;
+        nothing || self.can_select_on_device(method)
     }
 
     /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
     /// holds.
-    pub(super) fn can_pick_on_device(&self, method: &Configured) -> bool {
-        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
-        let follows = method.method.follows_tail();
+    pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
+        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.selects_on_host;
+        let follows = method.method.manages_decoded_tokens();
         let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
         is_there
-            && picks_alike_from_the_prefix(method)
+            && has_fixed_candidates(method)
             && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
             && method.method.device_form().is_some_and(fits)
     }
@@ -180,7 +180,7 @@ impl IndexCache {
 
     pub(super) fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
-        let asked = !method.method.picks_nothing() && (!candidates.is_empty() || method.moves_on());
+        let asked = !method.method.is_static_only() && (!candidates.is_empty() || method.has_moving_candidates());
         let dense_layers = dense;
         let by_layer = dense
             .par_iter()
@@ -238,7 +238,7 @@ impl IndexCache {
             let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
             let Some((gpu, cache)) = place else { return Ok(None) };
             let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
-            let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
+            let learned = PrefixStatsView { seed: self.seed, stats: self.stats.as_ref() };
             form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
@@ -262,7 +262,7 @@ impl IndexCache {
 
 /// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
 /// where a [page is filled](crate::scored::scorer::Scorer::keeps_open_page).
-pub(super) fn picks_alike_from_the_prefix(method: &Configured) -> bool {
+pub(super) fn has_fixed_candidates(method: &Configured) -> bool {
     method.policy.tail == Tail::Exact
         && method.method.positions() == Positions::Original
         && method.policy.schedule.is_uniform()
@@ -272,7 +272,7 @@ pub(super) fn picks_alike_from_the_prefix(method: &Configured) -> bool {
 pub(super) const HAS_FORM: &str = "only a method with a form on a device picks there";
 
 /// Where a layer stands among those that are not dense.
-pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
+pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {
     let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
-    Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
+    SparseLayerRank { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
 }

@@ -15,7 +15,7 @@ use crate::cost::{Cost, LayerCosts};
 use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{HAS_FORM, Index, IndexCache, IndexSet, depth};
-use crate::decode::timing::{Apart, AttentionTime, IndexTime};
+use crate::decode::timing::{AttentionTime, IndexTime, ParallelTime};
 use crate::device::form::{DeviceForm, StepShape};
 use crate::device::layer::DeviceIndex;
 use crate::kv::{LayerKv, Prefix};
@@ -23,26 +23,26 @@ use crate::method::{Step, TailRule};
 use crate::types::budget::Context;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::RowSeed;
-use crate::types::selection::{Exact, Picked, Selection};
+use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;
 use spattn_base::clock::Section;
 use spattn_kernels::Rows;
 
 /// Who picks tokens at a layer of a run, for engines that attend by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Selects {
-    /// Nobody: what is exact is all that is attended ([`Fork::pass`]).
-    Nothing,
-    /// The host, without a look at queries, keys and values ([`Fork::draw`]).
-    Blindly,
-    /// The device that holds the prefix ([`Fork::leave`]).
-    OnDevice,
-    /// The host ([`Fork::pick`]).
-    OnHost,
+pub enum SelectionSite {
+    /// Nobody: what is exact is all that is attended ([`Sequence::attend_static_only`]).
+    None,
+    /// The host, without a look at queries, keys and values ([`Sequence::select_without_queries`]).
+    DataIndependent,
+    /// The device that holds the prefix ([`Sequence::select_on_device`]).
+    Device,
+    /// The host ([`Sequence::select`]).
+    Host,
 }
 
 /// One run: a method decoding from a shared prefix.
-pub struct Fork {
+pub struct Sequence {
     pub(super) method: Configured,
     pub(super) solved: Option<String>,
     pub(super) prefix: Arc<Prefix>,
@@ -57,9 +57,9 @@ pub struct Fork {
     /// Whether the device that holds the prefix picks.
     pub(super) on_device: bool,
     /// Whether picks of the device were not counted yet.
-    pub(super) unsettled: bool,
+    pub(super) uncollected: bool,
     /// Tokens that each layer holds of those that its method may let go, summed over KV heads, where a device knew when the run was settled.
-    pub(super) held_there: Vec<Option<usize>>,
+    pub(super) resident_on_device: Vec<Option<usize>>,
     pub(super) dense: Vec<bool>,
     pub(super) prefix_candidates: Range<usize>,
     pub(super) prompt_tokens: usize,
@@ -71,19 +71,19 @@ pub struct Fork {
     /// Whether an engine could not tell attention from the rest in some step.
     pub(super) has_whole_steps: bool,
     /// Whether scoring is told from picking.
-    pub(super) tells_parts: bool,
+    pub(super) has_selection_breakdown: bool,
 }
 
 /// What was picked for a KV head, what that cost, and the processor time that it took in sections of its own.
-type Selected = (Option<Selection>, Cost, Apart);
+type Selected = (Option<Selection>, Cost, ParallelTime);
 
 /// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
-const APART: usize = 4096;
+const MIN_PARALLEL_TOKENS: usize = 4096;
 
 /// Room for this many tokens behind the prefix before the tail has to grow.
 const TAIL_CAPACITY: usize = 64;
 
-impl Fork {
+impl Sequence {
     pub(super) fn new(
         cache: &IndexCache,
         method: Configured,
@@ -98,7 +98,7 @@ impl Fork {
         let start = |index: &Index| method.method.start(index.as_ref());
         let of_layer = |heads: &Vec<Index>| {
             let mut states: Vec<_> = heads.iter().map(start).collect();
-            method.method.agree(&mut states);
+            method.method.coordinate_heads(&mut states);
             states
         };
         let states = indexes.by_layer.iter().map(of_layer).collect();
@@ -114,8 +114,8 @@ impl Fork {
             tail_tokens: vec![0; layers],
             device: None,
             on_device: false,
-            unsettled: false,
-            held_there: vec![None; layers],
+            uncollected: false,
+            resident_on_device: vec![None; layers],
             dense,
             prefix_candidates,
             prompt_tokens: cache.prompt_tokens,
@@ -125,7 +125,7 @@ impl Fork {
             index_time,
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
-            tells_parts: false,
+            has_selection_breakdown: false,
             prefix,
         }
     }
@@ -145,9 +145,9 @@ impl Fork {
         self.total(0)
     }
 
-    /// What was counted so far, by layer. What a device picked is counted when the run is [settled](Self::settle).
+    /// What was counted so far, by layer. What a device picked is counted when the run is [settled](Self::collect_device_counters).
     pub fn costs(&self) -> &LayerCosts {
-        debug_assert!(!self.unsettled, "a run is settled before its costs are looked at");
+        debug_assert!(!self.uncollected, "a run is settled before its costs are looked at");
         &self.costs
     }
 
@@ -184,14 +184,14 @@ impl Fork {
         let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
         let shared = here.chain(there).sum::<usize>();
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
-        let tokens = if self.method.moves_on() { self.tokens() } else { self.prefix.tokens() };
+        let tokens = if self.method.has_moving_candidates() { self.tokens() } else { self.prefix.tokens() };
         let sparse = self.dense.iter().filter(|dense| !**dense).count();
         let rows = sparse * self.prefix.shape().kv_heads * tokens.max(1);
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
     /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
-    pub fn absorb(&mut self, other: &Fork) {
+    pub fn merge_counters(&mut self, other: &Sequence) {
         self.costs.absorb(other.costs());
         self.index_time += other.index_time;
         self.attention_time += other.attention_time;
@@ -221,7 +221,7 @@ impl Fork {
         let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
         let fixed = exact.sink + total - exact.recent;
         let held = |index: &Index, state: &Box<dyn Any + Send>| {
-            self.method.method.held(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
+            self.method.method.resident_candidates(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
         };
         let of_layer = |layer: usize| {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
@@ -229,7 +229,7 @@ impl Fork {
                 (true, _) => kv_heads * total,
                 // A device picks from all that there is, unless it said what is held.
                 (false, true) if self.on_device => {
-                    self.held_there[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
+                    self.resident_on_device[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
                 }
                 // Without an index there was nothing to pick: what is not exact now has left for good.
                 (false, true) => kv_heads * fixed,
@@ -243,19 +243,19 @@ impl Fork {
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
         let mut section = Section::begin();
-        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+        let (picked, apart) = self.select_timed(layer, queries, key, value);
         let select = section.lap() + apart.select;
         let width = queries.len() / picked.len();
-        let of_head = |(kv_head, (queries, picked)): (usize, (_, &Picked))| {
+        let of_head = |(kv_head, (queries, picked)): (usize, (_, &AttendedTokens))| {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
             let placed = self.placed(queries, &kv, picked.exact);
             (kv, placed)
         };
         let heads: Vec<_> = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head).collect();
-        let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &Picked)| {
+        let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &AttendedTokens)| {
             kv.attend(queries, picked, out);
         };
-        let elsewhere = match self.total(layer) < APART {
+        let elsewhere = match self.total(layer) < MIN_PARALLEL_TOKENS {
             true => {
                 out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend);
                 Duration::ZERO
@@ -275,54 +275,60 @@ impl Fork {
 
     /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
     /// and says what each KV head attends. What that costs is counted.
-    pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
-        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+    pub fn select(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
+        let (picked, apart) = self.select_timed(layer, queries, key, value);
         self.attention_time += apart.into();
         picked
     }
 
-    /// As [`pick`](Self::pick), with the processor time that [sections](Section) within the caller's took.
-    fn pick_timed(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> (Vec<Picked>, Apart) {
+    /// As [`select`](Self::select), with the processor time that [sections](Section) within the caller's took.
+    fn select_timed(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        key: &[f32],
+        value: &[f32],
+    ) -> (Vec<AttendedTokens>, ParallelTime) {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
-        self.pick_heads(layer, Some(queries), group)
+        self.select_for_heads(layer, Some(queries), group)
     }
 
-    /// As [`pick`](Self::pick), at a layer where [nothing is picked](Self::picks_at): what every KV head attends, for
+    /// As [`select`](Self::select), at a layer where [nothing is picked](Self::selects_at): what every KV head attends, for
     /// `heads` query heads.
-    pub fn pass(&mut self, layer: usize, heads: usize) -> Exact {
+    pub fn attend_static_only(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
-        let picked = Picked { exact: self.exact(layer), selection: None };
+        let picked = AttendedTokens { exact: self.exact(layer), selection: None };
         let (kv_heads, d) = (self.prefix.shape().kv_heads, self.prefix.shape().d);
         for kv_head in 0..kv_heads {
             self.count(layer, kv_head, heads / kv_heads, &picked, Cost::default());
         }
-        debug_assert!(!self.picks_at(layer) && d > 0);
+        debug_assert!(!self.selects_at(layer) && d > 0);
         picked.exact
     }
 
-    /// As [`pick`](Self::pick), where tokens are picked [blindly](Selects::Blindly) for `heads` query heads.
-    pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
+    /// As [`select`](Self::select), where tokens are picked [blindly](SelectionSite::DataIndependent) for `heads` query heads.
+    pub fn select_without_queries(&mut self, layer: usize, heads: usize) -> Vec<AttendedTokens> {
         self.tail_tokens[layer] += 1;
-        debug_assert_eq!(self.selects(layer), Selects::Blindly);
-        let (drawn, apart) = self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        debug_assert_eq!(self.selection_site(layer), SelectionSite::DataIndependent);
+        let (drawn, apart) = self.select_for_heads(layer, None, heads / self.prefix.shape().kv_heads);
         self.attention_time += apart.into();
         drawn
     }
 
-    /// As [`pick`](Self::pick), where the [device](Selects::OnDevice) picks for `heads` query heads: what is attended whatever
-    /// it picks. The picks themselves are counted there, until the run is [settled](Self::settle).
-    pub fn leave(&mut self, layer: usize, heads: usize) -> Exact {
+    /// As [`select`](Self::select), where the [device](SelectionSite::Device) picks for `heads` query heads: what is attended whatever
+    /// it picks. The picks themselves are counted there, until the run is [settled](Self::collect_device_counters).
+    pub fn select_on_device(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
-        let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
+        let (picked, shape) = (AttendedTokens { exact: self.exact(layer), selection: None }, self.prefix.shape());
         let group = heads / shape.kv_heads;
-        let number = self.number(self.total(layer));
+        let number = self.budget_units(self.total(layer));
         let step = StepShape { exact: picked.exact.tokens(self.total(layer)), ..self.step_shape(group, number) };
         let form = self.method.method.device_form().expect(HAS_FORM);
-        let cost = if self.picks_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
+        let cost = if self.selects_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
-        self.unsettled = true;
+        self.uncollected = true;
         picked.exact
     }
 
@@ -335,8 +341,8 @@ impl Fork {
 
     /// Counts what a device picked since the last time: for each layer, what each KV head read of it, what each query head
     /// attended, and the entries of the index that were read, `[layer][kv_heads + heads + 1]`, summed over steps.
-    pub fn settle(&mut self, picks: &[u64]) {
-        self.unsettled = false;
+    pub fn collect_device_counters(&mut self, picks: &[u64]) {
+        self.uncollected = false;
         let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
         let method = self.method.method.clone();
         let form = method.device_form().expect(HAS_FORM);
@@ -362,19 +368,19 @@ impl Fork {
     }
 
     /// Notes how many tokens a layer still holds of those that its method may let go, summed over KV heads, where a device knows.
-    pub fn hold_there(&mut self, layer: usize, tokens: usize) {
-        self.held_there[layer] = Some(tokens);
+    pub fn set_resident_tokens(&mut self, layer: usize, tokens: usize) {
+        self.resident_on_device[layer] = Some(tokens);
     }
 
     /// Whether something is picked anew where a device picks and `total` tokens are in context; else the token attends what
     /// was picked before.
-    pub fn picks_anew(&self, total: usize) -> bool {
+    pub fn selects_anew(&self, total: usize) -> bool {
         let refresh = self.method.method.device_form().map_or(1, DeviceForm::refresh);
         self.generated(total).is_multiple_of(refresh)
     }
 
     /// Whether tokens attend what a device picked before.
-    pub fn attends_again(&self) -> bool {
+    pub fn reuses_selections(&self) -> bool {
         self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
     }
 
@@ -384,27 +390,27 @@ impl Fork {
     }
 
     /// Whether a device picks, at the layers where there is something to pick.
-    pub fn picks_on_device(&self) -> bool {
+    pub fn selects_on_device(&self) -> bool {
         self.on_device
     }
 
     /// Whether picks of a device are still to be counted.
-    pub fn is_unsettled(&self) -> bool {
-        self.unsettled
+    pub fn has_uncollected_counters(&self) -> bool {
+        self.uncollected
     }
 
     /// Who picks at `layer`.
-    pub fn selects(&self, layer: usize) -> Selects {
-        match self.picks_at(layer) {
-            false => Selects::Nothing,
-            true if self.on_device => Selects::OnDevice,
-            true if self.method.method.is_blind() && !self.needs_host() => Selects::Blindly,
-            true => Selects::OnHost,
+    pub fn selection_site(&self, layer: usize) -> SelectionSite {
+        match self.selects_at(layer) {
+            false => SelectionSite::None,
+            true if self.on_device => SelectionSite::Device,
+            true if self.method.method.is_data_independent() && !self.needs_host() => SelectionSite::DataIndependent,
+            true => SelectionSite::Host,
         }
     }
 
     /// Whether rows of this run and those of another are picked for together on a device.
-    pub fn selects_with(&self, other: &Fork) -> bool {
+    pub fn selects_together_with(&self, other: &Sequence) -> bool {
         let share_index = Arc::ptr_eq(&self.indexes, &other.indexes);
         self.on_device && other.on_device && share_index && self.method.picks_with(&other.method)
     }
@@ -421,9 +427,9 @@ impl Fork {
     }
 
     /// How much the device picks when `total` tokens are in context, in units that the method knows; 0 where it picks nothing.
-    pub fn number(&self, total: usize) -> u32 {
+    pub fn budget_units(&self, total: usize) -> u32 {
         let context = Context::new(total, &self.prefix_candidates);
-        self.method.method.device_form().map_or(0, |form| form.number(context, self.prefix_candidates.len()))
+        self.method.method.device_form().map_or(0, |form| form.budget_units(context, self.prefix_candidates.len()))
     }
 
     /// What the draws of a step with `total` tokens in context come from.
@@ -432,15 +438,17 @@ impl Fork {
     }
 
     /// Whether tokens are picked at `layer`.
-    pub fn picks_at(&self, layer: usize) -> bool {
+    pub fn selects_at(&self, layer: usize) -> bool {
         let method = &self.method.method;
-        let may = || !self.prefix_candidates.is_empty() || self.method.moves_on() || method.follows_tail();
-        !self.dense[layer] && !method.picks_nothing() && may()
+        let may = || {
+            !self.prefix_candidates.is_empty() || self.method.has_moving_candidates() || method.manages_decoded_tokens()
+        };
+        !self.dense[layer] && !method.is_static_only() && may()
     }
 
     /// Whether the host picks tokens, or attends by itself, at any layer.
-    pub fn picks_on_host(&self) -> bool {
-        let here = |layer| matches!(self.selects(layer), Selects::OnHost | Selects::Blindly);
+    pub fn selects_on_host(&self) -> bool {
+        let here = |layer| matches!(self.selection_site(layer), SelectionSite::Host | SelectionSite::DataIndependent);
         self.moves_positions() || (0..self.dense.len()).any(here)
     }
 
@@ -457,7 +465,7 @@ impl Fork {
 
     /// The second half of a [`step`](Self::step), if closeness to exact attention was asked for: looks at what was
     /// attended when `total` tokens were in context. The host has to hold keys and values.
-    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[Picked], total: usize, out: &[f32]) {
+    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[AttendedTokens], total: usize, out: &[f32]) {
         let Some(mut meter) = self.fidelity.take() else { return };
         let group = queries.len() / picked.len();
         let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
@@ -484,24 +492,24 @@ impl Fork {
     }
 
     /// What was worked since `earlier`, which is taken back: an engine that shares out a device's time notes that instead.
-    pub fn worked_since(&mut self, earlier: AttentionTime) -> Duration {
+    pub fn take_busy_time_since(&mut self, earlier: AttentionTime) -> Duration {
         let worked = (self.attention_time - earlier).worked();
         self.attention_time = earlier;
         worked
     }
 
     /// From now on, what selecting takes is told apart into [parts](AttentionTime::parts), at the cost of some looks at the clock.
-    pub fn telling_parts(self) -> Self {
-        Self { tells_parts: true, ..self }
+    pub fn with_selection_breakdown(self) -> Self {
+        Self { has_selection_breakdown: true, ..self }
     }
 
     /// Notes what an engine spent on attention for this run.
-    pub fn spent(&mut self, time: AttentionTime) {
+    pub fn add_attention_time(&mut self, time: AttentionTime) {
         self.attention_time += time;
     }
 
     /// Notes a step of which attention was not told apart from the rest.
-    pub fn spent_unknown(&mut self) {
+    pub fn mark_time_unattributed(&mut self) {
         self.has_whole_steps = true;
     }
 
@@ -511,35 +519,40 @@ impl Fork {
     }
 
     /// What is attended at a layer whatever is picked.
-    fn exact(&self, layer: usize) -> Exact {
+    fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
-            true => Exact::all(),
+            true => StaticTokens::all(),
             false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
         }
     }
 
     /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
     /// either. Beside it, the processor time that sections within the caller's took.
-    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> (Vec<Picked>, Apart) {
+    fn select_for_heads(
+        &mut self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+    ) -> (Vec<AttendedTokens>, ParallelTime) {
         let exact = self.exact(layer);
         let candidates = self.candidates(exact);
         let mut states = std::mem::take(&mut self.states[layer]);
-        let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
+        let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
         let selected = match asks {
-            true => self.select(layer, queries, group, candidates, &mut states),
-            false => vec![(None, Cost::default(), Apart::default()); self.prefix.shape().kv_heads],
+            true => self.select_per_head(layer, queries, group, candidates, &mut states),
+            false => vec![(None, Cost::default(), ParallelTime::default()); self.prefix.shape().kv_heads],
         };
         if !self.dense[layer] {
-            self.method.method.agree(&mut states);
+            self.method.method.coordinate_heads(&mut states);
         }
         self.states[layer] = states;
-        let mut all = Apart::default();
+        let mut all = ParallelTime::default();
         for (_, _, apart) in &selected {
             all.select += apart.select;
             all.parts += apart.parts;
         }
         let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
-            let picked = Picked { exact, selection };
+            let picked = AttendedTokens { exact, selection };
             self.count(layer, kv_head, group, &picked, cost);
             picked
         };
@@ -547,8 +560,8 @@ impl Fork {
     }
 
     /// What may be picked beside `exact`.
-    fn candidates(&self, exact: Exact) -> Range<usize> {
-        if self.method.moves_on() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
+    fn candidates(&self, exact: StaticTokens) -> Range<usize> {
+        if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
     }
 
     /// A step at a layer, for the first KV head, without keys and values.
@@ -571,14 +584,14 @@ impl Fork {
             context: Context::new(total, &candidates).at(depth.share),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
-            moves_on: self.method.moves_on(),
+            has_moving_candidates: self.method.has_moving_candidates(),
             generated: self.generated(total),
             seed: self.row_seed(total).of_head(layer, 0),
         }
     }
 
     /// What the method picks for each KV head, all on their own.
-    fn select(
+    fn select_per_head(
         &self,
         layer: usize,
         queries: Option<&[f32]>,
@@ -601,26 +614,26 @@ impl Fork {
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
-        let tells_parts = self.tells_parts;
+        let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let mut cost = Cost::default();
             let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
             let (selection, parts) =
-                if tells_parts { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
-            (Some(selection), cost, Apart { select: parts.sum(), parts })
+                if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
+            (Some(selection), cost, ParallelTime { select: parts.sum(), parts })
         };
         let apart = |head| {
             let ((selection, cost, apart), time) = Section::of(|| select(head));
-            (selection, cost, Apart { select: apart.select + time, ..apart })
+            (selection, cost, ParallelTime { select: apart.select + time, ..apart })
         };
-        match candidates.len() < APART {
+        match candidates.len() < MIN_PARALLEL_TOKENS {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),
             false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
         }
     }
 
     /// Counts what a group of query heads attends, beside what picking it cost.
-    fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &Picked, mut cost: Cost) {
+    fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &AttendedTokens, mut cost: Cost) {
         let (total, shape) = (self.total(layer), self.prefix.shape());
         let attended = picked.attended(group, total);
         let summed: usize = attended.iter().sum();
@@ -631,7 +644,7 @@ impl Fork {
         cost.attended_tokens += summed as u64;
         cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
-        if !self.dense[layer] && !self.method.moves_on() && !has_rule {
+        if !self.dense[layer] && !self.method.has_moving_candidates() && !has_rule {
             cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
         }
         let per_token = attend_flops(shape.d);
@@ -642,7 +655,7 @@ impl Fork {
     }
 
     /// The queries at the positions of the method's choice.
-    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries<'_> {
+    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: StaticTokens) -> Queries<'_> {
         let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
         let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
         if let Some(grouped) = positions.grouped(rotation) {
@@ -665,7 +678,7 @@ mod tests {
     use super::*;
     use crate::PromptShape;
     use crate::calibration::collector::PrefillChunk;
-    use crate::decode::index_cache::picks_alike_from_the_prefix;
+    use crate::decode::index_cache::has_fixed_candidates;
     use crate::kv::{DeviceFailure, KvDtype};
     use crate::{PromptNeed, PromptStats};
 
@@ -693,7 +706,7 @@ mod tests {
     const D: usize = 8;
 
     /// Forks of one prefix of a layer with two KV heads; what each of its rows asks, and adds.
-    fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Fork; N], impl Fn(u64) -> [Vec<f32>; 3]) {
+    fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Sequence; N], impl Fn(u64) -> [Vec<f32>; 3]) {
         let noise = |count: usize, seed: u64| -> Vec<f32> {
             (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
         };
@@ -734,7 +747,7 @@ mod tests {
 
     #[test]
     fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
-        const LONG: usize = APART + 3;
+        const LONG: usize = MIN_PARALLEL_TOKENS + 3;
         let noise = |count: usize, seed: u64| -> Vec<f32> {
             (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
         };
@@ -823,8 +836,8 @@ mod tests {
             out
         };
         let outs: Vec<Vec<f32>> = rows.iter().map(step).collect();
-        let picked: Vec<Vec<Picked>> =
-            rows.iter().map(|[queries, key, value]| split.pick(0, queries, key, value)).collect();
+        let picked: Vec<Vec<AttendedTokens>> =
+            rows.iter().map(|[queries, key, value]| split.select(0, queries, key, value)).collect();
         for (i, (([queries, ..], picked), out)) in rows.iter().zip(&picked).zip(&outs).enumerate() {
             split.compare(0, queries, picked, TOKENS + i + 1, out);
         }
@@ -839,16 +852,16 @@ mod tests {
         for spec in ["full", "streaming_llm:window=4", "streaming_llm:window=4,slide=false", "topk:k=3,dense_layers=0"]
         {
             let ([mut seen, mut unseen], row) = forks(spec, false);
-            assert!(!unseen.picks_at(0), "{spec}");
+            assert!(!unseen.selects_at(0), "{spec}");
             for [queries, key, value] in (0..3).map(row) {
-                let picked = seen.pick(0, &queries, &key, &value);
+                let picked = seen.select(0, &queries, &key, &value);
                 assert!(picked.iter().all(|picked| picked.selection.is_none()));
-                assert_eq!(unseen.pass(0, 4), picked[0].exact, "{spec}");
+                assert_eq!(unseen.attend_static_only(0, 4), picked[0].exact, "{spec}");
             }
             assert_eq!((unseen.tokens(), unseen.costs()), (seen.tokens(), seen.costs()), "{spec}");
         }
         let ([picks], _) = forks("topk:k=3", false);
-        assert!(picks.picks_at(0) && picks.picks_on_host());
+        assert!(picks.selects_at(0) && picks.selects_on_host());
     }
 
     #[test]
@@ -865,16 +878,16 @@ mod tests {
             "topk:k=0,per=kv_head",
         ] {
             let ([mut seen, mut drawn], row) = forks(spec, false);
-            assert_eq!(drawn.selects(0), Selects::Blindly, "{spec}");
+            assert_eq!(drawn.selection_site(0), SelectionSite::DataIndependent, "{spec}");
             for [queries, key, value] in (0..4).map(row) {
-                assert_eq!(drawn.draw(0, 4), seen.pick(0, &queries, &key, &value), "{spec}");
+                assert_eq!(drawn.select_without_queries(0, 4), seen.select(0, &queries, &key, &value), "{spec}");
             }
             assert_eq!((drawn.tokens(), drawn.costs()), (seen.tokens(), seen.costs()), "{spec}");
             assert_eq!((drawn.aux_bits(), drawn.kv_bytes_held()), (seen.aux_bits(), seen.kv_bytes_held()), "{spec}");
-            assert!(drawn.picks_on_host());
+            assert!(drawn.selects_on_host());
         }
         let ([watched], _) = forks("random:k=3", true);
-        assert_eq!(watched.selects(0), Selects::OnHost, "it is compared with exact attention");
+        assert_eq!(watched.selection_site(0), SelectionSite::Host, "it is compared with exact attention");
     }
 
     #[test]
@@ -894,13 +907,17 @@ mod tests {
         ] {
             let ([mut seen, mut left], row) = forks(spec, false);
             left.on_device = true;
-            assert_eq!((seen.selects(0), left.selects(0)), (Selects::OnHost, Selects::OnDevice), "{spec}");
+            assert_eq!(
+                (seen.selection_site(0), left.selection_site(0)),
+                (SelectionSite::Host, SelectionSite::Device),
+                "{spec}"
+            );
             for steps in [0..3, 3..4] {
                 // What a device counts: of two KV heads what is read, of four query heads what is attended, entries of an index.
                 let mut counted = [0; 7];
                 for [queries, key, value] in steps.map(&row) {
-                    let picked = seen.pick(0, &queries, &key, &value);
-                    assert_eq!(left.leave(0, 4), picked[0].exact, "{spec}");
+                    let picked = seen.select(0, &queries, &key, &value);
+                    assert_eq!(left.select_on_device(0, 4), picked[0].exact, "{spec}");
                     let total = seen.tokens();
                     for (kv_head, picked) in picked.iter().enumerate() {
                         let fixed = picked.exact.tokens(total);
@@ -909,13 +926,13 @@ mod tests {
                         heads.for_each(|(sum, attended)| *sum += (attended - fixed) as u64);
                     }
                 }
-                assert!(left.is_unsettled());
-                left.settle(&counted);
-                assert!(!left.is_unsettled());
+                assert!(left.has_uncollected_counters());
+                left.collect_device_counters(&counted);
+                assert!(!left.has_uncollected_counters());
                 assert_eq!((left.tokens(), left.costs()), (seen.tokens(), seen.costs()), "{spec}");
                 assert_eq!(left.kv_bytes_held(), seen.kv_bytes_held(), "{spec}");
             }
-            assert!(seen.picks_on_host() && !left.picks_on_host(), "{spec}");
+            assert!(seen.selects_on_host() && !left.selects_on_host(), "{spec}");
         }
     }
 
@@ -983,7 +1000,7 @@ mod tests {
             assert_eq!([(a, b), (b, a)].map(|(a, b)| method(a).picks_with(&method(b))), [together; 2], "{a} with {b}");
         }
         let number =
-            |spec: &str| method(spec).method.device_form().unwrap().number(Context::new(TOKENS + 1, &(1..9)), 8);
+            |spec: &str| method(spec).method.device_form().unwrap().budget_units(Context::new(TOKENS + 1, &(1..9)), 8);
         // No more than there is: eight candidates, or four pages of two.
         assert_eq!(["topk:k=3", "topk:k=5", "topk:k=50"].map(number), [3, 5, 8]);
         let of_pages = ["quest:page=2,k=3", "quest:page=2,k=1,min_pages=3", "quest:page=2,k=100"];
@@ -1011,11 +1028,11 @@ mod tests {
             let spec = crate::expand_grid(spec).unwrap().remove(0);
             let method = crate::methods::configure(&spec, &policy).unwrap();
             let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
-            if on_host { cache.picking_on_host() } else { cache }.fork(&method, fidelity)
+            if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity)
         };
         let there = cfg!(feature = "cuda");
-        assert_eq!(fork("topk:k=3", false, false).picks_on_device(), there);
-        assert_eq!(fork("quest:k=3", false, false).picks_on_device(), there);
+        assert_eq!(fork("topk:k=3", false, false).selects_on_device(), there);
+        assert_eq!(fork("quest:k=3", false, false).selects_on_device(), there);
         for (spec, fidelity, on_host) in [
             ("topk:k=3", true, false),
             ("topk:k=3", false, true),
@@ -1024,17 +1041,17 @@ mod tests {
             ("random:k=3", false, false),
             ("full", false, false),
         ] {
-            assert!(!fork(spec, fidelity, on_host).picks_on_device(), "{spec}");
+            assert!(!fork(spec, fidelity, on_host).selects_on_device(), "{spec}");
         }
         let stays = |spec: &str| {
             let spec = crate::expand_grid(spec).unwrap().remove(0);
-            picks_alike_from_the_prefix(&crate::methods::configure(&spec, &policy).unwrap())
+            has_fixed_candidates(&crate::methods::configure(&spec, &policy).unwrap())
         };
         assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
         for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {
             assert!(!stays(filled), "{filled}: the host picks where pages are filled");
         }
         let dense = fork("topk:k=3,dense_layers=0", false, false);
-        assert_eq!((dense.selects(0), dense.picks_on_host()), (Selects::Nothing, false));
+        assert_eq!((dense.selection_site(0), dense.selects_on_host()), (SelectionSite::None, false));
     }
 }

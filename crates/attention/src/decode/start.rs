@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use crate::Probe;
 use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexKey};
-use crate::decode::sequence::Fork;
+use crate::decode::sequence::Sequence;
 use crate::decode::timing::IndexTime;
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
 
 impl IndexCache {
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
-    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Sequence {
         let start = Instant::now();
         let mut method = method.clone();
         let solved = self.solve(&method).map(|solved| {
@@ -23,7 +23,7 @@ impl IndexCache {
         let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
         let mut fork = self.fork_as_is(&method, fidelity);
         fork.index_time.whole += solve_time;
-        Fork { solved, ..fork }
+        Sequence { solved, ..fork }
     }
 
     /// The method with its parameter solved for the density asked for, if that is how it takes one.
@@ -49,13 +49,13 @@ impl IndexCache {
         Context::new(total, &(0..total - fixed))
     }
 
-    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Sequence {
         let layers = self.prefix.layers();
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
         let dense = method.policy.dense(layers);
-        let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
+        let on_device = !fidelity && !candidates.is_empty() && self.can_select_on_device(method);
         let name = format!("{}:{}", method.name, method.method.index_key());
         let schedule = method.policy.schedule.clone();
         let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
@@ -74,7 +74,7 @@ impl IndexCache {
             whole: indexes.build_time + gathering.whole,
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
-        let fork = Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
-        Fork { on_device, ..fork }
+        let fork = Sequence::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        Sequence { on_device, ..fork }
     }
 }

@@ -26,7 +26,7 @@ impl AddAssign for IndexTime {
 pub struct AttentionTime {
     /// Picking what is attended: processor time, or that of a device.
     pub select: Duration,
-    /// What that is made of, where the method tells and [somebody asks](Fork::telling_parts).
+    /// What that is made of, where the method tells and [somebody asks](Sequence::with_selection_breakdown).
     pub parts: clock::Parts,
     /// Attending it, by the same.
     pub attend: Duration,
@@ -71,15 +71,15 @@ impl Sub for AttentionTime {
 
 /// Processor time of sections that are no part of the caller's.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Apart {
+pub(super) struct ParallelTime {
     /// All of them.
     pub(super) select: Duration,
     /// Those that tell scoring from picking.
     pub(super) parts: clock::Parts,
 }
 
-impl From<Apart> for AttentionTime {
-    fn from(Apart { select, parts }: Apart) -> Self {
+impl From<ParallelTime> for AttentionTime {
+    fn from(ParallelTime { select, parts }: ParallelTime) -> Self {
         Self { select, parts, ..Self::default() }
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, PrefixStatsView};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::{DeviceRoom, DeviceScratch};
+use crate::device::workspaces::{DeviceScratch, DeviceWorkspace};
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
 use crate::types::prompt_shape::PromptShape;
@@ -63,14 +63,14 @@ pub trait DeviceForm: Send + Sync {
         false
     }
 
-    /// Whether a row's [number](Self::number) says all that a budget says, so that rows of methods which differ in nothing else are picked
+    /// Whether a row's [number](Self::budget_units) says all that a budget says, so that rows of methods which differ in nothing else are picked
     /// for together; not by default.
-    fn numbers_are_budgets(&self) -> bool {
+    fn units_encode_budget(&self) -> bool {
         false
     }
 
     /// How much is picked in a context of a prefix with so many candidates, in units that the method knows.
-    fn number(&self, context: Context, candidates: usize) -> u32;
+    fn budget_units(&self, context: Context, candidates: usize) -> u32;
 
     /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
@@ -93,7 +93,7 @@ pub trait DeviceForm: Send + Sync {
     /// # Errors
     /// If the device fails.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError>;
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
 
     /// What a run that goes on from an index to `total` tokens in context holds at the layer, and changes from step to
     /// step; nothing by default.
@@ -114,7 +114,7 @@ pub trait DeviceForm: Send + Sync {
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
-        room: &mut DeviceRoom,
+        room: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
@@ -124,24 +124,24 @@ pub trait DeviceForm: Send + Sync {
     /// # Errors
     /// If the device fails.
     #[cfg(feature = "cuda")]
-    fn score_alone(
+    fn score_only(
         &self,
         _step: &DeviceStep<'_>,
         _index: &DeviceIndex,
         _scratch: &mut DeviceScratch,
-    ) -> Result<Scoring, GpuError> {
-        Ok(Scoring::Never)
+    ) -> Result<MaterializesScores, GpuError> {
+        Ok(MaterializesScores::No)
     }
 }
 
 /// Whether a form writes scores of all candidates and picks by them.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scoring {
+pub enum MaterializesScores {
     /// It has no such scores.
-    Never,
+    No,
     /// It could, and picks without them.
-    Apart,
+    ForTimingOnly,
     /// Whatever it picks.
-    Always,
+    Yes,
 }

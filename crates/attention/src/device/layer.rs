@@ -9,7 +9,7 @@ use rayon::prelude::*;
 #[cfg(feature = "cuda")]
 use crate::kv::KvDtype;
 #[cfg(feature = "cuda")]
-use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, head_seed};
 #[cfg(feature = "cuda")]
@@ -57,7 +57,7 @@ pub struct DeviceLayer<'a> {
 /// What the host knows of a finished prefix beside its keys and values, and how many sequences lie in a layer as further KV heads.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy)]
-pub struct Learned<'a> {
+pub struct PrefixStatsView<'a> {
     /// What indexes draw from.
     pub seed: u64,
     /// What was gathered while the prompt was read; `None` if nothing was.
@@ -71,18 +71,18 @@ pub struct DeviceStep<'a> {
     pub prefix: DeviceLayer<'a>,
     /// Their rotated, unscaled queries.
     pub queries: Queries<'a>,
-    /// The [number](DeviceForm::number) of each.
-    pub numbers: &'a [u32],
+    /// The [number](DeviceForm::budget_units) of each.
+    pub budget_units: &'a [u32],
     /// What the draws of each come from.
     pub seeds: &'a [RowSeed],
     /// Of each, what its run has of its own.
-    pub runs: &'a [RunThere<'a>],
+    pub runs: &'a [DeviceSequence<'a>],
 }
 
 /// What the run of a row has of its own at a layer.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy)]
-pub struct RunThere<'a> {
+pub struct DeviceSequence<'a> {
     /// Keys and values behind the prefix.
     pub tail: Cache<'a>,
     /// What it [holds](DeviceForm::start_all).
@@ -91,9 +91,9 @@ pub struct RunThere<'a> {
 
 /// What `build` makes of each KV head of a layer on the host, from keys and values that come down from the device.
 #[cfg(feature = "cuda")]
-pub(crate) fn build_here<I: Send>(
+pub(crate) fn build_on_host<I: Send>(
     layer: &DeviceLayer<'_>,
-    learned: &Learned<'_>,
+    learned: &PrefixStatsView<'_>,
     build: impl Fn(&HeadPrefix<'_>) -> I + Sync,
 ) -> Result<Vec<I>, GpuError> {
     let down = |kv_head| layer.cache.download_rows(layer.gpu, kv_head, 0..layer.candidates.end);
@@ -101,7 +101,7 @@ pub(crate) fn build_here<I: Send>(
     let of_head = |(kv_head, [keys, values]): (usize, &[Vec<f32>; 2])| {
         build(&HeadPrefix {
             layer: layer.layer,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
             keys: Rows::F32(keys),

@@ -4,7 +4,7 @@
 //! all KV heads of a layer, and picks for all heads of all rows that share the method, into lists that are attended where they
 //! are. Nothing waits for it. What it picks is what the host form would pick, but for scores that differ by rounding, and so is
 //! what it costs: what is known beforehand is counted by the [formula](DeviceForm::cost) that the host form counts by, and picks
-//! are counted on the device until a run [settles](crate::Fork::settle).
+//! are counted on the device until a run [settles](crate::Sequence::collect_device_counters).
 //!
 //! For methods of a [`Scorer`](crate::scored::scorer::Scorer) and a [`Picker`](crate::scored::select::Picker) each of the two has a form of its own,
 //! and whatever has both goes together ([`Scored`](crate::scored::method::Scored)).

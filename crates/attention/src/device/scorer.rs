@@ -6,9 +6,9 @@ use std::ops::Range;
 use crate::cost::Cost;
 use crate::device::form::StepShape;
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, PrefixStatsView};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::{DeviceRoom, DeviceScratch};
+use crate::device::workspaces::{DeviceScratch, DeviceWorkspace};
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
 use crate::types::prompt_shape::PromptShape;
@@ -36,7 +36,7 @@ pub(crate) trait DeviceScorer: Send + Sync {
 
     /// The index of all KV heads of a layer; nothing by default.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, _layer: &DeviceLayer<'_>, _learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, _layer: &DeviceLayer<'_>, _learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         Ok(DeviceIndex::default())
     }
 
@@ -54,19 +54,24 @@ pub(crate) trait DeviceScorer: Send + Sync {
 
     /// Whether it picks the tokens with the largest scores for all rows at once, without writing scores; not by default.
     #[cfg(feature = "cuda")]
-    fn picks_at_once(&self, _step: &DeviceStep<'_>, _index: &DeviceIndex, _reduction: Option<Reduction>) -> bool {
+    fn supports_fused_top_k(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &DeviceIndex,
+        _reduction: Option<Reduction>,
+    ) -> bool {
         false
     }
 
-    /// Picks them, as many as `to.numbers` says, where it [does so](Self::picks_at_once).
+    /// Picks them, as many as `to.budget_units` says, where it [does so](Self::supports_fused_top_k).
     #[cfg(feature = "cuda")]
-    fn pick_at_once(
+    fn fused_top_k(
         &self,
         _step: &DeviceStep<'_>,
         _index: &DeviceIndex,
         _reduction: Option<Reduction>,
         _scratch: &mut DeviceScratch,
-        _to: &mut DeviceRoom,
+        _to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         unreachable!("{AT_ONCE}")
     }
@@ -80,7 +85,7 @@ pub(crate) trait DeviceScorer: Send + Sync {
         _index: &DeviceIndex,
         _first: usize,
         _scratch: &DeviceScratch,
-        _to: &mut DeviceRoom,
+        _to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         Ok(())
     }
@@ -91,17 +96,23 @@ pub(crate) trait DevicePicker: Send + Sync {
     /// What it costs to pick once by so many scores.
     fn cost(&self, scores: usize) -> Cost;
 
-    /// Whether it picks the largest scores, as many as [`number`](Self::number) says; not by default.
-    fn is_of_largest(&self) -> bool {
+    /// Whether it picks the largest scores, as many as [`budget_units`](Self::budget_units) says; not by default.
+    fn is_top_k(&self) -> bool {
         false
     }
 
-    /// As [`DeviceForm::number`], of candidates in so many pages: how many are picked, or the most that may be.
-    fn number(&self, context: Context, pages: &LeastPages) -> u32;
+    /// As [`DeviceForm::budget_units`], of candidates in so many pages: how many are picked, or the most that may be.
+    fn budget_units(&self, context: Context, pages: &LeastPages) -> u32;
 
     /// Makes room in `to` for `lists` lists of each row, and sends what has to be known of the rows.
     #[cfg(feature = "cuda")]
-    fn prepare(&self, step: &DeviceStep<'_>, pages: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError>;
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        pages: &Pages,
+        lists: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError>;
 
     /// What is picked by the scores of some rows, from row `first` on, of pages of which `least` are picked at least.
     #[cfg(feature = "cuda")]
@@ -111,7 +122,7 @@ pub(crate) trait DevicePicker: Send + Sync {
         pages: (&Pages, usize),
         scores: &Scores,
         first: usize,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError>;
 }
 

@@ -16,7 +16,7 @@ use super::snapkv::SnapKv;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
-use crate::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule};
+use crate::{HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -146,7 +146,7 @@ impl Method for AdaKv {
     }
 
     /// Shares the budget once, when all heads have voted.
-    fn agree(&self, heads: &mut [&mut Kept]) {
+    fn coordinate_heads(&self, heads: &mut [&mut Kept]) {
         let votes: Vec<Arc<Votes>> = heads.iter_mut().filter_map(|head| head.votes.take()).collect();
         let all: Vec<&[f32]> = votes.iter().flat_map(|v| v.of_selections.iter().map(Vec::as_slice)).collect();
         if all.is_empty() || all[0].is_empty() {
@@ -172,15 +172,15 @@ impl Method for AdaKv {
         self.snapkv.per.selection(kept.tokens.clone())
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         self.snapkv.exact(policy, prefix_tokens, total_tokens)
     }
 
-    fn held(&self, _: &Arc<Votes>, kept: &Kept) -> Option<usize> {
+    fn resident_candidates(&self, _: &Arc<Votes>, kept: &Kept) -> Option<usize> {
         Some(super::entry::distinct(kept.tokens.iter().flatten().copied()))
     }
 }

@@ -18,8 +18,8 @@ use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::select::page_tokens;
 use crate::{
-    BlockMask, Budget, Context, Exact, HeadPrefix, Masks, Method, Picks, Policy, PrefillPattern, QueryBlock, Role,
-    Selection, Step, TailRule, Tuned, mix_seed,
+    BlockMask, Budget, Context, HeadPrefix, Masks, Method, Policy, PrefillPattern, QueryBlock, Role, SelectedTokens,
+    Selection, StaticTokens, Step, TailRule, Tuned, mix_seed,
 };
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -108,18 +108,19 @@ impl Method for BigBird {
     fn select(&self, step: &Step<'_>, seed: &u64, (): &mut (), _: &mut Cost) -> Selection {
         let of_block = mix_seed(*seed, ((step.context.tokens - 1) / self.query_block) as u64);
         let count = self.count(step.context);
-        let draw = |head: usize| Picks::softmax(self.draw(&step.candidates, count, mix_seed(of_block, head as u64)));
+        let draw =
+            |head: usize| SelectedTokens::softmax(self.draw(&step.candidates, count, mix_seed(of_block, head as u64)));
         match self.per {
             Granularity::KvHead(_) => Selection::Shared(draw(0)),
             Granularity::QueryHead => Selection::PerHead((0..step.group()).map(draw).collect()),
         }
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 
-    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
     }
 
@@ -127,7 +128,7 @@ impl Method for BigBird {
         TailRule::Own("its window moves on by itself, and blocks are drawn from what leaves it: set window")
     }
 
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         true
     }
 
@@ -154,7 +155,7 @@ impl BlockMask for BigBird {
         }
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 }

@@ -33,7 +33,7 @@ use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::channels::Channels;
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, Params, Role, Rotation, mix_seed};
 use spattn_base::error::UsageError;
@@ -190,7 +190,7 @@ impl Scorer for LabelScores {
         }
     }
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         self.channels.asked("channels")
     }
 
@@ -216,7 +216,7 @@ impl Scorer for LabelScores {
         Growth::Free("labels of new keys are appended (Algorithm 1)")
     }
 
-    fn empty(&self, place: Place, _: Option<&Labels>) -> Labels {
+    fn empty(&self, place: KvHeadId, _: Option<&Labels>) -> Labels {
         let mut channels = self.ranking(place.layer, place.kv_head, place.d);
         channels.truncate(self.channels.of(place.d));
         // In the order of the head, so that all channels give the very sums of exact scores.
@@ -335,7 +335,7 @@ fn clamp_to(dtype: KvDtype, labels: &mut [f32]) {
 /// `q[C]·label` of every candidate, `[query][candidate]`, with its cost. The labels are read once for all queries.
 fn label_scores(queries: &GroupQueries<'_>, labels: &Labels, cost: &mut Cost) -> Vec<f32> {
     let width = labels.channels.len();
-    let gathered = gather(queries.numbers, queries.d, &labels.channels);
+    let gathered = gather(queries.queries, queries.d, &labels.channels);
     match &labels.rows {
         LabelRows::Half(rows) => {
             cost.aux_bytes += (rows.tokens() * width * 2) as u64;
@@ -480,7 +480,7 @@ mod tests {
     use super::*;
     use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kv::LayerKv;
-    use crate::{Depth, PromptHead};
+    use crate::{PromptHead, SparseLayerRank};
     use spattn_kernels::Rows;
 
     fn shape(heads: usize, kv_heads: usize, head_dim: usize) -> ModelShape {
@@ -519,7 +519,7 @@ mod tests {
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
         let head = HeadPrefix {
             layer,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
             keys: rows,
@@ -530,7 +530,7 @@ mod tests {
             prompt,
             seed: 0,
         };
-        let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: 1.0 };
         let scores = |bits: usize| {
             let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
             label_scores(&asked, &scorer.build(&head), &mut Cost::default())

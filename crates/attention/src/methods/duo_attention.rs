@@ -38,8 +38,8 @@ use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
-    BlockMask, CalibrationNeed, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, Policy, PrefillPattern, Probe,
-    PromptMask, PromptPlan, QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,
+    BlockMask, CalibrationNeed, HeadPrefix, Mask, Masks, Method, Params, Policy, PrefillPattern, Probe, PromptMask,
+    PromptPlan, QueryBlock, Role, SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::{Accumulator, attend_range};
@@ -205,15 +205,15 @@ impl Method for DuoAttention {
 
     fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Selection {
         let picked = if *attends_all { step.candidates.clone() } else { 0..0 };
-        Selection::Shared(Picks::softmax(picked.map(|token| token as u32).collect()))
+        Selection::Shared(SelectedTokens::softmax(picked.map(|token| token as u32).collect()))
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 
     /// Sinks and the window of a streaming head.
-    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, policy.local.max(1), total_tokens)
     }
 
@@ -221,11 +221,11 @@ impl Method for DuoAttention {
         TailRule::Own("retrieval heads attend all of it, the others the last `local` tokens")
     }
 
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         true
     }
 
-    fn held(&self, attends_all: &bool, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, attends_all: &bool, (): &()) -> Option<usize> {
         (!attends_all).then_some(0)
     }
 
@@ -250,7 +250,7 @@ impl BlockMask for DuoAttention {
         mask(block, self.heads().is_among(self.share(), block.layer, block.kv_head))
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 }

@@ -57,9 +57,9 @@ impl MethodEntry {
     /// Where its default form picks if the prefix is on a GPU.
     pub fn place(&self) -> &'static str {
         match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
-            Ok(method) if method.picks_nothing() || method.decodes_densely() => "nowhere: it picks nothing",
+            Ok(method) if method.is_static_only() || method.decodes_densely() => "nowhere: it picks nothing",
             Ok(method) if method.device_form().is_some() => "device",
-            Ok(method) if method.is_blind() => "host, without a look at queries or keys",
+            Ok(method) if method.is_data_independent() => "host, without a look at queries or keys",
             _ => "host",
         }
     }
@@ -71,7 +71,7 @@ impl MethodEntry {
         };
         match method.prefill_pattern() {
             None | Some(PrefillPattern::Dense) => "densely",
-            Some(PrefillPattern::Blocks(mask)) if mask.is_blind() || mask.device_form().is_some() => {
+            Some(PrefillPattern::Blocks(mask)) if mask.is_data_independent() || mask.device_form().is_some() => {
                 "by a mask, on the device"
             }
             Some(PrefillPattern::Whole(_)) => "by a mask that the host plans, on the device",

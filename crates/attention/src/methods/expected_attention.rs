@@ -17,7 +17,9 @@ use crate::cost::Cost;
 use crate::index::pca::Covariance;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
-use crate::{Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Role, Rotation, Selection, Solved, Step, TailRule};
+use crate::{
+    Budget, HeadPrefix, Method, Probe, PromptNeed, Role, Rotation, SelectedTokens, Selection, Solved, Step, TailRule,
+};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -227,14 +229,14 @@ impl Method for ExpectedAttention {
     }
 
     fn select(&self, _: &Step<'_>, kept: &Vec<u32>, (): &mut (), _: &mut Cost) -> Selection {
-        Selection::Shared(Picks::softmax(kept.clone()))
+        Selection::Shared(SelectedTokens::softmax(kept.clone()))
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 
-    fn held(&self, kept: &Vec<u32>, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, kept: &Vec<u32>, (): &()) -> Option<usize> {
         Some(kept.len())
     }
 }

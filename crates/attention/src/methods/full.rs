@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cost::Cost;
 use crate::methods::MethodEntry;
-use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Role, Selection, Step, TailRule};
+use crate::{HeadPrefix, Method, Policy, PrefillPattern, Role, Selection, StaticTokens, Step, TailRule};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "full",
@@ -35,7 +35,7 @@ impl Method for Full {
         TailRule::Own("it attends everything")
     }
 
-    fn picks_nothing(&self) -> bool {
+    fn is_static_only(&self) -> bool {
         true
     }
 
@@ -43,8 +43,8 @@ impl Method for Full {
         Selection::PerHead(Vec::new())
     }
 
-    fn exact(&self, _: &Policy, _: usize, _: usize) -> Exact {
-        Exact::all()
+    fn exact(&self, _: &Policy, _: usize, _: usize) -> StaticTokens {
+        StaticTokens::all()
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {

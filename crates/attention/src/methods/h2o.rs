@@ -26,8 +26,8 @@ use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{
-    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
-    Step, TailRule,
+    Budget, DeviceForm, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
+    StaticTokens, Step, TailRule,
 };
 use spattn_kernels::Rows;
 use spattn_kernels::softmax::softmax;
@@ -239,7 +239,7 @@ impl Method for H2o {
     }
 
     /// The window slides over what follows the prefix too.
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, self.recent.tokens(prefix_tokens), total_tokens)
     }
 
@@ -249,11 +249,11 @@ impl Method for H2o {
         )
     }
 
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         true
     }
 
-    fn held(&self, _: &Vec<Cache>, caches: &Vec<Cache>) -> Option<usize> {
+    fn resident_candidates(&self, _: &Vec<Cache>, caches: &Vec<Cache>) -> Option<usize> {
         Some(super::entry::distinct(caches.iter().flat_map(Cache::tokens)))
     }
 }
@@ -265,7 +265,7 @@ mod tests {
     use crate::cost::Cost;
     use crate::kv::KvDtype;
     use crate::kv::KvShape;
-    use crate::{Picks, PromptShape, StepShape};
+    use crate::{PromptShape, SelectedTokens, StepShape};
     use std::collections::{BTreeMap, BTreeSet};
 
     /// The algorithm as it is stated, on sets and maps, in f64.
@@ -335,7 +335,7 @@ mod tests {
                 gone.extend((0..total).filter(|t| !n.held.contains(t)));
                 assert!(n.held.len() <= sink + heavy + recent, "the cache has grown to {}", n.held.len());
             }
-            let mut picks = naive.iter().map(|n| Picks::softmax(n.heavy(total)));
+            let mut picks = naive.iter().map(|n| SelectedTokens::softmax(n.heavy(total)));
             let expected = match groups.len() {
                 1 => Selection::Shared(picks.next().unwrap()),
                 _ => Selection::PerHead(picks.collect()),

@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::ParamInfo;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::layer::build_here;
+use crate::device::layer::build_on_host;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvStore};
 use crate::methods::{MethodEntry, Preset};
@@ -24,11 +24,11 @@ use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role, StepShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Cache, GpuError, Reduction};
 use spattn_kernels::topk::top_k;
@@ -138,7 +138,7 @@ impl Scorer for Representatives {
         Growth::None("representatives are chosen by the queries of the prompt, of which generated tokens have none")
     }
 
-    fn empty(&self, place: Place, _: Option<&KvStore>) -> KvStore {
+    fn empty(&self, place: KvHeadId, _: Option<&KvStore>) -> KvStore {
         KvStore::new(place.dtype, 1, place.d, 0)
     }
 
@@ -191,8 +191,8 @@ impl DeviceScorer for Representatives {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
-        let heads = build_here(layer, learned, |prefix| self.build(prefix))?;
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
+        let heads = build_on_host(layer, learned, |prefix| self.build(prefix))?;
         let each = self.of(layer.candidates.len()) * layer.cache.d * layer.dtype.bytes();
         let mut keys = layer.gpu.alloc(heads.len() * each)?;
         for (kv_head, own) in heads.iter().enumerate() {
@@ -222,7 +222,7 @@ impl DeviceScorer for Representatives {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Stepper, none};
-    use crate::{Picks, Policy, Selection};
+    use crate::{Policy, SelectedTokens, Selection};
 
     fn best(scores: &[f64], k: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..scores.len()).collect();
@@ -261,7 +261,7 @@ mod tests {
                     };
                     let scores: Vec<f64> = stand.iter().map(mean).collect();
                     let chosen = best(&scores, 24usize.div_ceil(page)).into_iter();
-                    Picks::softmax(chosen.flat_map(|b| blocks[b].iter().map(|t| *t as u32)).collect())
+                    SelectedTokens::softmax(chosen.flat_map(|b| blocks[b].iter().map(|t| *t as u32)).collect())
                 };
                 assert_eq!(selection, Selection::PerHead(vec![of_head(0), of_head(1)]), "{spec}");
             }

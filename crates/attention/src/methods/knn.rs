@@ -26,7 +26,7 @@ use crate::index::graph::hnsw::{Hnsw, HnswParams};
 use crate::index::workspaces::Workspaces;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
-use crate::{Budget, HeadPrefix, Method, Params, Picks, Role, Selection, Step, TailRule};
+use crate::{Budget, HeadPrefix, Method, Params, Role, SelectedTokens, Selection, Step, TailRule};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::top_k;
@@ -174,7 +174,7 @@ impl Method for Knn {
         let first = step.candidates.start as u32;
         let pick = |_, scores: &[f32], cost: &mut Cost| {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
-            Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
+            SelectedTokens::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         };
         let selection = clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick));
         if self.per.asks_each(step.group()) {

@@ -26,7 +26,7 @@ use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::types::channels::Channels;
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, Role};
 use spattn_kernels::linear::linear_rows;
@@ -108,7 +108,7 @@ impl Scorer for Loki {
         Some(ScorerCalibration { kind: NAME, load: Self::with_basis })
     }
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         self.rank.asked("rank")
     }
 
@@ -117,7 +117,7 @@ impl Scorer for Loki {
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
-        let place = Place::from(prefix);
+        let place = KvHeadId::from(prefix);
         let mut rows = self.empty(place, None);
         rows.truncate(0, prefix.candidates.len());
         self.push(&mut rows, place, &prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32());
@@ -128,7 +128,7 @@ impl Scorer for Loki {
         Growth::Free("new keys are appended on the same components")
     }
 
-    fn empty(&self, place: Place, _: Option<&KvStore>) -> KvStore {
+    fn empty(&self, place: KvHeadId, _: Option<&KvStore>) -> KvStore {
         KvStore::new(place.dtype, 1, self.rank.of(place.d), 0)
     }
 
@@ -143,7 +143,7 @@ impl Scorer for Loki {
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
         let components = self.components(queries.layer, queries.kv_head, queries.d);
-        let projected = project(queries.numbers, components, queries.d);
+        let projected = project(queries.queries, components, queries.d);
         cost.score_flops += 2 * (queries.count() * components.len()) as u64;
         let rows = segment.index.head(0);
         cost.aux_bytes += (size_of_val(components) + rows.elements() * rows.elem_bytes()) as u64;
@@ -161,7 +161,7 @@ impl Scorer for Loki {
 
 impl Loki {
     /// Adds `keys: [token][d]` on the components.
-    fn push(&self, rows: &mut KvStore, place: Place, keys: &[f32]) {
+    fn push(&self, rows: &mut KvStore, place: KvHeadId, keys: &[f32]) {
         let projected = project(keys, self.components(place.layer, place.kv_head, place.d), place.d);
         projected.chunks_exact(rows.d()).for_each(|row| rows.append(row));
     }
@@ -244,7 +244,7 @@ mod tests {
     use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, select};
     use super::*;
     use crate::kv::KvDtype;
-    use crate::{Picks, Selection};
+    use crate::{SelectedTokens, Selection};
 
     #[test]
     fn equals_a_naive_reference() {
@@ -266,7 +266,7 @@ mod tests {
             order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
             order.truncate(k);
             order.sort_unstable();
-            Picks::softmax(order)
+            SelectedTokens::softmax(order)
         });
         let expected = Selection::PerHead(expected.collect());
         assert_eq!(select(&format!("loki:rank={rank},k={k}"), &kv, &queries, 10..190).0, expected);

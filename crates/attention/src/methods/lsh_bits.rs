@@ -37,7 +37,7 @@ use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};
 use spattn_kernels::hyperplanes::Hyperplanes;
@@ -110,12 +110,12 @@ struct RandomSignatures {
 /// Signatures, and what those of further keys have to agree with.
 struct Signed {
     signatures: Signatures,
-    learned: Learned,
+    learned: PrefixStatsView,
 }
 
 /// What the keys of a prefix have in common.
 #[derive(Clone, Default)]
-struct Learned {
+struct PrefixStatsView {
     /// Mean key, if it is subtracted.
     mean: Option<Vec<f32>>,
     /// Norm of the shortest value, as which a zero counts.
@@ -146,8 +146,8 @@ impl Scorer for RandomSignatures {
         )
     }
 
-    fn empty(&self, _: Place, like: Option<&Signed>) -> Signed {
-        let learned = like.map_or_else(Learned::default, |like| like.learned.clone());
+    fn empty(&self, _: KvHeadId, like: Option<&Signed>) -> Signed {
+        let learned = like.map_or_else(PrefixStatsView::default, |like| like.learned.clone());
         let before = like.map(|like| &like.signatures);
         Signed { signatures: Signatures::empty_behind(before, words_of(self.bits)), learned }
     }
@@ -188,7 +188,7 @@ impl RandomSignatures {
     /// Signatures of all queries, `[head][row][word]`, with what that costs.
     fn query_signatures(&self, queries: &GroupQueries<'_>, cost: &mut Cost) -> Vec<u32> {
         let planes = self.planes.of_width(self.width(queries.d));
-        let augmented = self.augment_queries(queries.numbers, queries.d);
+        let augmented = self.augment_queries(queries.queries, queries.d);
         let flops = 2 * (augmented.len() * planes.count()) as u64;
         cost.score_flops += flops;
         cost.projection_flops += flops;
@@ -198,23 +198,24 @@ impl RandomSignatures {
     }
 
     /// What is common to `keys` and `values`, `[token][d]`.
-    fn learn(&self, keys: &[f32], values: &[f32], d: usize) -> Learned {
+    fn learn(&self, keys: &[f32], values: &[f32], d: usize) -> PrefixStatsView {
         let mean = self.center.then(|| mean_row(keys, d));
         let shortest = values.chunks_exact(d).map(norm).filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
-        let mut learned = Learned { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
+        let mut learned =
+            PrefixStatsView { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
         let further = self.further(&learned, values, d);
         learned.longest = longest(&learned.centred(keys, d), d, further.as_deref());
         learned
     }
 
     /// The further coordinate of each token, `√d·ln‖v‖`, if values count.
-    fn further(&self, learned: &Learned, values: &[f32], d: usize) -> Option<Vec<f32>> {
+    fn further(&self, learned: &PrefixStatsView, values: &[f32], d: usize) -> Option<Vec<f32>> {
         let of = |v: &[f32]| ((d as f64).sqrt() * norm(v).max(learned.shortest).ln()) as f32;
         self.by_norm.then(|| values.chunks_exact(d).map(of).collect())
     }
 
     /// Packed signatures of tokens, `[token][word]`.
-    fn signatures(&self, learned: &Learned, keys: &[f32], values: &[f32], d: usize) -> Vec<u32> {
+    fn signatures(&self, learned: &PrefixStatsView, keys: &[f32], values: &[f32], d: usize) -> Vec<u32> {
         let further = self.further(learned, values, d);
         let augmented = augment_to(learned.longest, &learned.centred(keys, d), d, further.as_deref());
         side_signatures(&self.planes.of_width(self.width(d)), &augmented)
@@ -232,7 +233,7 @@ impl RandomSignatures {
     }
 }
 
-impl Learned {
+impl PrefixStatsView {
     /// `rows: [token][d]` less the mean, if it is subtracted.
     fn centred(&self, rows: &[f32], d: usize) -> Vec<f32> {
         let mut rows = rows.to_vec();
@@ -296,7 +297,7 @@ mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
     use crate::kv::{KvDtype, LayerKv};
-    use crate::{Picks, Selection};
+    use crate::{SelectedTokens, Selection};
 
     fn dot(a: &[f32], b: &[f32]) -> f64 {
         a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
@@ -336,7 +337,7 @@ mod tests {
         let kv = random_kv(KvDtype::F32, 1, n, d, 4);
         let queries = noise(2 * d, 6);
         for bits in [5, 32, 100] {
-            let picks = queries.chunks(d).map(|q| Picks::softmax(naive_picks(&kv, q, 10..290, bits, k)));
+            let picks = queries.chunks(d).map(|q| SelectedTokens::softmax(naive_picks(&kv, q, 10..290, bits, k)));
             let expected = Selection::PerHead(picks.collect());
             let spec = format!("lsh_bits:bits={bits},label=av,ties=first,k={k}");
             assert_eq!(select(&spec, &kv, &queries, 10..290).0, expected, "{spec}");

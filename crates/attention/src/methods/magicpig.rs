@@ -55,8 +55,8 @@ use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::prefill::mask::{RowHead, RowMask};
 use crate::scored::granularity::each_head;
 use crate::{
-    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
-    Role, Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
+    DeviceForm, HeadPrefix, Histogram, Method, Params, PrefillPattern, Probe, ProbeHead, QueryBlock, Role,
+    SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned, Weighting, least_reaching,
 };
 
 use std::any::Any;
@@ -234,7 +234,7 @@ impl MagicPig {
         index: &HashIndex,
         state: &Sampling,
         cost: &mut Cost,
-    ) -> Picks {
+    ) -> SelectedTokens {
         let least = self.hashing.min_collisions;
         let counter = || CollisionCounter::new(index.tables.tokens());
         let mut sampled = state.counters.with(counter, |c| c.sample(&index.tables, sides, least, &mut cost.aux_bytes));
@@ -249,7 +249,7 @@ impl MagicPig {
         let norms = [&index.geometry.norms, &state.tail.norms];
         let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
         let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
-        Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+        SelectedTokens { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
     }
 
     /// The vectors `[token][planes.d()]` that stand for `keys: [token][d]` in the hash, and the norms that their cosines
@@ -400,11 +400,11 @@ impl RowMask for MagicPig {
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, _: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
         let (d, group) = (block.d, block.group);
-        let of_row = |row: usize| Exact::sliding(block.policy, block.first + row + 1);
+        let of_row = |row: usize| StaticTokens::sliding(block.policy, block.first + row + 1);
         let (first, last) = (of_row(0), of_row(block.rows - 1));
         let (sink, all) = (last.sink, last.sink..last.recent);
         if all.is_empty() {
-            return vec![Selection::PerHead(vec![Picks::softmax(Vec::new()); group]); block.rows];
+            return vec![Selection::PerHead(vec![SelectedTokens::softmax(Vec::new()); group]); block.rows];
         }
         let learned = if first.sink < first.recent { first.sink..first.recent } else { all.clone() };
         let mut keys = Keys { rows: head.keys.slice(learned, d), d, mean: None };
@@ -426,7 +426,10 @@ impl RowMask for MagicPig {
             let mut dots = vec![0.0; tokens.len()];
             linear::scores(query, &head.keys.gather(&tokens, d), d, &mut dots);
             let cosines = geometry.cosines(query, &dots, &sampled, [&geometry.norms; 2], cost);
-            Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+            SelectedTokens {
+                tokens,
+                weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()),
+            }
         };
         let of_group = |row: usize| Selection::PerHead((0..group).map(|h| pick(row, h, cost)).collect());
         (0..block.rows).map(of_group).collect()

@@ -23,8 +23,8 @@ use crate::index::kmeans::kmeans;
 use crate::kv::{KvDtype, LayerKv, Prefix};
 use crate::types::seed::head_seed;
 use crate::{
-    Configured, Context, Depth, HeadPrefix, IndexCache, LayerShare, Picks, Policy, PromptShape, PromptStats, Selection,
-    Step, Weighting, mix_seed,
+    Configured, Context, HeadPrefix, IndexCache, LayerShare, Policy, PromptShape, PromptStats, SelectedTokens,
+    Selection, SparseLayerRank, Step, Weighting, mix_seed,
 };
 use spattn_kernels::Rows;
 
@@ -214,7 +214,7 @@ impl Scene {
         let seed = head_seed(seed, layer, kv_head);
         let index = method.method.build(&HeadPrefix {
             layer,
-            depth: Depth { rank: layer, of: LAYERS, share: LayerShare::default() },
+            depth: SparseLayerRank { rank: layer, of: LAYERS, share: LayerShare::default() },
             rotation: None,
             kv_head,
             keys,
@@ -228,7 +228,7 @@ impl Scene {
         let [key, value] = &self.own[layer];
         let step = Step {
             layer,
-            depth: Depth { rank: layer, of: LAYERS, share: LayerShare::default() },
+            depth: SparseLayerRank { rank: layer, of: LAYERS, share: LayerShare::default() },
             kv_head,
             queries: &self.queries[layer][kv_head * GROUP * D..][..GROUP * D],
             d: D,
@@ -242,7 +242,7 @@ impl Scene {
             context: Context::new(TOKENS + 1, candidates),
             candidates: candidates.clone(),
             grouped: None,
-            moves_on: false,
+            has_moving_candidates: false,
             generated: 0,
             seed: mix_seed(seed, TOKENS as u64 + 1),
         };
@@ -505,7 +505,7 @@ impl Row {
             let scores = (self.scores)(&head, per);
             let scores = if self.is_reduced { scores } else { per.reduce(scores) };
             let selection = scene.picks(&method, &stats, (layer, kv_head), &self.candidates, SEED);
-            let picks: Vec<&Picks> = match (&selection, per) {
+            let picks: Vec<&SelectedTokens> = match (&selection, per) {
                 (Selection::PerHead(heads), Per::QueryHead) => heads.iter().collect(),
                 (Selection::Shared(picks), Per::Sum | Per::Max) => vec![picks],
                 other => panic!("{what}: {other:?}"),
@@ -1146,7 +1146,7 @@ const QUANTILE: f64 = 1.644_853_627;
 
 impl Sampled<'_> {
     /// Checks sizes and weights, and gives what each token counts for; `None` if all of the rest was taken.
-    fn check(&self, picks: &Picks, what: &str) -> Option<Vec<(u32, f64)>> {
+    fn check(&self, picks: &SelectedTokens, what: &str) -> Option<Vec<(u32, f64)>> {
         let all = self.head.candidates.len();
         let distinct: BTreeSet<u32> = picks.tokens.iter().copied().collect();
         assert_eq!(distinct.len(), picks.tokens.len(), "{what}: no token twice");
@@ -1554,7 +1554,7 @@ fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
             let mut out = vec![f32::NAN; HEADS * D];
             let picked = {
                 let mut other = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false);
-                other.pick(0, &scene.queries[0], key, value)
+                other.select(0, &scene.queries[0], key, value)
             };
             fork.step(0, &scene.queries[0], key, value, &mut out);
             outputs.push(vec![wide(&out).concat()]);

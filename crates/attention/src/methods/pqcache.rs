@@ -27,7 +27,7 @@ use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, Role};
 
@@ -100,7 +100,7 @@ struct Subspace {
 impl Scorer for ProductCodes {
     type Index = Vec<Subspace>;
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Some(("subspaces", self.subspaces))
     }
 
@@ -120,7 +120,7 @@ impl Scorer for ProductCodes {
         Growth::OfPrefix("new keys take the nearest centroids of the prefix")
     }
 
-    fn empty(&self, _: Place, like: Option<&Vec<Subspace>>) -> Vec<Subspace> {
+    fn empty(&self, _: KvHeadId, like: Option<&Vec<Subspace>>) -> Vec<Subspace> {
         let bare =
             |s: &Subspace| Subspace { channels: s.channels.clone(), centroids: s.centroids.clone(), codes: vec![] };
         like.map_or_else(Vec::new, |like| like.iter().map(bare).collect())
@@ -188,7 +188,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
     let mut scores = vec![0.0f32; queries.count() * n];
     for subspace in subspaces {
         let part = |query: &[f32]| query[subspace.channels.clone()].to_vec();
-        let parts: Vec<f32> = queries.numbers.chunks_exact(queries.d).flat_map(part).collect();
+        let parts: Vec<f32> = queries.queries.chunks_exact(queries.d).flat_map(part).collect();
         let centroids = subspace.centroids.head(0);
         let products = dots(&parts, centroids, subspace.channels.len(), cost);
         let count = subspace.centroids.tokens();
@@ -209,7 +209,7 @@ mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
     use crate::kv::KvDtype;
-    use crate::{Depth, Picks, PromptHead, Selection};
+    use crate::{PromptHead, SelectedTokens, Selection, SparseLayerRank};
     use spattn_kernels::Rows;
 
     const N: usize = 700;
@@ -230,7 +230,7 @@ mod tests {
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
         let head = HeadPrefix {
             layer,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
             keys: rows,
@@ -243,9 +243,9 @@ mod tests {
         };
         let scorer = ProductCodes { subspaces: 3, bits: 5, iterations: 10 };
         let built = scorer.build(&head);
-        let mut tail = scorer.empty(Place::from(&head), Some(&built));
+        let mut tail = scorer.empty(KvHeadId::from(&head), Some(&built));
         for (kept, part) in [(0, &new[..15 * D]), (10, &new[10 * D..])] {
-            let tokens = NewTokens { place: Place::from(&head), keys: part, values: part };
+            let tokens = NewTokens { place: KvHeadId::from(&head), keys: part, values: part };
             scorer.append(&mut tail, kept, &tokens);
         }
         for (ours, learned) in tail.iter().zip(&built) {
@@ -269,7 +269,7 @@ mod tests {
         let candidates = 0..N;
         let head = HeadPrefix {
             layer,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
             keys: rows,
@@ -280,7 +280,7 @@ mod tests {
             prompt,
             seed: 9,
         };
-        let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d: D, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: 1.0 };
         let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();
         let scores = approximate_scores(&asked, &index, &mut cost);
@@ -349,7 +349,7 @@ mod tests {
             panic!("a set for each query head")
         };
         let Selection::PerHead(exact) = select("topk:k=40", &kv, &queries, 0..400).0 else { panic!() };
-        let Picks { tokens, .. } = &picks[0];
+        let SelectedTokens { tokens, .. } = &picks[0];
         let hits = tokens.iter().filter(|t| exact[0].tokens.contains(t)).count();
         assert!(tokens.len() == 40 && hits >= 32, "{hits} of 40");
     }

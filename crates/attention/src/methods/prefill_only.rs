@@ -1,7 +1,7 @@
 //! Methods that are sparse while the prompt is read, and decode densely.
 
 use crate::cost::Cost;
-use crate::{Exact, HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, Step, TailRule};
+use crate::{HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, StaticTokens, Step, TailRule};
 
 /// A mask over whole prompts, as a method: nothing is left to pick once the prompt has been read.
 pub(super) struct PrefillOnly<M>(pub(super) M);
@@ -22,8 +22,8 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
         Selection::PerHead(Vec::new())
     }
 
-    fn exact(&self, _: &Policy, _: usize, _: usize) -> Exact {
-        Exact::all()
+    fn exact(&self, _: &Policy, _: usize, _: usize) -> StaticTokens {
+        StaticTokens::all()
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
@@ -34,7 +34,7 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
         TailRule::Own("it attends everything once the prompt has been read")
     }
 
-    fn picks_nothing(&self) -> bool {
+    fn is_static_only(&self) -> bool {
         true
     }
 

@@ -60,7 +60,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 mod tests {
     use super::super::snapkv::pyramid;
     use super::super::tests::{noise, none, prefix, prompt_queries, run};
-    use crate::{DenseLayers, Depth, Policy};
+    use crate::{DenseLayers, Policy, SparseLayerRank};
 
     const D: usize = 32;
 
@@ -84,7 +84,12 @@ mod tests {
             let (mean, candidates) = ((capacity - window) as usize, (tokens - window) as usize);
             let ours: Vec<usize> = (0..layers as usize)
                 .map(|rank| {
-                    pyramid(mean, beta as usize, candidates, Depth { rank, of: layers as usize, ..Depth::default() })
+                    pyramid(
+                        mean,
+                        beta as usize,
+                        candidates,
+                        SparseLayerRank { rank, of: layers as usize, ..SparseLayerRank::default() },
+                    )
                 })
                 .collect();
             let expected = of_the_code(capacity, window, tokens, layers, beta);
@@ -97,11 +102,11 @@ mod tests {
             assert!(ours[0] > 3 * ours[layers as usize - 1] / 2 && ours.is_sorted_by(|a, b| a >= b), "{ours:?}");
         }
         assert_eq!(
-            pyramid(60, 20, 100, Depth { rank: 1, of: 4, ..Depth::default() }),
+            pyramid(60, 20, 100, SparseLayerRank { rank: 1, of: 4, ..SparseLayerRank::default() }),
             60,
             "more than half: all keep as many"
         );
-        assert_eq!(pyramid(60, 20, 1000, Depth::default()), 60, "a layer alone");
+        assert_eq!(pyramid(60, 20, 1000, SparseLayerRank::default()), 60, "a layer alone");
     }
 
     /// What each layer attends is the output of exact attention over the tokens with the most votes, by loops.

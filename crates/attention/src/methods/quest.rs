@@ -27,11 +27,11 @@ use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, PromptShape, Role, StepShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, PageBounds, Pages as Cut, Reduction};
 
@@ -146,7 +146,7 @@ impl Scorer for Bounds {
         Growth::Free("new tokens fill the last page, then pages of their own")
     }
 
-    fn empty(&self, place: Place, _: Option<&Pages>) -> Pages {
+    fn empty(&self, place: KvHeadId, _: Option<&Pages>) -> Pages {
         let (store, rows) = (KvStore::new(place.dtype, 1, place.d, 0), |bits| QuantisedRows::new(&[], place.d, bits));
         match self.summary_bits {
             None => Pages::Exact { min: store.clone(), max: store },
@@ -205,7 +205,7 @@ impl DeviceScorer for Bounds {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let cut = Cut { tokens: layer.candidates.clone(), size: self.page };
         let (kv_heads, d) = (layer.cache.kv_heads, layer.cache.d);
         let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
@@ -274,7 +274,7 @@ fn fold_channels(rows: &[f32], d: usize, fold: fn(f32, f32) -> f32) -> Vec<f32> 
 /// Upper bounds of `q·k` for each page, `[query][page]`.
 fn page_bounds(queries: &GroupQueries<'_>, pages: &Pages, cost: &mut Cost) -> Vec<f32> {
     let part = |keep: fn(f32) -> bool| -> Vec<f32> {
-        queries.numbers.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect()
+        queries.queries.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect()
     };
     let (positive, negative) = (part(|q| q > 0.0), part(|q| q <= 0.0));
     let (mut bounds, lower) = match pages {

@@ -16,10 +16,10 @@ use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
-use crate::scored::select::{BlindPicker, Picker, ScoredRow};
-use crate::types::prefix_head::Place;
+use crate::scored::select::{DataIndependentPicker, Picker, ScoredRow};
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
-use crate::{Budget, Context, HeadPrefix, Picks, Role, Weighting};
+use crate::{Budget, Context, HeadPrefix, Role, SelectedTokens, Weighting};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "random",
@@ -57,7 +57,7 @@ impl Scorer for Blind {
         Growth::Free("nothing is stored: they are drawn like others")
     }
 
-    fn empty(&self, _: Place, _: Option<&()>) {}
+    fn empty(&self, _: KvHeadId, _: Option<&()>) {}
 
     fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
 
@@ -78,11 +78,11 @@ struct Uniform {
 }
 
 impl Picker for Uniform {
-    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> SelectedTokens {
         self.draw(&row.candidates, row.context, row.rng())
     }
 
-    fn blind(&self) -> Option<&dyn BlindPicker> {
+    fn blind(&self) -> Option<&dyn DataIndependentPicker> {
         Some(self)
     }
 
@@ -91,8 +91,8 @@ impl Picker for Uniform {
     }
 }
 
-impl BlindPicker for Uniform {
-    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> Picks {
+impl DataIndependentPicker for Uniform {
+    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> SelectedTokens {
         let k = self.budget.tokens(context).min(candidates.len());
         let drawn = index::sample(&mut rng, candidates.len(), k);
         let mut tokens: Vec<u32> = drawn.iter().map(|i| (i + candidates.start) as u32).collect();
@@ -101,6 +101,6 @@ impl BlindPicker for Uniform {
             true => Weighting::LogBias(vec![(k as f32 / candidates.len() as f32).ln(); k]),
             false => Weighting::Softmax,
         };
-        Picks { tokens, weighting }
+        SelectedTokens { tokens, weighting }
     }
 }

@@ -150,7 +150,9 @@ mod tests {
         let (picks, cost) = select("retrieval_attention:k=10,ef=160", &kv, &queries, 0..n);
         let (exact, scan) = select("topk:k=10", &kv, &queries, 0..n);
         let (Selection::PerHead(picks), Selection::PerHead(exact)) = (picks, exact) else { panic!() };
-        let hits = |(a, b): (&crate::Picks, &crate::Picks)| a.tokens.iter().filter(|t| b.tokens.contains(t)).count();
+        let hits = |(a, b): (&crate::SelectedTokens, &crate::SelectedTokens)| {
+            a.tokens.iter().filter(|t| b.tokens.contains(t)).count()
+        };
         let hits: usize = picks.iter().zip(&exact).map(hits).sum();
         assert!(hits * 10 >= 9 * 16 * k, "{hits} of {}", 16 * k);
         assert!(cost.score_flops < scan.score_flops && cost.aux_bytes > 0);

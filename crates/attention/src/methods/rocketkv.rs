@@ -24,7 +24,7 @@ use crate::cost::Cost;
 use crate::kv::{KvStore, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::types::channels::Channels;
-use crate::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Role, Selection, Step, TailRule};
+use crate::{Budget, Context, HeadPrefix, Method, PromptNeed, Role, SelectedTokens, Selection, Step, TailRule};
 use spattn_base::clock;
 use spattn_kernels::topk::top_k;
 
@@ -189,7 +189,7 @@ impl Method for RocketKv {
     type Index = Kept;
     type State = ();
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         self.r.asked("r")
     }
 
@@ -236,10 +236,10 @@ impl Method for RocketKv {
             let start = *page as usize * self.page;
             kept.tokens[start..(start + self.page).min(kept.tokens.len())].to_vec()
         };
-        Selection::Shared(Picks::softmax(pages.iter().flat_map(tokens).collect()))
+        Selection::Shared(SelectedTokens::softmax(pages.iter().flat_map(tokens).collect()))
     }
 
-    fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, kept: &Kept, (): &()) -> Option<usize> {
         Some(kept.tokens.len())
     }
 }

@@ -12,12 +12,12 @@ use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::device::scorer::AT_ONCE;
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::{DeviceIndex, DeviceScratch, DeviceStep, DeviceWorkspace};
 use crate::{Params, mix_seed};
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
-use spattn_kernels::hamming::{Raises, hamming_scores, hamming_sums};
+use spattn_kernels::hamming::{TieBreakOffsets, hamming_scores, hamming_sums};
 
 /// Words of 32 bits that hold a signature.
 pub(crate) fn words_of(bits: usize) -> usize {
@@ -73,10 +73,10 @@ impl Ties {
 
     /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
     /// candidate.
-    fn raises(self, bits: usize, group: usize, place: usize) -> Raises {
-        let Self::Seeded(seed) = self else { return Raises::default() };
+    fn raises(self, bits: usize, group: usize, place: usize) -> TieBreakOffsets {
+        let Self::Seeded(seed) = self else { return TieBreakOffsets::default() };
         let steps = Steps::new(bits, group);
-        Raises { seed, place: place as u32, levels: steps.levels, unit: steps.unit() }
+        TieBreakOffsets { seed, place: place as u32, levels: steps.levels, unit: steps.unit() }
     }
 }
 
@@ -120,21 +120,21 @@ pub(super) trait DeviceSigner {
         index: &'a DeviceIndex,
         reduction: Option<Reduction>,
     ) -> Option<Nearest<'a>> {
-        Nearest::new(step.prefix.gpu, (step.numbers.len(), step.queries.heads), self.keys(step, index), reduction)
+        Nearest::new(step.prefix.gpu, (step.budget_units.len(), step.queries.heads), self.keys(step, index), reduction)
     }
 
-    /// [`DeviceScorer::pick_at_once`](crate::device::scorer::DeviceScorer::pick_at_once).
+    /// [`DeviceScorer::fused_top_k`](crate::device::scorer::DeviceScorer::fused_top_k).
     fn pick(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let nearest = self.nearest(step, index, reduction).expect(AT_ONCE);
-        let (made, ties) = self.signed(step, 0..step.numbers.len(), index, &mut scratch.queries[0])?;
-        let chosen = (&to.numbers, step.prefix.candidates.start);
+        let (made, ties) = self.signed(step, 0..step.budget_units.len(), index, &mut scratch.queries[0])?;
+        let chosen = (&to.budget_units, step.prefix.candidates.start);
         step.prefix.gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)
     }
 

@@ -18,8 +18,8 @@ use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
-    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, Step,
-    TailRule,
+    Budget, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, SparseLayerRank,
+    StaticTokens, Step, TailRule,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::softmax::softmax;
@@ -214,22 +214,26 @@ impl Method for SnapKv {
         self.per.selection(kept.0.clone())
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 
     /// The observation window stays, however short the policy's is.
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
-        Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens, prefix_tokens)
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> StaticTokens {
+        StaticTokens::policy(
+            &Policy { local: policy.local.max(self.window), ..policy.clone() },
+            prefix_tokens,
+            prefix_tokens,
+        )
     }
 
-    fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, kept: &Kept, (): &()) -> Option<usize> {
         Some(super::entry::distinct(kept.0.iter().flatten().copied()))
     }
 }
 
 /// What a layer keeps of so many candidates, if all keep `mean` on average.
-pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: Depth) -> usize {
+pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: SparseLayerRank) -> usize {
     if depth.of < 2 || 2 * mean > candidates {
         return mean;
     }
@@ -244,7 +248,7 @@ pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: Depth)
 mod tests {
     use super::super::tests::{Stepper, none};
     use super::*;
-    use crate::Picks;
+    use crate::SelectedTokens;
 
     /// Votes of one query head over all tokens before the window, from the definition.
     fn votes(stepper: &Stepper, head: usize, window: usize) -> Vec<f64> {
@@ -281,7 +285,7 @@ mod tests {
             let mut stepper = Stepper::new(&spec, &policy, 90, 2);
             let of_head: Vec<Vec<f64>> = (0..2).map(|h| votes(&stepper, h, window)).collect();
             let expected =
-                |votes: &Vec<f64>| Picks::softmax(best(votes, kernel, pool == "max", candidates.clone(), 12));
+                |votes: &Vec<f64>| SelectedTokens::softmax(best(votes, kernel, pool == "max", candidates.clone(), 12));
             let each = Selection::PerHead(of_head.iter().map(expected).collect());
             for _ in 0..3 {
                 assert_eq!(stepper.step().0, each, "{spec}");

@@ -25,12 +25,12 @@ use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
-use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
+use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, Segment, SelectionSource};
 use crate::scored::select::Top;
 use crate::types::channels::Channels;
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
-use crate::{Budget, HeadPrefix, Picks, Role, Selection, Weighting};
+use crate::{Budget, HeadPrefix, Role, SelectedTokens, Selection, Weighting};
 use spattn_kernels::rows::{Elem, Rows, with_rows};
 use spattn_kernels::softmax::softmax;
 use spattn_kernels::topk::top_k;
@@ -114,7 +114,7 @@ enum Copy {
 impl Scorer for QueryChannels {
     type Index = Kept;
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         self.r.asked("r")
     }
 
@@ -141,7 +141,7 @@ impl Scorer for QueryChannels {
         Growth::Free("new keys join the copy, new values the mean")
     }
 
-    fn empty(&self, place: Place, _: Option<&Kept>) -> Kept {
+    fn empty(&self, place: KvHeadId, _: Option<&Kept>) -> Kept {
         let copy = match self.by_channel {
             true => Copy::ByToken(KvStore::new(place.dtype, 1, place.d, 0)),
             false => Copy::None,
@@ -207,10 +207,10 @@ impl Scorer for QueryChannels {
     }
 
     /// What was picked gets its share of the candidates' softmax, the mean value the rest.
-    fn weigh(&self, from: &PickedFrom<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
+    fn weigh(&self, from: &SelectionSource<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
         let tokens: usize = from.parts.iter().map(|part| part.tokens).sum();
         let mean = mean_value(from.parts, tokens);
-        let mut remainder = |picks: &mut Picks, logits: &[f32]| {
+        let mut remainder = |picks: &mut SelectedTokens, logits: &[f32]| {
             let top: Vec<u32> = picks.tokens.iter().map(|t| t - from.first as u32).collect();
             let shares = logits.chunks_exact(tokens).map(|logits| rest_share(logits, &top)).collect();
             picks.weighting = Weighting::Remainder { shares, value: mean.clone() };

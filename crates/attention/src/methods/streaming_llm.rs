@@ -20,8 +20,8 @@ use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
-    BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, Probe,
-    QueryBlock, Role, Selection, Solved, Step, TailRule, Tuned,
+    BlockMask, Context, HeadPrefix, Mask, Masks, Method, Policy, Positions, PrefillPattern, Probe, QueryBlock, Role,
+    SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned,
 };
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -88,7 +88,7 @@ impl Method for SinkAndWindow {
     fn start(&self, (): &()) {}
 
     fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
-        Selection::Shared(Picks::softmax(Vec::new()))
+        Selection::Shared(SelectedTokens::softmax(Vec::new()))
     }
 
     /// A window that stays is set once, by the mean of the tokens that are known to follow it.
@@ -105,16 +105,16 @@ impl Method for SinkAndWindow {
         TailRule::Own("its window moves on by itself, and what leaves it is let go: set window or slide")
     }
 
-    fn picks_nothing(&self) -> bool {
+    fn is_static_only(&self) -> bool {
         true
     }
 
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         let end = if self.slides { total_tokens } else { prefix_tokens };
         last_tokens(policy, window_tokens(self.window, policy, end), end)
     }
 
-    fn held(&self, (): &(), (): &()) -> Option<usize> {
+    fn resident_candidates(&self, (): &(), (): &()) -> Option<usize> {
         Some(0)
     }
 
@@ -137,7 +137,7 @@ impl BlockMask for SinkAndWindow {
         Masks::Shared(window_mask(block, self.window))
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         true
     }
 }
@@ -164,9 +164,9 @@ pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, tota
 
 /// Sink, the `window` tokens before `end`, and all that follows. With the end of the context for `end` the window slides
 /// over the tail too, unlike the static window of the other methods.
-pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> Exact {
+pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> StaticTokens {
     let recent = end.saturating_sub(window);
-    Exact { sink: policy.sink.min(recent), recent }
+    StaticTokens { sink: policy.sink.min(recent), recent }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::tests::{Stepper, assert_close, calibrated, configured, noise, none, prefix, random_kv, run};
 use super::*;
 use crate::kv::{KvDtype, KvStore, Prefix};
-use crate::{Fork, IndexCache, Picks, Policy, Selection, Tail, TailRule, Weighting};
+use crate::{IndexCache, Policy, SelectedTokens, Selection, Sequence, Tail, TailRule, Weighting};
 
 /// Specs of every method whose index does not depend on what else is in it.
 const GROWING: &[&str] = &[
@@ -45,7 +45,7 @@ fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
         Selection::Shared(picks) => std::slice::from_ref(picks),
         Selection::PerHead(heads) => heads,
     };
-    heads.iter().map(|Picks { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
+    heads.iter().map(|SelectedTokens { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
 }
 
 /// How many different tokens were picked.
@@ -148,7 +148,7 @@ fn picks_among_what_followed_the_prefix_are_attended_as_those_of_a_prefix_are() 
         let mut run = fork(TOKENS - STEPS);
         for token in TOKENS - STEPS..TOKENS {
             let (query, key, value) = (noise(4 * 32, token as u64), row(&whole.keys, token), row(&whole.values, token));
-            let step = |fork: &mut Fork| {
+            let step = |fork: &mut Sequence| {
                 let mut out = vec![f32::NAN; 4 * 32];
                 fork.step(0, &query, &key, &value, &mut out);
                 out

@@ -15,9 +15,9 @@ use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape, LayerKv, Prefix};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
-    AnyMethod, Configured, Context, DenseLayers, Depth, Fork, HeadPrefix, IndexCache, MethodSpec, Params, Policy,
-    PromptHead, PromptShape, PromptStats, RecentQueries, Rotation, Selection, Selects, SparsePrefill, Step, StepShape,
-    expand_grid, mix_seed,
+    AnyMethod, Configured, Context, DenseLayers, HeadPrefix, IndexCache, MethodSpec, Params, Policy, PromptHead,
+    PromptShape, PromptStats, RecentQueries, Rotation, Selection, SelectionSite, Sequence, SparseLayerRank,
+    SparsePrefill, Step, StepShape, expand_grid, mix_seed,
 };
 use spattn_kernels::Rows;
 
@@ -148,7 +148,7 @@ pub(super) fn select_seeded(
     let prompt = stats.head(layer, kv_head);
     let prefix = HeadPrefix {
         layer,
-        depth: Depth::default(),
+        depth: SparseLayerRank::default(),
         rotation: None,
         kv_head,
         keys,
@@ -163,7 +163,7 @@ pub(super) fn select_seeded(
     let tail_keys = Rows::F32(&[]);
     let step = Step {
         layer,
-        depth: Depth::default(),
+        depth: SparseLayerRank::default(),
         kv_head,
         queries,
         d,
@@ -177,7 +177,7 @@ pub(super) fn select_seeded(
         candidates,
         context,
         grouped: None,
-        moves_on: false,
+        has_moving_candidates: false,
         generated: 0,
         seed,
     };
@@ -186,7 +186,13 @@ pub(super) fn select_seeded(
     (selection, cost)
 }
 
-pub(super) fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
+pub(super) fn run(
+    prefix: &Arc<Prefix>,
+    spec: &str,
+    policy: &Policy,
+    heads: usize,
+    steps: usize,
+) -> (Vec<f32>, Sequence) {
     run_seeded(prefix, spec, policy, heads, steps, 5)
 }
 
@@ -209,7 +215,7 @@ fn run_seeded(
     heads: usize,
     steps: usize,
     seed: u64,
-) -> (Vec<f32>, Fork) {
+) -> (Vec<f32>, Sequence) {
     let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
     let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
     let stats = random_stats(&method.method, prefix, heads);
@@ -267,7 +273,7 @@ pub(super) struct Stepper {
     tail: LayerKv,
     index: Box<dyn std::any::Any + Send + Sync>,
     state: Box<dyn std::any::Any + Send>,
-    fork: Fork,
+    fork: Sequence,
     /// Of the current step, `[group][d]`.
     queries: Vec<f32>,
     group: usize,
@@ -282,7 +288,7 @@ impl Stepper {
         let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
         let index = method.method.build(&HeadPrefix {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head: 0,
             keys: prefix.layer(0).keys.head(0),
@@ -294,7 +300,7 @@ impl Stepper {
             seed: 1,
         });
         let mut state = method.method.start(index.as_ref());
-        method.method.agree(std::slice::from_mut(&mut state));
+        method.method.coordinate_heads(std::slice::from_mut(&mut state));
         let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false);
         let (tail, queries) = (LayerKv::new(KvDtype::F32, 1, D, 4), Vec::new());
         Self { prefix_tokens, method, prefix, tail, index, state, fork, queries, group }
@@ -321,13 +327,13 @@ impl Stepper {
         let exact = method.exact(&self.method.policy, self.prefix_tokens, context);
         let indexed = method.exact(&self.method.policy, self.prefix_tokens, self.prefix_tokens);
         let indexed = indexed.candidates(self.prefix_tokens);
-        let candidates = match self.method.moves_on() {
+        let candidates = match self.method.has_moving_candidates() {
             true => exact.sink..exact.recent,
             false => indexed.clone(),
         };
         let step = Step {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             kv_head: 0,
             queries: &self.queries,
             d: D,
@@ -341,13 +347,13 @@ impl Stepper {
             context: Context::new(context, &candidates),
             candidates,
             grouped: None,
-            moves_on: self.method.moves_on(),
+            has_moving_candidates: self.method.has_moving_candidates(),
             generated: self.tail.tokens() - 1,
             seed,
         };
         let mut cost = Cost::default();
         let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
-        method.agree(std::slice::from_mut(&mut self.state));
+        method.coordinate_heads(std::slice::from_mut(&mut self.state));
         (selection, cost)
     }
 
@@ -369,7 +375,7 @@ impl Stepper {
         let candidates = exact.sink..exact.recent;
         let index = method.build(&HeadPrefix {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head: 0,
             keys: Rows::F32(keys),
@@ -382,7 +388,7 @@ impl Stepper {
         });
         let step = Step {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             kv_head: 0,
             queries: &self.queries,
             d: D,
@@ -396,7 +402,7 @@ impl Stepper {
             context: Context::new(before + 1, &candidates),
             candidates,
             grouped: None,
-            moves_on: self.method.moves_on(),
+            has_moving_candidates: self.method.has_moving_candidates(),
             generated: behind,
             seed: 1_000 + 3 * behind as u64,
         };
@@ -936,7 +942,7 @@ fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
     // A share that leaves something to choose, and many heads that do not attend all.
     for spec in METHODS.iter().map(|m| format!("{}:density=0.4", m.name)).chain(["duo_attention".into()]) {
         let Ok(method) = configure(&expand_grid(&spec).unwrap()[0], &Policy::default()) else { continue };
-        if !method.method.is_blind() || method.method.picks_nothing() {
+        if !method.method.is_data_independent() || method.method.is_static_only() {
             continue;
         }
         blind.push(method.name.clone());
@@ -949,9 +955,9 @@ fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
         for (step, layer) in (0..4).flat_map(|step| (0..layers).map(move |layer| (step, layer))) {
             let seed = 10 * step + layer as u64;
             let [q, k, v] = [(heads, 0), (kv_heads, 1), (kv_heads, 2)].map(|(n, i)| noise(n * D, 900 + 100 * i + seed));
-            assert_eq!(closed.selects(layer), Selects::Blindly, "{spec}");
-            let picked = open.pick(layer, &q, &k, &v);
-            assert_eq!(closed.draw(layer, heads), picked, "{spec}, step {step}, layer {layer}");
+            assert_eq!(closed.selection_site(layer), SelectionSite::DataIndependent, "{spec}");
+            let picked = open.select(layer, &q, &k, &v);
+            assert_eq!(closed.select_without_queries(layer, heads), picked, "{spec}, step {step}, layer {layer}");
         }
         assert_eq!(closed.costs(), open.costs(), "{spec}");
     }
@@ -1035,7 +1041,7 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
             for step in 0..FOLLOW {
                 for layer in 0..layers {
                     let [q, k, v] = [heads, kv_heads, kv_heads].map(|n| noise(n * D, (7 * step + layer + n) as u64));
-                    for picked in fork.pick(layer, &q, &k, &v) {
+                    for picked in fork.select(layer, &q, &k, &v) {
                         let total = tokens + step + 1;
                         let fixed = (0..total).filter(|t| *t < picked.exact.sink || *t >= picked.exact.recent).count();
                         let picked: Vec<usize> = match picked.selection {
@@ -1240,7 +1246,7 @@ impl NaiveAttention {
 }
 
 /// One step of a fork with one KV head, whose key and value the reference gets to know as well.
-fn step_both(fork: &mut Fork, naive: &mut NaiveAttention, group: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
+fn step_both(fork: &mut Sequence, naive: &mut NaiveAttention, group: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
     let (queries, key, value) = (noise(group * D, seed), noise(D, seed + 1), noise(D, seed + 2));
     let mut out = vec![f32::NAN; group * D];
     fork.step(0, &queries, &key, &value, &mut out);
@@ -1518,14 +1524,14 @@ proptest! {
         let keys = noise(tokens * D, seed);
         let queries = noise(2 * D, seed + 1);
         let step = Step {
-            layer: 0, depth: Depth::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
+            layer: 0, depth: SparseLayerRank::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             tail_values: Rows::F32(&[]), dtype: KvDtype::F32, indexed: 0..tokens,
-            context: Context::new(tokens + 1, &(0..tokens)), grouped: None, moves_on: false,
+            context: Context::new(tokens + 1, &(0..tokens)), grouped: None, has_moving_candidates: false,
             generated: 0, seed,
         };
         let prefix = HeadPrefix {
-            layer: 0, depth: Depth::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            layer: 0, depth: SparseLayerRank::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
@@ -1570,7 +1576,7 @@ fn topk_picks_the_largest_scores() {
     let queries = noise(D, 9);
     let step = Step {
         layer: 0,
-        depth: Depth::default(),
+        depth: SparseLayerRank::default(),
         kv_head: 0,
         queries: &queries,
         d: D,
@@ -1584,14 +1590,14 @@ fn topk_picks_the_largest_scores() {
         candidates: 10..100,
         context: Context::new(121, &(10..100)),
         grouped: None,
-        moves_on: false,
+        has_moving_candidates: false,
         generated: 0,
         seed: 0,
     };
     let method = configured("topk:k=5", &none()).method;
     let index = method.build(&HeadPrefix {
         layer: 0,
-        depth: Depth::default(),
+        depth: SparseLayerRank::default(),
         rotation: None,
         kv_head: 0,
         keys,
@@ -1610,7 +1616,7 @@ fn topk_picks_the_largest_scores() {
     order.sort_by(|a, b| score(*b as usize).total_cmp(&score(*a as usize)));
     let mut best = order[..5].to_vec();
     best.sort_unstable();
-    assert_eq!(picked, crate::Selection::PerHead(vec![crate::Picks::softmax(best)]));
+    assert_eq!(picked, crate::Selection::PerHead(vec![crate::SelectedTokens::softmax(best)]));
 }
 
 /// Means over many seeds: the estimator of MagicPIG's Definition 3.1 and its theorems.
@@ -1964,13 +1970,13 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];
     let best = |per: Granularity| {
         per.select(&scores, 2, &mut Cost::default(), |_, scores, _| {
-            crate::Picks::softmax(spattn_kernels::topk::top_k(scores, 1))
+            crate::SelectedTokens::softmax(spattn_kernels::topk::top_k(scores, 1))
         })
     };
-    let shared = |token| Selection::Shared(crate::Picks::softmax(vec![token]));
+    let shared = |token| Selection::Shared(crate::SelectedTokens::softmax(vec![token]));
     assert_eq!(best(Granularity::KvHead(Reduce::Sum)), shared(0), "5, 5, 3: the lower of equals");
     assert_eq!(best(Granularity::KvHead(Reduce::Max)), shared(1), "4, 5, 3");
-    let own = [2, 1].map(|token| crate::Picks::softmax(vec![token]));
+    let own = [2, 1].map(|token| crate::SelectedTokens::softmax(vec![token]));
     assert_eq!(best(Granularity::QueryHead), Selection::PerHead(own.into()));
 }
 
@@ -1990,7 +1996,7 @@ fn channels_are_asked_for_where_they_are_counted() {
         ("topk", None),
         ("topk:k=30,rescore=int4,k2=7", None),
     ] {
-        assert_eq!(configured(spec, &none()).method.channels_asked(), asked, "{spec}");
+        assert_eq!(configured(spec, &none()).method.required_head_dim(), asked, "{spec}");
     }
 }
 
@@ -2088,7 +2094,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
         ] {
             let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
             let form = method.device_form().unwrap_or_else(|| panic!("{spec} has a form"));
-            let number = form.number(Context::new(301, &candidates), candidates.len());
+            let number = form.budget_units(Context::new(301, &candidates), candidates.len());
             let step = StepShape { group, d, dtype, candidates: candidates.len(), exact: 0, number };
             let (selection, counted) = select(spec, &kv, &queries, candidates.clone());
             let heads: Vec<Vec<u32>> = match selection {

@@ -13,7 +13,7 @@ use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role, StepShape};
 #[cfg(feature = "cuda")]
@@ -53,15 +53,15 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let choice = Choice { from_zero: true, ..Choice::by_logits(Budget::Tokens(64)) };
-        Ok(Scored::read(params, Exact, choice)?.method())
+        Ok(Scored::read(params, StaticTokens, choice)?.method())
     },
 };
 
 /// Exact `q·k` of every candidate; nothing is stored.
 #[derive(Clone)]
-pub(super) struct Exact;
+pub(super) struct StaticTokens;
 
-impl Scorer for Exact {
+impl Scorer for StaticTokens {
     type Index = ();
 
     fn build(&self, _: &HeadPrefix<'_>) {}
@@ -70,7 +70,7 @@ impl Scorer for Exact {
         Growth::Free("nothing is stored: keys are scored where they are")
     }
 
-    fn empty(&self, _: Place, _: Option<&()>) {}
+    fn empty(&self, _: KvHeadId, _: Option<&()>) {}
 
     fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
 
@@ -102,7 +102,7 @@ fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
     Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
 }
 
-impl DeviceScorer for Exact {
+impl DeviceScorer for StaticTokens {
     fn cost(&self, step: &StepShape) -> Cost {
         dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
     }

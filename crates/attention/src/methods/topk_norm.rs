@@ -10,7 +10,7 @@ use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};
 
@@ -57,7 +57,7 @@ impl Scorer for AttentionTimesNorm {
         Growth::Free("norms of new values are appended")
     }
 
-    fn empty(&self, _: Place, _: Option<&Vec<f32>>) -> Vec<f32> {
+    fn empty(&self, _: KvHeadId, _: Option<&Vec<f32>>) -> Vec<f32> {
         Vec::new()
     }
 

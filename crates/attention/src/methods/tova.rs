@@ -15,7 +15,8 @@ use super::streaming_llm::last_tokens;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
-    Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Role, Selection, Solved, Step, TailRule,
+    Budget, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, SelectedTokens, Selection, Solved, StaticTokens, Step,
+    TailRule,
 };
 use spattn_kernels::Rows;
 use spattn_kernels::softmax::softmax;
@@ -124,7 +125,7 @@ impl Method for Tova {
     fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Selection {
         let (sink, newest) = (step.candidates.start as u32, step.context.tokens as u32 - 1);
         cache.held.retain(|token| (sink..newest).contains(token));
-        let picks = Picks::softmax(cache.held.clone());
+        let picks = SelectedTokens::softmax(cache.held.clone());
         cache.held.push(newest);
         let mut there = Cost::default();
         let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
@@ -135,7 +136,7 @@ impl Method for Tova {
     }
 
     /// The weights of all KV heads are added up; what has the least of them is evicted from all.
-    fn agree(&self, caches: &mut [&mut Cache]) {
+    fn coordinate_heads(&self, caches: &mut [&mut Cache]) {
         let Some((first, others)) = caches.split_first_mut() else { return };
         let mut sums = first.weights.clone();
         for other in &*others {
@@ -148,7 +149,7 @@ impl Method for Tova {
     }
 
     /// Sinks and the current token.
-    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, 1, total_tokens)
     }
 
@@ -156,12 +157,12 @@ impl Method for Tova {
         TailRule::Own("every token that follows is held or evicted by its weight")
     }
 
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         true
     }
 
     /// The current token is exact, whether it is held or not.
-    fn held(&self, _: &Cache, cache: &Cache) -> Option<usize> {
+    fn resident_candidates(&self, _: &Cache, cache: &Cache) -> Option<usize> {
         Some(cache.held.iter().filter(|token| Some(**token) != cache.newest).count())
     }
 }
@@ -173,7 +174,7 @@ mod tests {
     use super::super::tests::{assert_close, configured, noise, none, prompt_queries, random_stats};
     use super::*;
     use crate::kv::{KvDtype, LayerKv, Prefix};
-    use crate::{Fork, IndexCache};
+    use crate::{IndexCache, Sequence};
 
     const D: usize = 16;
     const KV_HEADS: usize = 2;
@@ -247,7 +248,7 @@ mod tests {
         let prefix = Prefix::new(vec![kv]);
         let method = configured(&format!("tova:k={k}"), &Policy { sink, ..none() });
         let stats = random_stats(&method.method, &prefix, HEADS);
-        let mut fork: Fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let mut fork: Sequence = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
         let of_prompt = prompt_queries(0, prefix_tokens * HEADS * D);
         if prefix_tokens > 0 {
             naive.evict(&of_prompt[(prefix_tokens - 1) * HEADS * D..]);

@@ -57,7 +57,7 @@ mod tests {
 
     use super::super::tests::{noise, select};
     use crate::kv::{KvDtype, LayerKv};
-    use crate::{Picks, Selection};
+    use crate::{SelectedTokens, Selection};
 
     const D: usize = 32;
     const TOKENS: usize = 400;
@@ -131,7 +131,7 @@ mod tests {
 
     fn picked(spec: &str, queries: &[f32], kv: &LayerKv) -> Vec<Vec<usize>> {
         let Selection::PerHead(heads) = select(spec, kv, queries, FIRST..LAST).0 else { panic!("one set a head") };
-        let tokens = |picks: Picks| picks.tokens.into_iter().map(|t| t as usize).collect();
+        let tokens = |picks: SelectedTokens| picks.tokens.into_iter().map(|t| t as usize).collect();
         heads.into_iter().map(tokens).collect()
     }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::topk::Exact;
+use super::topk::StaticTokens;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -52,7 +52,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     }],
     build: |params| {
         let sample = Sample::read(params, |params| params.budget_from_zero(Budget::Ratio(0.05)))?;
-        Ok(Arc::new(Scored::new(Exact, sample, Granularity::read(params)?)))
+        Ok(Arc::new(Scored::new(StaticTokens, sample, Granularity::read(params)?)))
     },
 };
 
@@ -112,7 +112,7 @@ mod tests {
                 Selection::PerHead(heads) => heads,
                 Selection::Shared(picks) => vec![picks],
             };
-            let of_head = |picks: crate::Picks| match picks.weighting {
+            let of_head = |picks: crate::SelectedTokens| match picks.weighting {
                 Weighting::Softmax => picks.tokens.iter().map(|t| (*t as usize, 1.0)).collect(),
                 Weighting::LogBias(log_u) => {
                     let pairs = picks.tokens.iter().zip(log_u);

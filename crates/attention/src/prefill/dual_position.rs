@@ -2,33 +2,40 @@
 
 use crate::types::positions::Grouped;
 use spattn_kernels::Rows;
-use spattn_kernels::prefill::{PackedHead, Sight, Single};
+use spattn_kernels::prefill::{PackedHead, RowVisibility, ScatteredToken};
 
 /// The tokens that some row of a block attends, and what each row sees of these.
-pub(super) struct Seen<'a> {
+pub(super) struct VisibleTokens<'a> {
     /// `[token][d]` of the whole context.
     pub(super) keys: Rows<'a>,
     pub(super) values: Rows<'a>,
     pub(super) d: usize,
     pub(super) tokens: &'a [u32],
-    pub(super) sights: &'a [Sight],
+    pub(super) sights: &'a [RowVisibility],
 }
 
 /// Keys and values of rows whose queries stand at two positions: one for the first of the packed tokens, one for the others.
 ///
 /// A key is twice as wide as a head, with zeros in the half that meets the other query, so that one product with both
 /// queries side by side has the right logit for either kind of token, and one softmax goes over all.
-pub(super) struct TwoSided {
+pub(super) struct DualPositionHead {
     pub(super) packed: PackedHead,
-    pub(super) sights: Vec<Sight>,
+    pub(super) sights: Vec<RowVisibility>,
     /// For each row how much earlier its query stands for the first tokens.
     pub(super) shifts: Vec<usize>,
     pub(super) d: usize,
 }
 
-impl TwoSided {
+impl DualPositionHead {
     /// Of keys and values `[token][d]`, the first `split` of which meet the first query.
-    fn new(keys: &[f32], values: &[f32], d: usize, split: usize, sights: Vec<Sight>, shifts: Vec<usize>) -> Self {
+    fn new(
+        keys: &[f32],
+        values: &[f32],
+        d: usize,
+        split: usize,
+        sights: Vec<RowVisibility>,
+        shifts: Vec<usize>,
+    ) -> Self {
         let widened = |rows: &[f32], side: fn(usize, usize) -> usize| -> Vec<f32> {
             let mut wide = vec![0.0; 2 * rows.len()];
             for (at, (wide, row)) in wide.chunks_exact_mut(2 * d).zip(rows.chunks_exact(d)).enumerate() {
@@ -44,9 +51,9 @@ impl TwoSided {
 
     /// Positions within the cache of each row: its query stands nearer to the `sinks` first tokens by the tokens between
     /// these and its window, which it does not see.
-    pub(super) fn within_cache(seen: &Seen<'_>, sinks: usize) -> Self {
-        let Seen { keys, values, d, tokens, sights } = *seen;
-        let gap = |sight: &Sight| match sight.stretch.is_empty() {
+    pub(super) fn within_cache(seen: &VisibleTokens<'_>, sinks: usize) -> Self {
+        let VisibleTokens { keys, values, d, tokens, sights } = *seen;
+        let gap = |sight: &RowVisibility| match sight.stretch.is_empty() {
             true => 0,
             false => tokens[sight.stretch.start] as usize - sight.common,
         };
@@ -56,20 +63,20 @@ impl TwoSided {
 
     /// Grouped positions, where the first row is at `first`. Tokens that are far ones of some rows and neighbours of others
     /// are there twice.
-    pub(super) fn grouped(seen: &Seen<'_>, grouped: Grouped<'_>, first: usize) -> Self {
-        let Seen { keys, values, d, tokens, sights } = *seen;
+    pub(super) fn grouped(seen: &VisibleTokens<'_>, grouped: Grouped<'_>, first: usize) -> Self {
+        let VisibleTokens { keys, values, d, tokens, sights } = *seen;
         let positions = first..first + sights.len();
         let far_of = |position: usize| grouped.grouping.far(position);
         let (far, far_places) = numbered(tokens, |token| token < far_of(positions.end - 1));
         let (near, near_places) = numbered(tokens, |token| token >= far_of(first));
-        let sight = |(position, sight): (usize, &Sight)| {
-            let is_far = |single: &Single| (tokens[single.place] as usize) < far_of(position);
-            let moved = |single: Single| match is_far(&single) {
-                true => Single { place: far_places[single.place], ..single },
-                false => Single { place: far.len() + near_places[single.place], ..single },
+        let sight = |(position, sight): (usize, &RowVisibility)| {
+            let is_far = |single: &ScatteredToken| (tokens[single.place] as usize) < far_of(position);
+            let moved = |single: ScatteredToken| match is_far(&single) {
+                true => ScatteredToken { place: far_places[single.place], ..single },
+                false => ScatteredToken { place: far.len() + near_places[single.place], ..single },
             };
-            let (front, back): (Vec<Single>, Vec<Single>) = sight.each().partition(is_far);
-            Sight::of(&front.into_iter().chain(back).map(moved).collect::<Vec<Single>>())
+            let (front, back): (Vec<ScatteredToken>, Vec<ScatteredToken>) = sight.each().partition(is_far);
+            RowVisibility::of(&front.into_iter().chain(back).map(moved).collect::<Vec<ScatteredToken>>())
         };
         let sights = positions.clone().zip(sights).map(sight).collect();
         let shifts = positions.map(|position| grouped.grouping.query_shift(position)).collect();

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
-use crate::device::workspaces::MaskRoom;
+use crate::device::workspaces::MaskWorkspace;
 use crate::kv::KvShape;
 use crate::prefill::cost::{BlockCost, queries_by_group};
 use crate::prefill::gpu_memory::PlannedBlock;
@@ -19,7 +19,7 @@ use crate::prefill::sparse_prefill::SparsePrefill;
 use crate::types::positions::Positions;
 use crate::types::seed::head_seed;
 use spattn_cuda::{
-    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, OwnRows, PromptSearch, Rows, Run, Searched, Timeline,
+    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, PerRowTokens, PromptSearch, Rows, Run, Searched, Timeline,
 };
 
 /// Bytes of a pair of counters.
@@ -32,7 +32,7 @@ impl SparsePrefill<'_> {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn attend_there(
+    pub fn attend_on_device(
         &mut self,
         gpu: &Gpu,
         chunk: &PrefillChunk<'_>,
@@ -61,7 +61,7 @@ impl SparsePrefill<'_> {
             }
             _ => return Ok(false),
         };
-        let is_known = match (mask.is_blind(), mask.device_form().filter(|form| form.fits(shape))) {
+        let is_known = match (mask.is_data_independent(), mask.device_form().filter(|form| form.fits(shape))) {
             (true, _) => {
                 let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
                 let mut lists = std::mem::take(&mut self.there.lists);
@@ -132,7 +132,7 @@ impl SparsePrefill<'_> {
     ///
     /// # Errors
     /// If the device failed.
-    pub fn settle_there(&mut self, gpu: &Gpu, (heads, shape): (usize, KvShape)) -> Result<(), GpuError> {
+    pub fn collect_device_counters(&mut self, gpu: &Gpu, (heads, shape): (usize, KvShape)) -> Result<(), GpuError> {
         let Some(buffer) = self.there.counters.take() else { return Ok(()) };
         let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(()) };
         let Some(form) = mask.device_form() else { return Ok(()) };
@@ -232,7 +232,7 @@ impl SparsePrefill<'_> {
         self.there.searched.set(gpu, blocks)?;
         let (tree, sampling) = form.search();
         let layers = self.dense.len();
-        let MaskRoom { lists, searched, counters } = &mut self.there;
+        let MaskWorkspace { lists, searched, counters } = &mut self.there;
         let search = PromptSearch { tree, sampling, blocks: searched };
         if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
             return Ok(false);
@@ -316,7 +316,7 @@ fn send(
     if diagonals.iter().any(|distances| !distances.is_empty()) {
         to.set_diagonals(gpu, &diagonals, rows.first + rows.count - 1)?;
     }
-    let own: Vec<&OwnRows> = placed.iter().map(|placed| &placed.own).collect();
+    let own: Vec<&PerRowTokens> = placed.iter().map(|placed| &placed.own).collect();
     to.set_own(gpu, &own, (rows.heads, cache.d))?;
     Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
 }
@@ -347,7 +347,7 @@ struct Placed {
     /// Of each row.
     starts: Vec<u32>,
     /// What rows attend beside all that; no rows if none has any.
-    own: OwnRows,
+    own: PerRowTokens,
     /// Tokens that the rows attend together.
     seen: usize,
 }
@@ -380,8 +380,8 @@ impl Placed {
 
 /// The tokens that rows from position `first` on, whose stretches start so, have of their own beyond list, stretch and diagonals, each
 /// as it is named first. `is_slash` says of which distances there is a diagonal, as far as there are any.
-fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> OwnRows {
-    let mut rows = OwnRows::default();
+fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> PerRowTokens {
+    let mut rows = PerRowTokens::default();
     if mask.own.iter().all(Vec::is_empty) {
         return rows;
     }

@@ -19,7 +19,7 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -
     let policy = &method.reads().policy;
     let here = mask.query_rows().min(tokens.max(1));
     let block = QueryBlock::unseen(policy, (0, heads / kv_heads), (tokens.saturating_sub(here), here), d);
-    let (lists, most) = match (mask.is_blind(), mask.device_form()) {
+    let (lists, most) = match (mask.is_data_independent(), mask.device_form()) {
         (true, _) => match mask.masks(&block, &mut Cost::default()) {
             Masks::Shared(mask) => (kv_heads, mask.common.len()),
             Masks::PerHead(masks) => (heads, masks.iter().map(|mask| mask.common.len()).max().unwrap_or(0)),

@@ -11,14 +11,14 @@ use crate::kv::KvShape;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::Grouped;
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
 use crate::types::seed::mix_seed;
-use crate::types::selection::{Exact, Selection};
+use crate::types::selection::{Selection, StaticTokens};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Sampling, Tree};
 use spattn_kernels::Rows;
-use spattn_kernels::prefill::{Sight, Single};
+use spattn_kernels::prefill::{RowVisibility, ScatteredToken};
 
 /// How a method attends during prefill.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ pub trait BlockMask: Send + Sync {
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks;
 
     /// Whether that follows from where a block is: then nobody has to show it queries and keys.
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         false
     }
 
@@ -162,7 +162,7 @@ impl<'a> QueryBlock<'a> {
 
     /// What `exact` leaves to pick of the tokens before the first row, which so every row may see, and the context of
     /// that row.
-    pub fn candidates(&self, exact: Exact) -> (Range<usize>, Context) {
+    pub fn candidates(&self, exact: StaticTokens) -> (Range<usize>, Context) {
         let candidates = exact.candidates(self.first);
         let context = Context::new(self.first + 1, &candidates).at(self.share);
         (candidates, context)
@@ -238,7 +238,7 @@ impl Mask {
     /// The tokens that some row attends, and what each row sees of these. `first` is the first row's position.
     ///
     /// In front are the common tokens before all stretches, then single tokens, then all tokens from the first stretch on.
-    pub(super) fn resolve(&self, first: usize) -> (Vec<u32>, Vec<Sight>) {
+    pub(super) fn resolve(&self, first: usize) -> (Vec<u32>, Vec<RowVisibility>) {
         let end = first + self.starts.len();
         let (front, begin) = self.front(first);
         let singles: Vec<Vec<WeightedToken>> =
@@ -249,12 +249,12 @@ impl Mask {
         let sight = |(row, singles): (usize, &Vec<WeightedToken>)| {
             let position = first + row;
             let start = self.starts[row].min(position).max(begin);
-            Sight {
+            RowVisibility {
                 common: self.common[..front].partition_point(|token| *token as usize <= position),
                 stretch: place(start)..place((position + 1).max(start)),
                 singles: singles
                     .iter()
-                    .map(|single| Single { place: place(single.token as usize), log_weight: single.log_weight })
+                    .map(|single| ScatteredToken { place: place(single.token as usize), log_weight: single.log_weight })
                     .collect(),
             }
         };
@@ -320,7 +320,7 @@ pub trait RowMask: Send + Sync {
 /// Keys and values `[token][d]` of a KV head, as far as they were read.
 pub struct RowHead<'a> {
     /// Which one.
-    pub place: Place,
+    pub place: KvHeadId,
     /// Rotated keys.
     pub keys: Rows<'a>,
     /// Values.

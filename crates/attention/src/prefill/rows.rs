@@ -14,10 +14,10 @@ use crate::decode::head_kv::{HeadKv, Queries};
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
 use crate::types::policy::Policy;
-use crate::types::prefix_head::Place;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
 use crate::types::seed::head_seed;
-use crate::types::selection::{Exact, Picked};
+use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
     /// What a row sees: the first `tokens` tokens, as if they were a prefix.
@@ -60,7 +60,7 @@ impl<'a> RowReader<'a> {
         let (kv_heads, end) = (chunk.kv_heads(), chunk.first + chunk.tokens());
         let states = &mut self.states[chunk.layer];
         states.resize_with(kv_heads, || self.mask.begin());
-        let Exact { sink, recent } = Exact::sliding(self.policy, end);
+        let StaticTokens { sink, recent } = StaticTokens::sliding(self.policy, end);
         if sink < recent {
             states.par_iter_mut().enumerate().for_each(|(kv_head, state)| {
                 self.mask.take_in(state.as_mut(), &row_head(chunk, kv_head), sink..recent);
@@ -101,7 +101,8 @@ impl<'a> RowReader<'a> {
                 let place = row * width + kv_head * group * d;
                 let of_row = place..place + group * d;
                 let total = first + row + 1;
-                let picked = Picked { exact: Exact::sliding(self.policy, total), selection: Some(selection) };
+                let picked =
+                    AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
                 let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
                 head.up_to(total).attend(&scaled, &picked, &mut out[of_row]);
                 let tokens = picked.attended(group, total);
@@ -116,7 +117,7 @@ impl<'a> RowReader<'a> {
 fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
     let (layer, keys) = (chunk.layer, &chunk.kv().keys);
     RowHead {
-        place: Place { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
+        place: KvHeadId { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
         keys: keys.head(kv_head),
         values: chunk.kv().values.head(kv_head),
     }

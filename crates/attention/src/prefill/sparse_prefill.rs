@@ -8,16 +8,16 @@ use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::MaskRoom;
+use crate::device::workspaces::MaskWorkspace;
 use crate::kv::MOST_TOKENS;
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
-use crate::prefill::dual_position::{Seen, TwoSided};
+use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
 use crate::types::policy::Policy;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
-use spattn_kernels::prefill::{PackedHead, Sight, block_attention, causal_attention};
+use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, causal_attention};
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
@@ -33,7 +33,7 @@ pub struct SparsePrefill<'a> {
     pub(crate) costs: LayerCosts,
     /// What a device that reads the prompt holds of it.
     #[cfg(feature = "cuda")]
-    pub(crate) there: MaskRoom,
+    pub(crate) there: MaskWorkspace,
 }
 
 /// What says which tokens a block attends.
@@ -61,7 +61,7 @@ impl<'a> SparsePrefill<'a> {
             seed,
             costs,
             #[cfg(feature = "cuda")]
-            there: MaskRoom::default(),
+            there: MaskWorkspace::default(),
         })
     }
 
@@ -205,12 +205,12 @@ impl<'a> SparsePrefill<'a> {
             };
             for (first_head, mask) in (kv_head * group..).step_by(sharing).zip(&masks) {
                 let (tokens, sights) = mask.resolve(first);
-                let seen = sights.iter().map(Sight::tokens).sum();
+                let seen = sights.iter().map(RowVisibility::tokens).sum();
                 attended[first_head..first_head + sharing].fill(seen);
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
-                let seen = Seen { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
-                match self.two_sided(&seen, &block, mask) {
-                    Some(cache) => of.for_each(|of| self.attend_two_sided(&cache, queries, of, out)),
+                let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
+                match self.dual_position(&seen, &block, mask) {
+                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
                         of.for_each(|of| block_attention(queries, of, &packed, &sights, scale(d), out));
@@ -223,18 +223,24 @@ impl<'a> SparsePrefill<'a> {
     }
 
     /// What the rows see, if their queries stand at two positions.
-    fn two_sided(&self, seen: &Seen<'_>, block: &QueryBlock<'_>, mask: &Mask) -> Option<TwoSided> {
+    fn dual_position(&self, seen: &VisibleTokens<'_>, block: &QueryBlock<'_>, mask: &Mask) -> Option<DualPositionHead> {
         let last = block.first + block.rows - 1;
         match self.positions {
             Positions::Original => None,
-            Positions::WithinCache => Some(TwoSided::within_cache(seen, mask.common.len())),
+            Positions::WithinCache => Some(DualPositionHead::within_cache(seen, mask.common.len())),
             Positions::Grouped(grouping) if grouping.far(last) == 0 => None,
-            Positions::Grouped(_) => Some(TwoSided::grouped(seen, block.grouped?, block.first)),
+            Positions::Grouped(_) => Some(DualPositionHead::grouped(seen, block.grouped?, block.first)),
         }
     }
 
     /// Attends where the query of each row stands at two positions.
-    fn attend_two_sided(&self, cache: &TwoSided, queries: &[f32], (head, heads): (usize, usize), out: &mut [f32]) {
+    fn attend_dual_position(
+        &self,
+        cache: &DualPositionHead,
+        queries: &[f32],
+        (head, heads): (usize, usize),
+        out: &mut [f32],
+    ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
         let mut both = vec![0.0; cache.sights.len() * 2 * d];
         for (row, (both, shift)) in both.chunks_exact_mut(2 * d).zip(&cache.shifts).enumerate() {
@@ -274,7 +280,7 @@ fn scale(d: usize) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Picks;
+    use crate::SelectedTokens;
     #[cfg(feature = "cuda")]
     use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
@@ -533,7 +539,7 @@ mod tests {
             let keys = layer.kv.keys.head(0);
             let step = crate::Step {
                 layer: 0,
-                depth: crate::Depth::default(),
+                depth: crate::SparseLayerRank::default(),
                 kv_head: 0,
                 queries: &layer.queries[160 * 2 * D..],
                 d: D,
@@ -547,7 +553,7 @@ mod tests {
                 candidates: 4..150,
                 context: Context::new(161, &(4..150)),
                 grouped: None,
-                moves_on: false,
+                has_moving_candidates: false,
                 generated: 0,
                 seed: 1,
             };
@@ -556,7 +562,7 @@ mod tests {
                 crate::Selection::Shared(picks) => vec![picks.clone(), picks],
                 crate::Selection::PerHead(heads) => heads,
             };
-            assert_eq!(picked, [0, 1].map(|head| Picks::softmax(found(head))), "{spec}");
+            assert_eq!(picked, [0, 1].map(|head| SelectedTokens::softmax(found(head))), "{spec}");
         }
     }
     proptest! {

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use spattn_kernels::prefill::Sight;
+use spattn_kernels::prefill::RowVisibility;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -252,7 +252,7 @@ pub(crate) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
 /// What each row of a mask sees, as it is attended.
 pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
     let (tokens, sights) = mask.resolve(first);
-    let of_row = |sight: &Sight| {
+    let of_row = |sight: &RowVisibility| {
         let plain = (0..sight.common).chain(sight.stretch.clone()).map(|place| (place, 0.0));
         let all = plain.chain(sight.singles.iter().map(|single| (single.place, single.log_weight)));
         let mut seen: Vec<(usize, f32)> = all.map(|(place, bias)| (tokens[place] as usize, bias)).collect();

@@ -12,7 +12,7 @@ use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, Prefix};
 use crate::prefix_stats::stats::PromptHead;
 use crate::types::budget::{Budget, Context};
-use crate::types::prefix_head::{Depth, HeadPrefix};
+use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::score_into;
 
 /// The last queries of a prefix, rotated, as they attend: `[query][head][d]` for each layer.
@@ -139,7 +139,7 @@ impl Probe<'_> {
         }
         let candidates = self.candidates.clone();
         let prompt = PromptHead::default();
-        let depth = Depth::default();
+        let depth = SparseLayerRank::default();
         let prefix = HeadPrefix {
             layer,
             depth,

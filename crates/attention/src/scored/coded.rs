@@ -5,8 +5,8 @@ use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, ScorerCalibration, Segment};
-use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, ScorerCalibration, Segment, SelectionSource};
+use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
 
@@ -38,8 +38,8 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.calibration().map(|need| ScorerCalibration { kind: need.kind, load: Self::with_artefact })
     }
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
-        self.0.channels_asked()
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
+        self.0.required_head_dim()
     }
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
@@ -70,7 +70,7 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.growth()
     }
 
-    fn empty(&self, place: Place, like: Option<&Self::Index>) -> Self::Index {
+    fn empty(&self, place: KvHeadId, like: Option<&Self::Index>) -> Self::Index {
         let own = self.0.empty(place, like.map(|like| &like.own));
         CodedIndex { own, codes: QuantisedRows::new(&[], place.d, BITS) }
     }
@@ -109,11 +109,11 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.weighs()
     }
 
-    fn weigh(&self, from: &PickedFrom<'_, Self::Index>, selection: &mut Selection, cost: &mut Cost) {
+    fn weigh(&self, from: &SelectionSource<'_, Self::Index>, selection: &mut Selection, cost: &mut Cost) {
         let own = from.parts.iter();
         let parts: Vec<_> =
             own.map(|part| Part { index: &part.index.own, tokens: part.tokens, values: part.values }).collect();
-        self.0.weigh(&PickedFrom { scores: from.scores, first: from.first, parts: &parts }, selection, cost);
+        self.0.weigh(&SelectionSource { scores: from.scores, first: from.first, parts: &parts }, selection, cost);
     }
 
     fn codes<'a>(&self, index: &'a Self::Index) -> Option<&'a QuantisedRows> {

@@ -4,7 +4,7 @@ use crate::cost::Cost;
 use crate::method::Step;
 use crate::prefill::mask::{Mask, Masks};
 use crate::spec::{ParamInfo, Params};
-use crate::types::selection::{Picks, Selection};
+use crate::types::selection::{SelectedTokens, Selection};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
@@ -99,14 +99,14 @@ impl Granularity {
 
     /// Tokens chosen for each of what [`merged`](Self::merged) gave.
     pub(crate) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
-        self.selection_of(tokens.into_iter().map(Picks::softmax).collect())
+        self.selection_of(tokens.into_iter().map(SelectedTokens::softmax).collect())
     }
 
     /// As [`selection`](Self::selection), of tokens that are weighted.
-    pub(crate) fn selection_of(self, mut picks: Vec<Picks>) -> Selection {
+    pub(crate) fn selection_of(self, mut picks: Vec<SelectedTokens>) -> Selection {
         match self {
             Self::QueryHead => Selection::PerHead(picks),
-            Self::KvHead(_) => Selection::Shared(picks.pop().unwrap_or_else(|| Picks::softmax(Vec::new()))),
+            Self::KvHead(_) => Selection::Shared(picks.pop().unwrap_or_else(|| SelectedTokens::softmax(Vec::new()))),
         }
     }
 
@@ -145,7 +145,7 @@ impl Granularity {
         cost: &mut Cost,
         search: impl Fn(&[f32], &mut Cost) -> Vec<u32> + Sync,
     ) -> Selection {
-        let picks = |query: &[f32], cost: &mut Cost| Picks::softmax(search(query, cost));
+        let picks = |query: &[f32], cost: &mut Cost| SelectedTokens::softmax(search(query, cost));
         match self {
             Self::QueryHead => Selection::PerHead(each_head(step.group(), step.context.tokens, cost, |head, cost| {
                 picks(step.query(head), cost)
@@ -178,7 +178,7 @@ impl Granularity {
         scores: &[f32],
         group: usize,
         cost: &mut Cost,
-        pick: impl Fn(usize, &[f32], &mut Cost) -> Picks + Sync,
+        pick: impl Fn(usize, &[f32], &mut Cost) -> SelectedTokens + Sync,
     ) -> Selection {
         let n = scores.len() / group;
         match self {

@@ -13,29 +13,29 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::form::Scoring;
+use crate::device::form::MaterializesScores;
 use crate::device::form::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, Learned};
+use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, PrefixStatsView};
 use crate::device::scorer::{DevicePicker, DeviceScorer, LeastPages};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::{DeviceRoom, DeviceScratch};
+use crate::device::workspaces::{DeviceScratch, DeviceWorkspace};
 use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use crate::prefill::mask::{PrefillPattern, QueryBlock, RowHead, RowMask};
 use crate::scored::coded::Coded;
 use crate::scored::granularity::Granularity;
-use crate::scored::scorer::{Growth, NewTokens, Part, PickedFrom, Scorer, Segment};
-use crate::scored::select::{BlindPicker, Choice, Finer, Picker, ScoredRow};
+use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, Segment, SelectionSource};
+use crate::scored::select::{Choice, DataIndependentPicker, Finer, Picker, ScoredRow};
 use crate::spec::Params;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
-use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::{GroupQueries, joined_scores};
 use crate::types::seed::mix_seed;
-use crate::types::selection::{Exact, Selection, TokenSet};
+use crate::types::selection::{Selection, StaticTokens, TokenSet};
 use crate::{Probe, PromptNeed};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
@@ -106,7 +106,7 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// What a picker that looks at nothing picks.
-    fn draw(&self, picker: &dyn BlindPicker, step: &Step<'_>) -> Selection {
+    fn draw(&self, picker: &dyn DataIndependentPicker, step: &Step<'_>) -> Selection {
         let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
         let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
         self.per.selection_of((0..heads).map(draw).collect())
@@ -155,11 +155,11 @@ impl<S: Scorer> Scored<S> {
         &self,
         step: &Step<'_>,
         (scores, parts): (&[f32], &[Part<'_, S::Index>]),
-        at: &At<'_>,
+        at: &QueryPosition<'_>,
         cost: &mut Cost,
     ) -> Selection {
         let mut selection = self.select_by(scores, at, parts, cost);
-        self.scorer.weigh(&PickedFrom { scores, first: at.candidates.start, parts }, &mut selection, cost);
+        self.scorer.weigh(&SelectionSource { scores, first: at.candidates.start, parts }, &mut selection, cost);
         if self.takes_products(at.group) {
             step.leave_to_attention(&selection, cost);
         }
@@ -167,11 +167,17 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// What is picked by `scores: [list][page]` of the candidates of one position.
-    fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
+    fn select_by(
+        &self,
+        scores: &[f32],
+        at: &QueryPosition<'_>,
+        parts: &[Part<'_, S::Index>],
+        cost: &mut Cost,
+    ) -> Selection {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
         let takes_products = self.takes_products(at.group);
-        let seen = Seen::default();
+        let seen = ReadTokens::default();
         let pick = |head: usize, scores: &[f32], cost: &mut Cost| {
             let queries = &at.queries[head * width..][..heads * width];
             let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
@@ -220,7 +226,14 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// Counts what was read to pick beside the scores: each key and code once for the group, and nothing that attention reads as well.
-    fn count_seen(&self, seen: &Seen, at: &At<'_>, parts: &[Part<'_, S::Index>], picked: &Selection, cost: &mut Cost) {
+    fn count_seen(
+        &self,
+        seen: &ReadTokens,
+        at: &QueryPosition<'_>,
+        parts: &[Part<'_, S::Index>],
+        picked: &Selection,
+        cost: &mut Cost,
+    ) {
         let (total, row) = (at.context.tokens, at.queries.len() / at.group * at.keys.elem_bytes());
         if let Some(tokens) = seen.keys(total) {
             cost.kv_bytes += (tokens.without(&picked.tokens(total)).len() * row) as u64;
@@ -275,7 +288,7 @@ fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&
 
 /// What the heads of a group read at a position to pick, beside the scores.
 #[derive(Default)]
-struct Seen {
+struct ReadTokens {
     /// Tokens whose keys were multiplied and are not attended by the heads that did.
     pub(crate) keys: Mutex<Vec<u32>>,
     /// Tokens whose keys in 4 bits were multiplied.
@@ -284,7 +297,7 @@ struct Seen {
     pub(crate) norms: OnceLock<Vec<f32>>,
 }
 
-impl Seen {
+impl ReadTokens {
     fn note_keys(&self, tokens: &[u32]) {
         note(&self.keys, tokens);
     }
@@ -342,7 +355,7 @@ fn dots_of(queries: &[f32], d: usize, keys: &[f32]) -> Vec<f32> {
 }
 
 /// One position that picks.
-struct At<'a> {
+struct QueryPosition<'a> {
     candidates: Range<usize>,
     context: Context,
     scale: f32,
@@ -360,7 +373,7 @@ struct At<'a> {
 pub(crate) type PrefixIndex<I> = Option<I>;
 
 /// What left the window since the prefix was read.
-pub(crate) struct Grown<I> {
+pub(crate) struct TailIndex<I> {
     index: Option<I>,
     /// Candidates that it holds.
     tokens: usize,
@@ -368,14 +381,14 @@ pub(crate) struct Grown<I> {
 
 impl<S: Scorer> Method for Scored<S> {
     type Index = PrefixIndex<S::Index>;
-    type State = Grown<S::Index>;
+    type State = TailIndex<S::Index>;
 
     fn calibration(&self) -> Option<CalibrationNeed<Self>> {
         self.scorer.calibration().map(|need| CalibrationNeed { kind: need.kind, load: Self::with_artefact })
     }
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
-        self.scorer.channels_asked()
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
+        self.scorer.required_head_dim()
     }
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
@@ -403,11 +416,11 @@ impl<S: Scorer> Method for Scored<S> {
         index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
     }
 
-    fn start(&self, _: &PrefixIndex<S::Index>) -> Grown<S::Index> {
-        Grown { index: None, tokens: 0 }
+    fn start(&self, _: &PrefixIndex<S::Index>) -> TailIndex<S::Index> {
+        TailIndex { index: None, tokens: 0 }
     }
 
-    fn state_bytes(&self, state: &Grown<S::Index>) -> usize {
+    fn state_bytes(&self, state: &TailIndex<S::Index>) -> usize {
         state.index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
     }
 
@@ -415,7 +428,7 @@ impl<S: Scorer> Method for Scored<S> {
         &self,
         step: &Step<'_>,
         index: &PrefixIndex<S::Index>,
-        state: &mut Grown<S::Index>,
+        state: &mut TailIndex<S::Index>,
         cost: &mut Cost,
     ) -> Selection {
         if self.picker.is_nothing() || step.candidates.is_empty() {
@@ -429,7 +442,7 @@ impl<S: Scorer> Method for Scored<S> {
         let candidates = step.candidates.clone();
         let (indexed, keys, values) = (step.indexed.len(), step.all_keys(), step.all_values());
         let queries = step.group_queries();
-        let at = At {
+        let at = QueryPosition {
             candidates: candidates.clone(),
             context: step.context,
             scale: step.scale,
@@ -438,7 +451,7 @@ impl<S: Scorer> Method for Scored<S> {
             queries: step.queries,
             keys,
             // Where all that follows the prefix is exact, no page is filled further.
-            open: self.open_page(&candidates, step.context.tokens).filter(|_| step.moves_on),
+            open: self.open_page(&candidates, step.context.tokens).filter(|_| step.has_moving_candidates),
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
@@ -449,7 +462,7 @@ impl<S: Scorer> Method for Scored<S> {
         // The prefix's last grain is not whole: it goes on in the run's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
         let behind = candidates.start + whole..candidates.end;
-        let place = Place { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
+        let place = KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
         let own =
             state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
         let mut parts = Vec::with_capacity(2);
@@ -465,18 +478,18 @@ impl<S: Scorer> Method for Scored<S> {
         self.select_at(step, (&scores, &parts), &at, cost)
     }
 
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         match self.has_no_static {
-            true => Exact { sink: 0, recent: total_tokens },
-            false => Exact::policy(policy, prefix_tokens, total_tokens),
+            true => StaticTokens { sink: 0, recent: total_tokens },
+            false => StaticTokens::policy(policy, prefix_tokens, total_tokens),
         }
     }
 
-    fn follows_tail(&self) -> bool {
+    fn manages_decoded_tokens(&self) -> bool {
         self.has_no_static
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_data_independent(&self) -> bool {
         self.picker.is_nothing() || self.picker.blind().is_some()
     }
 
@@ -513,7 +526,7 @@ const SCORE_BYTES: usize = 64 << 20;
 /// Rows of a step whose scores are made together.
 #[cfg(feature = "cuda")]
 fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
-    let rows = step.numbers.len();
+    let rows = step.budget_units.len();
     let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
     (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
 }
@@ -545,14 +558,14 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         self.takes_products(group)
     }
 
-    fn numbers_are_budgets(&self) -> bool {
-        self.on_device().expect(ON_DEVICE).1.is_of_largest()
+    fn units_encode_budget(&self) -> bool {
+        self.on_device().expect(ON_DEVICE).1.is_top_k()
     }
 
-    fn number(&self, context: Context, candidates: usize) -> u32 {
+    fn budget_units(&self, context: Context, candidates: usize) -> u32 {
         let size = self.scorer.page();
         let pages = LeastPages { size, all: candidates.div_ceil(size), least: self.least };
-        self.on_device().expect(ON_DEVICE).1.number(context, &pages)
+        self.on_device().expect(ON_DEVICE).1.budget_units(context, &pages)
     }
 
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
@@ -563,12 +576,12 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
         // What is generated behind the prefix adds to a share of the context: as if it were as long again.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
-        let most = self.number(context, prefix.tokens) as usize * self.scorer.page();
+        let most = self.budget_units(context, prefix.tokens) as usize * self.scorer.page();
         lists * most.min(prefix.tokens) * size_of::<u32>()
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)
     }
 
@@ -577,7 +590,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
-        room: &mut DeviceRoom,
+        room: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
@@ -585,8 +598,8 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let reduction = self.per.reduction();
         let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
         picker.prepare(step, &pages, lists, room)?;
-        if picker.is_of_largest() && scorer.picks_at_once(step, index, reduction) {
-            return scorer.pick_at_once(step, index, reduction, scratch, room);
+        if picker.is_top_k() && scorer.supports_fused_top_k(step, index, reduction) {
+            return scorer.fused_top_k(step, index, reduction, scratch, room);
         }
         for some in rows_at_once(step, &pages) {
             let first = some.start;
@@ -598,26 +611,26 @@ impl<S: Scorer> DeviceForm for Scored<S> {
     }
 
     #[cfg(feature = "cuda")]
-    fn score_alone(
+    fn score_only(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
         scratch: &mut DeviceScratch,
-    ) -> Result<Scoring, GpuError> {
+    ) -> Result<MaterializesScores, GpuError> {
         let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
         rows_at_once(step, &self.pages(step))
             .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
-        let is_apart = picker.is_of_largest() && scorer.picks_at_once(step, index, reduction);
-        Ok(if is_apart { Scoring::Apart } else { Scoring::Always })
+        let is_apart = picker.is_top_k() && scorer.supports_fused_top_k(step, index, reduction);
+        Ok(if is_apart { MaterializesScores::ForTimingOnly } else { MaterializesScores::Yes })
     }
 }
 
-impl<I> Grown<I> {
+impl<I> TailIndex<I> {
     /// Takes in all of `keys` and `values` that it does not hold yet, and makes its last grain anew.
     fn grow<S: Scorer<Index = I>>(
         &mut self,
         scorer: &S,
-        place: Place,
+        place: KvHeadId,
         like: Option<&I>,
         keys: Joined<'_>,
         values: Joined<'_>,
@@ -636,11 +649,11 @@ impl<I> Grown<I> {
 
 impl<S: Scorer> RowMask for Scored<S> {
     fn begin(&self) -> Box<dyn Any + Send + Sync> {
-        Box::new(Grown::<S::Index> { index: None, tokens: 0 })
+        Box::new(TailIndex::<S::Index> { index: None, tokens: 0 })
     }
 
     fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
-        let grown: &mut Grown<S::Index> = state.downcast_mut().expect("what this method began");
+        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("what this method began");
         let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
         let d = head.place.d;
         let keys = Joined::one(head.keys, d).slice(whole.clone());
@@ -649,19 +662,20 @@ impl<S: Scorer> RowMask for Scored<S> {
     }
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
-        let grown: &Grown<S::Index> = state.downcast_ref().expect("what this method began");
+        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("what this method began");
         let (group, d, page) = (block.group, block.d, self.scorer.page());
         // No row read so far has a candidate.
         let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
         let scale = 1.0 / (d as f32).sqrt();
         let nothing = self.picker.is_nothing();
         let rows = block.rows;
-        let exact: Vec<Exact> = (0..rows).map(|row| Exact::sliding(block.policy, block.first + row + 1)).collect();
+        let exact: Vec<StaticTokens> =
+            (0..rows).map(|row| StaticTokens::sliding(block.policy, block.first + row + 1)).collect();
         let sink = exact[rows - 1].sink;
         let keys = Joined::one(head.keys, d);
         let values = Joined::one(head.values, d);
         let queries =
-            GroupQueries { layer: block.layer, kv_head: block.kv_head, numbers: block.queries, rows, d, scale };
+            GroupQueries { layer: block.layer, kv_head: block.kv_head, queries: block.queries, rows, d, scale };
         let (mut scores, mut scoring) = (Vec::new(), Cost::default());
         if !nothing && grown.tokens > 0 {
             let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
@@ -688,16 +702,16 @@ impl<S: Scorer> RowMask for Scored<S> {
             let seen = keys.slice(0..total);
             // The last grain is not whole: as this row sees it, it is made for this row.
             let open = candidates.start + whole..candidates.end;
-            let mut last = Grown { index: None, tokens: 0 };
+            let mut last = TailIndex { index: None, tokens: 0 };
             if !open.is_empty() {
-                let queries = GroupQueries { numbers: &numbers, rows: 1, ..queries };
+                let queries = GroupQueries { queries: &numbers, rows: 1, ..queries };
                 let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
                 let index = last.grow(&self.scorer, head.place, None, keys, values);
                 let more = self.scores_of(&queries, &Segment { index, keys }, cost);
                 own = joined_scores(lists, (&own, pages), &more);
                 parts.push(Part { index, tokens: open.len(), values });
             }
-            let at = At {
+            let at = QueryPosition {
                 context: Context::new(total, &candidates).at(block.share),
                 open: self.open_page(&candidates, total),
                 candidates,
@@ -708,7 +722,7 @@ impl<S: Scorer> RowMask for Scored<S> {
                 keys: seen,
             };
             let mut selection = self.select_by(&own, &at, &parts, cost);
-            self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
+            self.scorer.weigh(&SelectionSource { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
             attended += selection.of_heads(group).iter().sum::<usize>();
             selections.push(selection);
         }

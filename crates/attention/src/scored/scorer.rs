@@ -13,7 +13,7 @@ use crate::cost::Cost;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::QuantisedRows;
 use crate::scored::granularity::Reduce;
-use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
 use spattn_kernels::Joined;
@@ -28,8 +28,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         None
     }
 
-    /// See [`Method::channels_asked`](crate::Method::channels_asked).
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    /// See [`Method::required_head_dim`](crate::Method::required_head_dim).
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         None
     }
 
@@ -61,7 +61,7 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
 
     /// The index of no token: with what `like` learned of its prefix, or, without it, with nothing learned. Asked for
     /// only as far as [`growth`](Self::growth) allows.
-    fn empty(&self, place: Place, like: Option<&Self::Index>) -> Self::Index;
+    fn empty(&self, place: KvHeadId, like: Option<&Self::Index>) -> Self::Index;
 
     /// Replaces what an index holds from its `kept`-th token on (a multiple of the [`grain`](Self::grain)).
     fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>);
@@ -95,8 +95,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
             return self.scores(queries, segment, cost);
         }
         if self.is_linear() {
-            let summed = Reduce::Sum.apply(queries.numbers, queries.rows * queries.d);
-            return self.scores(&GroupQueries { numbers: &summed, ..*queries }, segment, cost);
+            let summed = Reduce::Sum.apply(queries.queries, queries.rows * queries.d);
+            return self.scores(&GroupQueries { queries: &summed, ..*queries }, segment, cost);
         }
         let scores = self.scores(queries, segment, cost);
         Reduce::Sum.apply(&scores, scores.len() / queries.group())
@@ -119,7 +119,7 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     }
 
     /// Weighs what was picked at one position, for methods whose picks are not the whole of their output.
-    fn weigh(&self, _from: &PickedFrom<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}
+    fn weigh(&self, _from: &SelectionSource<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}
 }
 
 /// How tokens that come after the prefix get into an index.
@@ -144,7 +144,7 @@ pub(crate) struct ScorerCalibration<S> {
 /// Tokens to be appended to the index of a KV head.
 pub(crate) struct NewTokens<'a> {
     /// The KV head.
-    pub place: Place,
+    pub place: KvHeadId,
     /// Rotated keys `[token][d]`.
     pub keys: &'a [f32],
     /// Values `[token][d]`.
@@ -160,7 +160,7 @@ pub(crate) struct Segment<'a, I> {
 }
 
 /// The candidates of one position, from which was picked.
-pub(crate) struct PickedFrom<'a, I> {
+pub(crate) struct SelectionSource<'a, I> {
     /// `[query of the group][page]`.
     pub scores: &'a [f32],
     /// The first candidate.

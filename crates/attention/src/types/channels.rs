@@ -21,7 +21,7 @@ impl Channels {
         params.get(key, default, "a whole number from 1, or a share such as d/8")
     }
 
-    /// The number, if it is given as one; see [`Method::channels_asked`](crate::Method::channels_asked).
+    /// The number, if it is given as one; see [`Method::required_head_dim`](crate::Method::required_head_dim).
     pub(crate) fn asked(self, key: &'static str) -> Option<(&'static str, usize)> {
         match self {
             Self::Count(n) => Some((key, n)),

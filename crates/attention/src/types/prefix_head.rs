@@ -16,7 +16,7 @@ pub struct HeadPrefix<'a> {
     /// Layer, from 0.
     pub layer: usize,
     /// Where the layer stands among those that are not dense.
-    pub depth: Depth,
+    pub depth: SparseLayerRank,
     /// How the model's positions are moved; `None` where no turn leads from one to another.
     pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
@@ -53,7 +53,7 @@ impl HeadPrefix<'_> {
 
 /// Where a layer stands among those that are not dense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Depth {
+pub struct SparseLayerRank {
     /// Layers before it, dense ones left out.
     pub rank: usize,
     /// Layers that are not dense.
@@ -62,7 +62,7 @@ pub struct Depth {
     pub share: LayerShare,
 }
 
-impl Default for Depth {
+impl Default for SparseLayerRank {
     /// The only layer.
     fn default() -> Self {
         Self { rank: 0, of: 1, share: LayerShare::default() }
@@ -71,7 +71,7 @@ impl Default for Depth {
 
 /// One KV head, and how its keys are stored.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct KvHeadId {
     /// Layer, from 0.
     pub layer: usize,
     /// KV head, from 0.
@@ -82,7 +82,7 @@ pub struct Place {
     pub dtype: KvDtype,
 }
 
-impl From<&HeadPrefix<'_>> for Place {
+impl From<&HeadPrefix<'_>> for KvHeadId {
     fn from(prefix: &HeadPrefix<'_>) -> Self {
         Self { layer: prefix.layer, kv_head: prefix.kv_head, d: prefix.d, dtype: prefix.dtype }
     }

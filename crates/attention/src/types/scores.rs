@@ -36,7 +36,7 @@ pub(crate) struct GroupQueries<'a> {
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated, unscaled, `[group][row][d]`.
-    pub numbers: &'a [f32],
+    pub queries: &'a [f32],
     /// Rows of each head; 1 in a step.
     pub rows: usize,
     /// Width of a head.
@@ -48,7 +48,7 @@ pub(crate) struct GroupQueries<'a> {
 impl<'a> GroupQueries<'a> {
     /// Queries of all heads and rows.
     pub fn count(&self) -> usize {
-        self.numbers.len() / self.d
+        self.queries.len() / self.d
     }
 
     /// Query heads in the group.
@@ -58,12 +58,12 @@ impl<'a> GroupQueries<'a> {
 
     /// The rows `[row][d]` of one head.
     pub fn head(&self, head: usize) -> &'a [f32] {
-        &self.numbers[head * self.rows * self.d..][..self.rows * self.d]
+        &self.queries[head * self.rows * self.d..][..self.rows * self.d]
     }
 
     /// `q·row` (unscaled) of every query with every row, `[query][row]`; counts the FLOPs, not the bytes.
     pub fn dots(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
-        dots(self.numbers, rows, self.d, cost)
+        dots(self.queries, rows, self.d, cost)
     }
 
     /// As [`dots`](Self::dots), with rows in two places.

@@ -6,14 +6,14 @@ use crate::types::policy::Policy;
 
 /// Tokens attended exactly: `0..sink` and `recent..total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Exact {
+pub struct StaticTokens {
     /// End of the first part.
     pub sink: usize,
     /// Beginning of the last part, which runs to the current token.
     pub recent: usize,
 }
 
-impl Exact {
+impl StaticTokens {
     /// Everything.
     pub fn all() -> Self {
         Self { sink: 0, recent: 0 }
@@ -49,9 +49,9 @@ impl Exact {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Selection {
     /// One set for the whole group: keys and values are read once.
-    Shared(Picks),
+    Shared(SelectedTokens),
     /// One set for each query head of the group.
-    PerHead(Vec<Picks>),
+    PerHead(Vec<SelectedTokens>),
 }
 
 impl Selection {
@@ -82,7 +82,7 @@ impl Selection {
 
     /// How many query heads attend a vector that stands for what was not picked.
     pub(crate) fn remainders(&self) -> usize {
-        let of = |picks: &Picks| match &picks.weighting {
+        let of = |picks: &SelectedTokens| match &picks.weighting {
             Weighting::Remainder { shares, .. } => shares.len(),
             _ => 0,
         };
@@ -128,14 +128,14 @@ impl TokenSet {
 
 /// Tokens of the prefix and how they are weighted.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picks {
+pub struct SelectedTokens {
     /// Distinct positions among the candidates, in any order.
     pub tokens: Vec<u32>,
     /// How they enter the attention.
     pub weighting: Weighting,
 }
 
-impl Picks {
+impl SelectedTokens {
     /// Tokens that enter the common softmax as they are.
     pub fn softmax(tokens: Vec<u32>) -> Self {
         Self { tokens, weighting: Weighting::Softmax }
@@ -169,14 +169,14 @@ pub enum Weighting {
 
 /// What one KV head of a run attends at a step.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picked {
+pub struct AttendedTokens {
     /// What is attended whatever is picked.
-    pub exact: Exact,
+    pub exact: StaticTokens,
     /// What was picked, if there was anything to pick from.
     pub selection: Option<Selection>,
 }
 
-impl Picked {
+impl AttendedTokens {
     /// Tokens attended by each query head of a group, of `total` in context.
     pub(crate) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
         let fixed = self.exact.tokens(total);

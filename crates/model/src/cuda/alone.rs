@@ -10,16 +10,16 @@ use std::time::Duration;
 use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared, storage};
 use super::step::{HeadPlan, RowOfLists, RowPlan};
-use super::workspace::PickRoom;
+use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};
 use spattn_attention::{
-    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, PromptStats, RunThere,
-    Scoring, Selects,
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace,
+    MaterializesScores, PrefixStatsView, PromptStats, SelectionSite, Sequence,
 };
 use spattn_cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, Mirrored, Place,
-    Prepared, Queries, Recording, Timeline,
+    self as kernels, Attention, AttentionWorkspace, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, HostDeviceVec,
+    Place, Prepared, Queries, Recording, Timeline,
 };
 
 /// One layer of some sequences on a device.
@@ -181,26 +181,26 @@ impl LayerAlone {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn run(self: &Arc<Self>, mut fork: Fork) -> Result<Option<RunAlone>, GpuError> {
-        let exact = match fork.selects(0) {
-            Selects::Nothing => fork.pass(0, self.heads),
-            Selects::OnDevice => fork.leave(0, self.heads),
-            Selects::OnHost | Selects::Blindly => return Ok(None),
+    pub fn run(self: &Arc<Self>, mut fork: Sequence) -> Result<Option<RunAlone>, GpuError> {
+        let exact = match fork.selection_site(0) {
+            SelectionSite::None => fork.attend_static_only(0, self.heads),
+            SelectionSite::Device => fork.select_on_device(0, self.heads),
+            SelectionSite::Host | SelectionSite::DataIndependent => return Ok(None),
         };
         let mut run = RunAlone {
             layer: self.clone(),
-            picks: PickRoom::default(),
-            in_order: Mirrored::default(),
+            picks: SelectionWorkspace::default(),
+            in_order: HostDeviceVec::default(),
             indexes: self.further_indexes(&fork)?,
             held: Vec::new(),
             scratch: DeviceScratch::default(),
-            attention: AttentionRoom::default(),
+            attention: AttentionWorkspace::default(),
             out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
             prepared: None,
             recordings: Vec::new(),
-            scoring: Scoring::Never,
+            scoring: MaterializesScores::No,
             timeline: Timeline::default(),
-            number: fork.number(fork.tokens()),
+            number: fork.budget_units(fork.tokens()),
             found: [0; 2],
             fork,
         };
@@ -216,14 +216,14 @@ impl LayerAlone {
     }
 
     /// Indexes of the copies, where the device picks.
-    fn further_indexes(&self, fork: &Fork) -> Result<Vec<DeviceIndex>, GpuError> {
+    fn further_indexes(&self, fork: &Sequence) -> Result<Vec<DeviceIndex>, GpuError> {
         let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
         // What an index draws from hardly matters to how long a step takes.
-        let learned = Learned { seed: 0, stats: self.stats.as_ref() };
+        let learned = PrefixStatsView { seed: 0, stats: self.stats.as_ref() };
         self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork), &learned)).collect()
     }
 
-    fn place<'a>(&'a self, cache: Cache<'a>, fork: &Fork) -> DeviceLayer<'a> {
+    fn place<'a>(&'a self, cache: Cache<'a>, fork: &Sequence) -> DeviceLayer<'a> {
         let (dtype, candidates) = (self.shape.dtype, fork.prefix_candidates());
         DeviceLayer { gpu: &self.gpu, layer: 0, cache, dtype, candidates }
     }
@@ -251,7 +251,7 @@ pub struct AloneTimes {
 /// A method that steps again and again behind the same context.
 pub struct RunAlone {
     layer: Arc<LayerAlone>,
-    fork: Fork,
+    fork: Sequence,
     number: u32,
     /// Entries of the index that picking once read, and tokens that it picked.
     found: [u64; 2],
@@ -259,16 +259,16 @@ pub struct RunAlone {
     indexes: Vec<DeviceIndex>,
     /// What the run holds of each copy, if its method lets tokens go. It changes from turn to turn, not in size.
     held: Vec<Option<HeldTokens>>,
-    picks: PickRoom,
+    picks: SelectionWorkspace,
     /// Numbers of sequences, where they are rows of something.
-    in_order: Mirrored<u32>,
+    in_order: HostDeviceVec<u32>,
     scratch: DeviceScratch,
-    attention: AttentionRoom,
+    attention: AttentionWorkspace,
     prepared: Option<Prepared>,
     out: Buffer,
     /// Of the whole step, of both halves where something is picked, and of scoring where candidates can be scored.
     recordings: Vec<Recording>,
-    scoring: Scoring,
+    scoring: MaterializesScores,
     timeline: Timeline,
 }
 
@@ -280,7 +280,7 @@ impl std::fmt::Debug for RunAlone {
 
 impl RunAlone {
     /// The run, of which one step of the first copy is counted.
-    pub fn fork(&self) -> &Fork {
+    pub fn fork(&self) -> &Sequence {
         &self.fork
     }
 
@@ -306,7 +306,8 @@ impl RunAlone {
             1 => AloneTimes { whole, attend: whole, ..AloneTimes::default() },
             _ => {
                 let whole = (whole + attend * (steps - 1)) / steps;
-                let pick = if self.scoring == Scoring::Always { select.saturating_sub(score) } else { Duration::ZERO };
+                let pick =
+                    if self.scoring == MaterializesScores::Yes { select.saturating_sub(score) } else { Duration::ZERO };
                 AloneTimes { whole, select: select / steps, attend, score: score / steps, pick: pick / steps }
             }
         })
@@ -366,7 +367,7 @@ impl RunAlone {
             let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
             self.recordings.extend([select, attend]);
             self.scoring = self.score(0)?;
-            if self.scoring != Scoring::Never {
+            if self.scoring != MaterializesScores::No {
                 let score = gpu.record(|| copies.clone().try_for_each(|copy| self.score(copy).map(drop)))?;
                 self.recordings.push(score);
             }
@@ -380,9 +381,9 @@ impl RunAlone {
     }
 
     /// Scores the candidates of a copy, where a method can.
-    fn score(&mut self, copy: usize) -> Result<Scoring, GpuError> {
-        let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_alone(step, index, scratch))?;
-        Ok(scored.unwrap_or(Scoring::Never))
+    fn score(&mut self, copy: usize) -> Result<MaterializesScores, GpuError> {
+        let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_only(step, index, scratch))?;
+        Ok(scored.unwrap_or(MaterializesScores::No))
     }
 
     /// Has a copy's step done by the method's form, if it has one.
@@ -393,7 +394,7 @@ impl RunAlone {
             &dyn DeviceForm,
             &DeviceStep<'_>,
             &DeviceIndex,
-            &mut DeviceRoom,
+            &mut DeviceWorkspace,
             &mut DeviceScratch,
         ) -> Result<T, GpuError>,
     ) -> Result<Option<T>, GpuError> {
@@ -407,9 +408,9 @@ impl RunAlone {
         let step = DeviceStep {
             prefix: layer.place(cache, &self.fork),
             queries,
-            numbers: &[self.number],
+            budget_units: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],
-            runs: &[RunThere { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
+            runs: &[DeviceSequence { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
         };
         act(form, &step, index, &mut self.picks.own, &mut self.scratch).map(Some)
     }
@@ -421,17 +422,17 @@ impl RunAlone {
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
         let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
-        let PickRoom { own, counters: room, .. } = &mut self.picks;
+        let SelectionWorkspace { own, counters: room, .. } = &mut self.picks;
         let tokens = self.fork.prefix_candidates().start..own.lists.end();
         gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, room)?;
         let mut picked = vec![0; kv_heads + heads + 1];
         gpu.download(&counters, 0, &mut picked)?;
         self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];
-        self.fork.settle(&picked);
+        self.fork.collect_device_counters(&picked);
         Ok(())
     }
 
-    fn prepare(&mut self, exact: spattn_attention::Exact) -> Result<(), GpuError> {
+    fn prepare(&mut self, exact: spattn_attention::StaticTokens) -> Result<(), GpuError> {
         let (layer, total) = (&self.layer, self.fork.tokens());
         let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
         let tail = layer.tail.view(layer.shape, layer.copies());
@@ -467,7 +468,7 @@ impl RunAlone {
     }
 
     /// The numbers of sequences.
-    pub(super) fn in_order(&self) -> &Mirrored<u32> {
+    pub(super) fn in_order(&self) -> &HostDeviceVec<u32> {
         &self.in_order
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::alone::{LayerAlone, RunAlone};
 use super::model::Cuda;
-use super::workspace::Room;
+use super::workspace::Workspace;
 use crate::engine::EngineError;
 use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Positions, Queries, Timeline};
 
 /// What steps of a batch need beside weights and keys.
 #[derive(Debug, Default)]
-pub struct BatchRoom {
+pub struct BatchWorkspace {
     /// All channels of a head, by which queries are taken together.
     channels: Option<Buffer>,
     timeline: Timeline,
@@ -37,7 +37,7 @@ impl Cuda {
         run: &mut RunAlone,
         tokens: &[u32],
         picks: bool,
-        room_of_batch: &mut BatchRoom,
+        room_of_batch: &mut BatchWorkspace,
     ) -> Result<Duration, EngineError> {
         let (c, rows, context) = (&self.config, tokens.len(), alone.prefix().tokens());
         assert!(alone.copies() == c.layers && alone.heads() == rows * c.heads, "a copy for each layer");
@@ -58,13 +58,13 @@ impl Cuda {
         let head = self.parts.head();
         self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
         run.rows_in_order(rows)?;
-        let BatchRoom { channels: Some(channels), timeline } = room_of_batch else { unreachable!("it was sent") };
+        let BatchWorkspace { channels: Some(channels), timeline } = room_of_batch else { unreachable!("it was sent") };
         alone.flood()?;
         timeline.clear();
         self.gpu.mark(timeline)?;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             self.project(room, rows, index, 0, layer)?;
-            let Room { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = &mut *room else {
+            let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = &mut *room else {
                 unreachable!("both were sent")
             };
             let at = Positions { positions, inverse, by_row, scaling };
@@ -79,7 +79,7 @@ impl Cuda {
             self.finish_layer(room, rows, index, 0, layer)?;
         }
         self.norm(room, 0, rows, &self.parts.norm, c.layers, 0)?;
-        let Room { normed, logits: Some(logits), .. } = &mut *room else { unreachable!("it was reserved") };
+        let Workspace { normed, logits: Some(logits), .. } = &mut *room else { unreachable!("it was reserved") };
         self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
         self.gpu.mark(timeline)?;
         self.check(room, |row| row)?;

@@ -68,7 +68,7 @@ pub(super) fn download_wide(
 
 /// Host memory for what somebody looks at, kept from chunk to chunk: new memory is slow to be written to first.
 #[derive(Default)]
-pub(super) struct HostRoom {
+pub(super) struct HostWorkspace {
     /// Rows as they are stored.
     f16: Vec<f16>,
     bf16: Vec<bf16>,
@@ -114,7 +114,7 @@ pub(super) struct HostView<'a> {
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
     /// Memory of this process.
-    pub(super) room: Mutex<&'a mut HostRoom>,
+    pub(super) room: Mutex<&'a mut HostWorkspace>,
     /// Room for what the chunk attends, which nobody needs yet.
     pub(super) attended: Mutex<&'a mut Buffer>,
     /// Logarithms of the sums of the rows' exponentials, once somebody asked for what follows from them.
@@ -136,7 +136,7 @@ impl<'a> HostView<'a> {
         self.failure.into_inner()
     }
 
-    fn room(&self) -> MutexGuard<'_, &'a mut HostRoom> {
+    fn room(&self) -> MutexGuard<'_, &'a mut HostWorkspace> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,7 +147,7 @@ impl<'a> HostView<'a> {
         let from = (self.qkv, (self.rows - count) * stride);
         let (shape, to) = ((count, stride), (&mut queries[..], width));
         let mut room = self.room();
-        let HostRoom { f16, bf16, f32, .. } = &mut **room;
+        let HostWorkspace { f16, bf16, f32, .. } = &mut **room;
         let copied = match self.prefix.shape.dtype {
             KvDtype::F32 => download_rows(self.gpu, from, shape, f32, to, |to, row| to.copy_from_slice(row)),
             KvDtype::F16 => download_rows(self.gpu, from, shape, f16, to, |to, row| row.convert_to_f32_slice(to)),

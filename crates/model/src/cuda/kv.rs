@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use spattn_attention::Fork;
+use spattn_attention::Sequence;
 use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
 use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Storage};
 
@@ -160,19 +160,19 @@ pub(super) struct RunKv {
 }
 
 /// What a run has on the device.
-pub(super) fn run_kv(fork: &Fork) -> &RunKv {
+pub(super) fn run_kv(fork: &Sequence) -> &RunKv {
     let own = fork.device().and_then(|own| own.downcast_ref());
     own.expect("a step makes room for every run's tokens before it reads them")
 }
 
 /// As [`run_kv`], to change.
-pub(super) fn run_kv_mut(fork: &mut Fork) -> &mut RunKv {
+pub(super) fn run_kv_mut(fork: &mut Sequence) -> &mut RunKv {
     let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut());
     own.expect("a step makes room for every run's tokens before it reads them")
 }
 
 /// The tail that a run has on the device.
-pub(super) fn tail_of(fork: &Fork) -> &Tail {
+pub(super) fn tail_of(fork: &Sequence) -> &Tail {
     &run_kv(fork).tail
 }
 

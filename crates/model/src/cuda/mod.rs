@@ -5,7 +5,7 @@
 //! engines share: queries and the new keys and values come down, picks go up, and the GPU attends them; who picks without a look
 //! at anything has nothing come down. A prefix is copied to the host, layer by layer, when somebody looks at it there. Rows that
 //! are attended at other positions than they were read at are attended on the host as well. A prompt that is read by a mask is
-//! attended on the device where it can be told there what blocks of rows attend ([`attend_there`](spattn_attention::SparsePrefill::attend_there)).
+//! attended on the device where it can be told there what blocks of rows attend ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
 //!
 //! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
 
@@ -20,22 +20,22 @@ mod weights;
 mod workspace;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
-pub use batch::BatchRoom;
+pub use batch::BatchWorkspace;
 pub use model::Cuda;
 pub use prompt::{PromptAlone, ReadTimes};
 pub(crate) use weights::LoadFailure;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use self::host::{HostRoom, HostView, Numbers};
+use self::host::{HostView, HostWorkspace, Numbers};
 use self::kv::{DevicePrefix, RunKv, owned};
 use self::step::StepPlan;
-use self::workspace::Room;
+use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
-use spattn_attention::{Fork, Selects};
+use spattn_attention::{SelectionSite, Sequence};
 use spattn_cuda::{Buffer, GpuError, Positions, Rows};
 
 impl Engine for Cuda {
@@ -64,10 +64,10 @@ impl Engine for Cuda {
             }
         }
         if let Some(room) = self.room.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            room.host = HostRoom::default();
+            room.host = HostWorkspace::default();
         }
         if let Some(sparse) = &mut reading.sparse {
-            sparse.settle_there(&self.gpu, (self.config.heads, self.shape()))?;
+            sparse.collect_device_counters(&self.gpu, (self.config.heads, self.shape()))?;
         }
         let layers = self.config.layers;
         Ok(Prefill { prefix: Prefix::on_device(layers, prefix.tokens, Box::new(prefix)), logits })
@@ -94,7 +94,7 @@ impl Engine for Cuda {
             return Err(failure.clone().into());
         }
         let plan = StepPlan { rows: &self.send_places(room, streams)?, by_row, scaling };
-        let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selects(layer) != Selects::Nothing;
+        let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
             true => self.step_picking(room, streams, &plan)?,
@@ -113,7 +113,7 @@ impl Engine for Cuda {
         }
     }
 
-    fn settle(&self, fork: &mut Fork) -> Result<(), EngineError> {
+    fn collect_device_counters(&self, fork: &mut Sequence) -> Result<(), EngineError> {
         let kv_heads = self.config.kv_heads;
         let Some(own) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<RunKv>()) else { return Ok(()) };
         let Some(buffer) = own.picked.take() else { return Ok(()) };
@@ -121,9 +121,9 @@ impl Engine for Cuda {
         self.gpu.download(&buffer, 0, &mut picked)?;
         let held = own.held.iter().map(|held| held.as_ref().map(|held| held.count(&self.gpu, kv_heads)).transpose());
         let held: Vec<Option<usize>> = held.collect::<Result<_, _>>()?;
-        fork.settle(&picked);
+        fork.collect_device_counters(&picked);
         for (layer, tokens) in held.into_iter().enumerate() {
-            tokens.into_iter().for_each(|tokens| fork.hold_there(layer, tokens));
+            tokens.into_iter().for_each(|tokens| fork.set_resident_tokens(layer, tokens));
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Cuda {
         prefix.tokens = first + rows;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             self.project(room, rows, index, first, layer)?;
-            let Room { qkv, positions, .. } = &mut *room;
+            let Workspace { qkv, positions, .. } = &mut *room;
             let at = Positions { positions, inverse, by_row: false, scaling };
             let norms = self.norms(layer);
             self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
@@ -189,7 +189,7 @@ impl Cuda {
     /// Attention of a chunk, by the device or a mask of the host, with whoever looks on.
     fn attend_chunk(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         prefix: &DevicePrefix,
         layer: usize,
         first: usize,
@@ -197,7 +197,7 @@ impl Cuda {
         reading: &mut Reading<'_, '_>,
     ) -> Result<(), GpuError> {
         let (c, widths) = (&self.config, self.widths());
-        let Room { qkv, attended, host, .. } = room;
+        let Workspace { qkv, attended, host, .. } = room;
         let view = HostView {
             gpu: &self.gpu,
             qkv,
@@ -227,7 +227,7 @@ impl Cuda {
         };
         let is_attended = {
             let mut attended = view.attended.lock().unwrap_or_else(PoisonError::into_inner);
-            sparse.attend_there(&self.gpu, &chunk, &queries, &cache, &mut attended, None)?
+            sparse.attend_on_device(&self.gpu, &chunk, &queries, &cache, &mut attended, None)?
         };
         let masked = (!is_attended).then(|| {
             let mut out = vec![0.0; rows * widths.0];

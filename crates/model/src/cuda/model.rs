@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionRoom, Buffer, Gpu, GpuError, Into, Norms, Storage, Timeline};
+use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Storage, Timeline};
 
-use super::host::HostRoom;
+use super::host::HostWorkspace;
 use super::kv::storage;
 use super::weights::{Linear, LoadFailure, Matrix, ToDevice};
-use super::workspace::Room;
+use super::workspace::Workspace;
 use crate::dimensions::Dimensions;
 use crate::engine::{EngineError, GpuUse, NotFinite};
 use crate::layers::{Checkpoint, Layer, Parts};
@@ -21,7 +21,7 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
     pub(super) name: String,
     pub(super) parts: Parts<Matrix, Linear, Buffer>,
-    pub(super) room: Mutex<Option<Room>>,
+    pub(super) room: Mutex<Option<Workspace>>,
     pub(super) used: Mutex<GpuUse>,
 }
 
@@ -90,7 +90,11 @@ impl Cuda {
     }
 
     /// Room for so many rows; what it held is lost where it has to grow.
-    pub(super) fn reserve<'a>(&self, room: &'a mut Option<Room>, rows: usize) -> Result<&'a mut Room, GpuError> {
+    pub(super) fn reserve<'a>(
+        &self,
+        room: &'a mut Option<Workspace>,
+        rows: usize,
+    ) -> Result<&'a mut Workspace, GpuError> {
         if room.as_ref().is_none_or(|room| room.rows < rows) {
             *room = None;
             *room = Some(self.make_room(rows.next_power_of_two())?);
@@ -98,11 +102,11 @@ impl Cuda {
         Ok(room.as_mut().expect("it was made"))
     }
 
-    pub(super) fn make_room(&self, rows: usize) -> Result<Room, GpuError> {
+    pub(super) fn make_room(&self, rows: usize) -> Result<Workspace, GpuError> {
         let (c, bytes) = (&self.config, self.dtype.bytes());
         let (width, stacked) = self.widths();
         let gpu = &self.gpu;
-        Ok(Room {
+        Ok(Workspace {
             rows,
             tokens: gpu.alloc(4 * rows)?,
             positions: gpu.alloc(4 * rows)?,
@@ -117,19 +121,19 @@ impl Cuda {
             places: None,
             inverse: None,
             logits: None,
-            attention: AttentionRoom::default(),
+            attention: AttentionWorkspace::default(),
             exact: Vec::new(),
             recorded: None,
             timeline: Timeline::default(),
             work: Vec::new(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
-            host: HostRoom::default(),
+            host: HostWorkspace::default(),
         })
     }
 
     /// Embeds tokens, and notes where they stand.
-    pub(super) fn start(&self, room: &mut Room, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
+    pub(super) fn start(&self, room: &mut Workspace, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
         let vocab = self.config.vocab_size as u32;
         assert!(tokens.iter().all(|token| *token < vocab), "tokens were compared with the vocabulary");
         self.gpu.upload_to(&mut room.tokens, 0, tokens)?;
@@ -142,7 +146,7 @@ impl Cuda {
     /// Norms the residual stream into `normed`. `mark` says behind how many layers it is.
     pub(super) fn norm(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         skip: usize,
         rows: usize,
         weight: &Buffer,
@@ -150,14 +154,14 @@ impl Cuda {
         first: usize,
     ) -> Result<(), GpuError> {
         let (storage, hidden, eps) = (self.storage(), self.config.hidden_size, self.config.rms_norm_eps as f32);
-        let Room { x, normed, broken, .. } = room;
+        let Workspace { x, normed, broken, .. } = room;
         self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
     }
 
     /// Stacked queries, keys and values of all rows at a layer.
     pub(super) fn project(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         rows: usize,
         index: usize,
         first: usize,
@@ -170,7 +174,7 @@ impl Cuda {
     /// What follows attention at a layer.
     pub(super) fn finish_layer(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         rows: usize,
         index: usize,
         first: usize,
@@ -179,7 +183,7 @@ impl Cuda {
         self.apply(&layer.output, &room.attended, rows, &mut room.x, Into::Add)?;
         self.norm(room, 0, rows, &layer.mlp_norm, index + 1, first)?;
         self.apply(&layer.gate_up, &room.normed, rows, &mut room.gate_up, Into::Narrow)?;
-        let Room { gate_up, gated, x, .. } = room;
+        let Workspace { gate_up, gated, x, .. } = room;
         self.gpu.silu_gate(self.storage(), gate_up, rows, gated, self.config.intermediate_size)?;
         self.apply(&layer.down, gated, rows, x, Into::Add)
     }
@@ -200,11 +204,11 @@ impl Cuda {
     }
 
     /// Logits of `rows` rows of the residual stream from row `skip` on.
-    pub(super) fn logits_of(&self, room: &mut Room, skip: usize, rows: usize) -> Result<Vec<f32>, EngineError> {
+    pub(super) fn logits_of(&self, room: &mut Workspace, skip: usize, rows: usize) -> Result<Vec<f32>, EngineError> {
         let head = self.parts.head();
         self.norm(room, skip, rows, &self.parts.norm, self.config.layers, 0)?;
         self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
-        let Room { normed, logits, .. } = room;
+        let Workspace { normed, logits, .. } = room;
         let logits = logits.as_mut().expect("it was reserved");
         self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
@@ -213,7 +217,7 @@ impl Cuda {
     }
 
     /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
-    pub(super) fn check(&self, room: &Room, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
+    pub(super) fn check(&self, room: &Workspace, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
         let mut broken = [0u64];
         self.gpu.download(&room.broken, 0, &mut broken)?;
         let [broken] = broken;

@@ -92,7 +92,7 @@ impl PromptAlone {
             match &mut sparse {
                 Some(sparse) => {
                     // A plan is of one chunk, which is the prompt; other masks need not be shown anything.
-                    if !sparse.attend_there(gpu, prompt, &rows, &cache, out, Some(timeline))? {
+                    if !sparse.attend_on_device(gpu, prompt, &rows, &cache, out, Some(timeline))? {
                         return Ok(None);
                     }
                 }
@@ -105,7 +105,7 @@ impl PromptAlone {
         }
         gpu.synchronize()?;
         if let Some(sparse) = sparse {
-            sparse.settle_there(gpu, (*heads, shape))?;
+            sparse.collect_device_counters(gpu, (*heads, shape))?;
         }
         let spans = timeline.spans()?;
         // Before a chunk, between finding and attending, behind it; then the next chunk.

@@ -9,15 +9,16 @@ use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::model::Cuda;
 use super::weights::Linear;
-use super::workspace::{PickRoom, Recorded, Room, Work};
+use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
 use crate::layers::Layer;
 use spattn_attention::{
-    AttentionTime, DeviceLayer, DeviceStep, Exact, Picked, Picks, RowSeed, RunThere, Selection, Selects, Weighting,
+    AttendedTokens, AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, RowSeed, SelectedTokens, Selection,
+    SelectionSite, StaticTokens, Weighting,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, GpuError, HeldTokens, Place, Positions, Prepared, Queries,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Positions, Prepared, Queries,
     Timeline, TokenLists, Tokens, Unit, Weights,
 };
 
@@ -31,11 +32,11 @@ pub(super) struct StepPlan<'a> {
 /// What one row of a step attends at a layer.
 pub(super) enum RowPlan {
     /// So much, for all KV heads.
-    Exact(Exact),
+    Exact(StaticTokens),
     /// What each KV head picked.
-    Picked(Vec<Picked>),
+    Picked(Vec<AttendedTokens>),
     /// So much, and what the device picks for a row of those that it picks for together.
-    Left(Exact, RowOfLists),
+    Left(StaticTokens, RowOfLists),
     /// The host has attended, `[heads][d]`.
     Done(Vec<f32>),
 }
@@ -66,7 +67,7 @@ pub(super) struct Row {
 
 /// Whether the host looks at queries, keys and values of a stream at a layer.
 pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
-    stream.fork.selects(layer) == Selects::OnHost || stream.fork.needs_host()
+    stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
 impl Cuda {
@@ -91,11 +92,11 @@ impl Cuda {
                 .map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
             let needed = held + stream.tokens.len();
             let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
-            let picked = match (picked, stream.fork.picks_on_device()) {
+            let picked = match (picked, stream.fork.selects_on_device()) {
                 (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
                 (picked, _) => picked,
             };
-            if stream.fork.picks_on_device() {
+            if stream.fork.selects_on_device() {
                 kept.resize_with(self.config.layers, TokenLists::default);
             }
             let holding = self.hold(stream, holding)?;
@@ -124,7 +125,7 @@ impl Cuda {
     }
 
     /// Sends where the rows' keys and values go, at every layer; says what the rows are.
-    pub(super) fn send_places(&self, room: &mut Room, streams: &mut [Stream<'_>]) -> Result<Vec<Row>, GpuError> {
+    pub(super) fn send_places(&self, room: &mut Workspace, streams: &mut [Stream<'_>]) -> Result<Vec<Row>, GpuError> {
         let (layers, shape) = (self.config.layers, self.shape());
         let mut rows = Vec::new();
         let mut places: Vec<Vec<Place>> = vec![Vec::new(); layers];
@@ -148,7 +149,7 @@ impl Cuda {
     /// All layers of a step where something is picked.
     pub(super) fn step_picking(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
@@ -176,7 +177,7 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let spans = timeline.spans()?;
         if spans.is_empty() {
-            streams.iter_mut().for_each(|stream| stream.fork.spent_unknown());
+            streams.iter_mut().for_each(|stream| stream.fork.mark_time_unattributed());
             return Ok(());
         }
         for (layer, spans) in spans.chunks_exact(4).enumerate() {
@@ -201,7 +202,7 @@ impl Cuda {
     /// All layers of a step where nothing is picked: what each attends is known before the first.
     pub(super) fn step_exactly(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
@@ -210,11 +211,11 @@ impl Cuda {
         let device = shared(&prefix);
         let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
         let key = self.key_of(room, device, &prepared, &attention_of, plan);
-        let launch = |room: &mut Room| -> Result<(), EngineError> {
+        let launch = |room: &mut Workspace| -> Result<(), EngineError> {
             for (index, layer) in self.parts.layers.iter().enumerate() {
                 self.begin_layer(room, index, layer, plan)?;
                 let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
-                let Room { qkv, attended, .. } = &mut *room;
+                let Workspace { qkv, attended, .. } = &mut *room;
                 self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
                 self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
             }
@@ -239,7 +240,7 @@ impl Cuda {
     /// Projections of all rows at a layer, rotated; keys and values are stored.
     fn begin_layer(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         index: usize,
         layer: &Layer<Linear, Buffer>,
         plan: &StepPlan<'_>,
@@ -247,7 +248,7 @@ impl Cuda {
         let (c, rows) = (&self.config, plan.rows.len());
         self.project(room, rows, index, 0, layer)?;
         let shape = (c.kv_heads, c.head_dim, self.storage());
-        let Room { qkv, positions, places, inverse, .. } = room;
+        let Workspace { qkv, positions, places, inverse, .. } = room;
         let (Some(inverse), Some(places)) = (inverse, places) else { unreachable!("both were sent") };
         let at = Positions { positions, inverse, by_row: plan.by_row, scaling: plan.scaling };
         let offset = index * rows * size_of::<Place>();
@@ -257,18 +258,18 @@ impl Cuda {
     /// Sends what the layers attend, each list once; and says which of them each layer attends.
     fn prepare_exactly(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         streams: &mut [Stream<'_>],
         rows: &[Row],
     ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
         let c = &self.config;
-        let mut different: Vec<Vec<Exact>> = Vec::new();
+        let mut different: Vec<Vec<StaticTokens>> = Vec::new();
         let mut attention_of = Vec::with_capacity(c.layers);
         for layer in 0..c.layers {
-            let exact: Vec<Exact> = streams
+            let exact: Vec<StaticTokens> = streams
                 .iter_mut()
                 .flat_map(|stream| {
-                    (0..stream.tokens.len()).map(|_| stream.fork.pass(layer, c.heads)).collect::<Vec<_>>()
+                    (0..stream.tokens.len()).map(|_| stream.fork.attend_static_only(layer, c.heads)).collect::<Vec<_>>()
                 })
                 .collect();
             let known = different.iter().position(|other| *other == exact);
@@ -277,7 +278,7 @@ impl Cuda {
                 different.push(exact);
             }
         }
-        room.exact.resize_with(room.exact.len().max(different.len()), AttentionRoom::default);
+        room.exact.resize_with(room.exact.len().max(different.len()), AttentionWorkspace::default);
         let mut prepared = Vec::with_capacity(different.len());
         for (exact, lists) in different.into_iter().zip(&mut room.exact) {
             let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
@@ -290,7 +291,7 @@ impl Cuda {
     /// All that launching the layers of a step depends on.
     fn key_of(
         &self,
-        room: &Room,
+        room: &Workspace,
         prefix: &DevicePrefix,
         prepared: &[Prepared],
         attention_of: &[usize],
@@ -305,10 +306,10 @@ impl Cuda {
     }
 
     /// Puts together the rows that the device picks for together, and sends which they are.
-    fn send_groups(&self, room: &mut Room, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
+    fn send_groups(&self, room: &mut Workspace, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
         let mut groups: Vec<Group> = Vec::new();
-        for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.picks_on_device()) {
-            let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
+        for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.selects_on_device()) {
+            let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_together_with(stream.fork);
             match groups.iter_mut().find(alike) {
                 Some(group) => group.streams.push(index),
                 None => {
@@ -325,9 +326,9 @@ impl Cuda {
         for (i, row) in rows.iter().enumerate() {
             let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
             let fork = &*streams[row.stream].fork;
-            if fork.picks_anew(row.total) {
+            if fork.selects_anew(row.total) {
                 group.rows.push(i as u32);
-                group.numbers.push(fork.number(row.total));
+                group.numbers.push(fork.budget_units(row.total));
                 group.seeds.push(fork.row_seed(row.total));
             } else {
                 let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
@@ -335,7 +336,7 @@ impl Cuda {
             }
         }
         if room.picks.len() < groups.len() {
-            room.picks.resize_with(groups.len(), PickRoom::default);
+            room.picks.resize_with(groups.len(), SelectionWorkspace::default);
         }
         for (group, room) in groups.iter().zip(&mut room.picks) {
             room.rows.set(&self.gpu, group.rows.clone())?;
@@ -346,14 +347,14 @@ impl Cuda {
     /// Has the device pick at a layer for rows that share a method, and count what it picked.
     fn pick_there(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         layer: usize,
         streams: &[Stream<'_>],
         rows: &[Row],
         groups: &[Group],
     ) -> Result<(), GpuError> {
         let c = &self.config;
-        let Room { qkv, picks, scratch, .. } = room;
+        let Workspace { qkv, picks, scratch, .. } = room;
         for (group, room) in groups.iter().zip(picks) {
             let fork = &*streams[group.streams[0]].fork;
             let Some((form, index)) = fork.device_form(layer) else { continue };
@@ -367,17 +368,18 @@ impl Cuda {
                 let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
                 let tails: Vec<kernels::Tail<'_>> =
                     streams.iter().map(|stream| tail_of(stream.fork).view(self.shape(), c.layers)).collect();
-                let there = |row: &u32| RunThere {
+                let there = |row: &u32| DeviceSequence {
                     tail: tails[rows[*row as usize].stream].cache(layer),
                     held: run_of(*row).held[layer].as_ref(),
                 };
-                let runs: Vec<RunThere<'_>> = group.rows.iter().map(there).collect();
-                let step = DeviceStep { prefix, queries, numbers: &group.numbers, seeds: &group.seeds, runs: &runs };
+                let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
+                let step =
+                    DeviceStep { prefix, queries, budget_units: &group.numbers, seeds: &group.seeds, runs: &runs };
                 form.select_all(&step, index, &mut room.own, scratch)?;
                 let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
                 let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
                 let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
-                let PickRoom { own, counters: addresses, .. } = &mut *room;
+                let SelectionWorkspace { own, counters: addresses, .. } = &mut *room;
                 let tokens = candidates.start..own.lists.end();
                 self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
             }
@@ -392,7 +394,7 @@ impl Cuda {
     /// Picks for all rows, where there is something to pick, and attends.
     fn attend_streams(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -432,7 +434,7 @@ impl Cuda {
     /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
     fn note_work(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         layer: usize,
         picking: Vec<Duration>,
         streams: &[Stream<'_>],
@@ -452,7 +454,7 @@ impl Cuda {
     /// Keeps what was picked last for each stream, where later tokens attend it again.
     fn keep_picks(
         &self,
-        picks: &[PickRoom],
+        picks: &[SelectionWorkspace],
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -462,7 +464,7 @@ impl Cuda {
             for stream in &group.streams {
                 let fork = &mut *streams[*stream].fork;
                 let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
-                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.attends_again()) else {
+                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.reuses_selections()) else {
                     continue;
                 };
                 run_kv_mut(fork).kept[layer].keep(&self.gpu, &room.own.lists, last)?;
@@ -494,21 +496,25 @@ impl Cuda {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
                 let (fork, heads) = (&mut *stream.fork, self.config.heads);
-                match fork.selects(layer) {
-                    Selects::OnDevice => {
+                match fork.selection_site(layer) {
+                    SelectionSite::Device => {
                         return RowPlan::Left(
-                            fork.leave(layer, heads),
+                            fork.select_on_device(layer, heads),
                             lists_of_row(groups, first + i, (number, count)),
                         );
                     }
-                    Selects::Blindly => return RowPlan::Picked(fork.draw(layer, heads)),
-                    Selects::Nothing if !fork.needs_host() => return RowPlan::Exact(fork.pass(layer, heads)),
-                    Selects::Nothing | Selects::OnHost => {}
+                    SelectionSite::DataIndependent => {
+                        return RowPlan::Picked(fork.select_without_queries(layer, heads));
+                    }
+                    SelectionSite::None if !fork.needs_host() => {
+                        return RowPlan::Exact(fork.attend_static_only(layer, heads));
+                    }
+                    SelectionSite::None | SelectionSite::Host => {}
                 }
                 let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
                 let (key, value) = kv.split_at(key_width);
                 if !fork.moves_positions() {
-                    return RowPlan::Picked(fork.pick(layer, queries, key, value));
+                    return RowPlan::Picked(fork.select(layer, queries, key, value));
                 }
                 let mut out = vec![0.0; width];
                 fork.step(layer, queries, key, value, &mut out);
@@ -516,7 +522,7 @@ impl Cuda {
             };
             let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
             let here = section.end();
-            (plans, here + stream.fork.worked_since(before))
+            (plans, here + stream.fork.take_busy_time_since(before))
         };
         let work: Vec<_> = streams.iter_mut().zip(firsts).enumerate().collect();
         let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = work.into_par_iter().map(plan).unzip();
@@ -526,7 +532,7 @@ impl Cuda {
     /// Attends what was planned, but for rows that are done.
     fn attend_rows(
         &self,
-        room: &mut Room,
+        room: &mut Workspace,
         layer: usize,
         streams: &[Stream<'_>],
         rows: &[Row],
@@ -535,7 +541,7 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let Room { qkv, attended, wide, picks, attention: own, .. } = room;
+        let Workspace { qkv, attended, wide, picks, attention: own, .. } = room;
         let none = TokenLists::default();
         let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
@@ -553,7 +559,7 @@ impl Cuda {
         rows: &[Row],
         plans: &[RowPlan],
         lists: &[&TokenLists],
-        room: &mut AttentionRoom,
+        room: &mut AttentionWorkspace,
     ) -> Attention {
         let (c, shape) = (&self.config, self.shape());
         let prefix_tokens = streams[0].fork.prefix().tokens();
@@ -576,7 +582,7 @@ impl Cuda {
     /// Shows runs that are compared with exact attention what was attended.
     fn compare(
         &self,
-        room: &Room,
+        room: &Workspace,
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -606,14 +612,19 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
     };
     for (stream, own) in streams.iter_mut().zip(work) {
         let (select, attend) = (share(&picked, own, select), share(&|work| work.tokens as f64, own, attend));
-        stream.fork.spent(AttentionTime { select, attend, elapsed: select + attend, ..AttentionTime::default() });
+        stream.fork.add_attention_time(AttentionTime {
+            select,
+            attend,
+            elapsed: select + attend,
+            ..AttentionTime::default()
+        });
     }
 }
 
 impl RowPlan {
     /// Tokens attended, summed over KV heads.
     pub(super) fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
-        let of_head = |picked: &Picked| {
+        let of_head = |picked: &AttendedTokens| {
             let picks = match &picked.selection {
                 None => 0,
                 Some(Selection::Shared(picks)) => picks.tokens.len(),
@@ -634,7 +645,7 @@ impl RowPlan {
 
     /// Units that most of these tokens are in.
     pub(super) fn units(&self, kv_heads: usize, lists: &[&TokenLists]) -> usize {
-        let of_head = |picked: &Picked| match &picked.selection {
+        let of_head = |picked: &AttendedTokens| match &picked.selection {
             Some(Selection::PerHead(heads)) => heads.len(),
             Some(Selection::Shared(_)) | None => 1,
         };
@@ -668,21 +679,22 @@ impl HeadPlan<'_> {
             }
             RowPlan::Done(_) => return,
         };
-        let mut add = |part: usize, head: usize, queries: usize, exact: Exact, picks: Option<&Picks>| {
-            let weights = match picks.map(|picks| &picks.weighting) {
-                None | Some(Weighting::Softmax | Weighting::Remainder { .. }) => Weights::Logits,
-                Some(Weighting::LogBias(log_u)) => Weights::Lowered(log_u),
-                Some(Weighting::Direct { weights, log_mass }) => Weights::Given(weights, *log_mass),
+        let mut add =
+            |part: usize, head: usize, queries: usize, exact: StaticTokens, picks: Option<&SelectedTokens>| {
+                let weights = match picks.map(|picks| &picks.weighting) {
+                    None | Some(Weighting::Softmax | Weighting::Remainder { .. }) => Weights::Softmax,
+                    Some(Weighting::LogBias(log_u)) => Weights::LogBias(log_u),
+                    Some(Weighting::Direct { weights, log_mass }) => Weights::Explicit(weights, *log_mass),
+                };
+                let picked = picks.map_or(&[][..], |picks| &picks.tokens);
+                let tokens = Tokens { sink: exact.sink, recent: exact.recent, total: self.total, picked };
+                let (row, kv_head, tail) = (self.row, self.kv_head, self.tail);
+                attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix_tokens);
+                if let Some(Weighting::Remainder { shares, value }) = picks.map(|picks| &picks.weighting) {
+                    shares.iter().enumerate().for_each(|(i, share)| attention.give_rest(row, head + i, *share, value));
+                }
             };
-            let picked = picks.map_or(&[][..], |picks| &picks.tokens);
-            let tokens = Tokens { sink: exact.sink, recent: exact.recent, total: self.total, picked };
-            let (row, kv_head, tail) = (self.row, self.kv_head, self.tail);
-            attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix_tokens);
-            if let Some(Weighting::Remainder { shares, value }) = picks.map(|picks| &picks.weighting) {
-                shares.iter().enumerate().for_each(|(i, share)| attention.give_rest(row, head + i, *share, value));
-            }
-        };
-        let nothing = Exact { sink: 0, recent: self.total };
+        let nothing = StaticTokens { sink: 0, recent: self.total };
         match selection {
             None => add(0, head, self.group, exact, None),
             Some(Selection::Shared(picks)) if matches!(picks.weighting, Weighting::Softmax | Weighting::LogBias(_)) => {
@@ -703,17 +715,17 @@ impl HeadPlan<'_> {
     fn add_lists(
         &self,
         attention: &mut Attention,
-        exact: Exact,
+        exact: StaticTokens,
         lists: &TokenLists,
         of_row: usize,
         prefix_tokens: usize,
     ) {
         let Self { row, kv_head, group, total, tail } = *self;
-        let unit = |head: usize, queries: usize, exact: Exact| {
+        let unit = |head: usize, queries: usize, exact: StaticTokens| {
             let tokens = Tokens { sink: exact.sink, recent: exact.recent, total, picked: &[] };
-            Unit { row, head, queries, kv_head, tail, tokens, weights: Weights::Logits }
+            Unit { row, head, queries, kv_head, tail, tokens, weights: Weights::Softmax }
         };
-        let (first, nothing) = (kv_head * group, Exact { sink: 0, recent: total });
+        let (first, nothing) = (kv_head * group, StaticTokens { sink: 0, recent: total });
         let is_shared = lists.lists() * group == self.heads();
         let rests: Vec<_> = (first..first + group).filter_map(|head| Some((head, lists.rest(of_row, head)?))).collect();
         if is_shared && rests.is_empty() {
@@ -737,7 +749,7 @@ impl HeadPlan<'_> {
 
 /// The lists that [`RowOfLists`] numbers.
 fn lists_of<'a>(
-    picks: &'a [PickRoom],
+    picks: &'a [SelectionWorkspace],
     streams: &'a [Stream<'_>],
     layer: usize,
     none: &'a TokenLists,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use spattn_attention::{DeviceRoom, DeviceScratch};
-use spattn_cuda::{AttentionRoom, Buffer, Mirrored, Recording, Timeline};
+use spattn_attention::{DeviceScratch, DeviceWorkspace};
+use spattn_cuda::{AttentionWorkspace, Buffer, HostDeviceVec, Recording, Timeline};
 
-use super::host::HostRoom;
+use super::host::HostWorkspace;
 
 /// The layers of a step whose shape repeats.
 pub(super) struct Recorded {
@@ -17,11 +17,11 @@ pub(super) struct Recorded {
 
 /// What is kept for rows that the device picks for together.
 #[derive(Default)]
-pub(super) struct PickRoom {
-    pub(super) rows: Mirrored<u32>,
-    pub(super) counters: Mirrored<u64>,
-    pub(super) counters_of_kept: Mirrored<u64>,
-    pub(super) own: DeviceRoom,
+pub(super) struct SelectionWorkspace {
+    pub(super) rows: HostDeviceVec<u32>,
+    pub(super) counters: HostDeviceVec<u64>,
+    pub(super) counters_of_kept: HostDeviceVec<u64>,
+    pub(super) own: DeviceWorkspace,
 }
 
 /// What a layer of a step is for a stream.
@@ -36,7 +36,7 @@ pub(super) struct Work {
 }
 
 /// Activations of so many rows, kept from one use to the next.
-pub(super) struct Room {
+pub(super) struct Workspace {
     pub(super) rows: usize,
     pub(super) tokens: Buffer,
     pub(super) positions: Buffer,
@@ -54,16 +54,16 @@ pub(super) struct Room {
     /// Frequencies of a step.
     pub(super) inverse: Option<Buffer>,
     pub(super) logits: Option<Buffer>,
-    pub(super) attention: AttentionRoom,
+    pub(super) attention: AttentionWorkspace,
     /// One for each of what the layers of a step attend, where nothing is picked.
-    pub(super) exact: Vec<AttentionRoom>,
+    pub(super) exact: Vec<AttentionWorkspace>,
     pub(super) recorded: Option<Recorded>,
     /// Of a step in which tokens are picked: four marks a layer.
     pub(super) timeline: Timeline,
     /// Of the same, for each layer and stream.
     pub(super) work: Vec<Work>,
     /// Of rows that the device picks for, method by method.
-    pub(super) picks: Vec<PickRoom>,
+    pub(super) picks: Vec<SelectionWorkspace>,
     pub(super) scratch: DeviceScratch,
-    pub(super) host: HostRoom,
+    pub(super) host: HostWorkspace,
 }

@@ -12,10 +12,10 @@ use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::GROUP;
 use crate::kv::{KvDtype, KvShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
-use spattn_cuda::{ChannelLists, GpuError, IndexRows, LabelCodes, MadeQueries, Reduction};
+use spattn_cuda::{ChannelLists, GpuError, IndexRows, LabelCodes, ProjectedQueries, Reduction};
 use spattn_kernels::codes::CodeRange;
 
 /// Bytes of a channel's range.
@@ -75,7 +75,7 @@ impl DeviceScorer for LabelScores {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let lists = self.chosen(layer.layer, cache.kv_heads, cache.d);
         let width = self.channels.of(cache.d);
@@ -123,7 +123,7 @@ impl DeviceScorer for LabelScores {
         let Some(gathered) = &mut made[0] else { unreachable!("it was reserved") };
         gpu.gather_queries((&step.queries, rows.clone()), (d, kv_heads, storage), &channels, padded, gathered)?;
         in_order.set(gpu, (0..rows.len() as u32).collect())?;
-        let queries = MadeQueries { most: gathered, rest: None, heads, width: padded, rows: in_order };
+        let queries = ProjectedQueries { high: gathered, low: None, heads, width: padded, rows: in_order };
         gpu.score_rows(&queries, &IndexRows { rows: &held[0], count: tokens, kv_heads, storage }, reduction, scores)
     }
 }

@@ -13,7 +13,7 @@ use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, PromptShape, StepShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow};
 
@@ -51,7 +51,7 @@ impl DeviceForm for H2o {
     }
 
     /// What is held says that.
-    fn number(&self, _: Context, _: usize) -> u32 {
+    fn budget_units(&self, _: Context, _: usize) -> u32 {
         0
     }
 
@@ -75,7 +75,7 @@ impl DeviceForm for H2o {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let stats = learned.stats.expect("an index is built when what it needs was gathered");
         let candidates = layer.candidates.clone();
         let prompt = |kv_head: usize| stats.head(layer.layer, kv_head);
@@ -108,7 +108,7 @@ impl DeviceForm for H2o {
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
-        room: &mut DeviceRoom,
+        room: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let began = index.held.as_ref().expect("the index is what runs begin with");

@@ -12,7 +12,7 @@ use crate::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
 use crate::methods::signatures::{DeviceSigner, Ties};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, Gpu, GpuError, Nets, Reduction, Signatures};
@@ -80,7 +80,7 @@ impl DeviceScorer for LearnedSignatures {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let of_layer = self.layer(layer.layer);
         let each = of_layer.keys.first().map_or(1, Vec::len);
@@ -106,18 +106,18 @@ impl DeviceScorer for LearnedSignatures {
     }
 
     #[cfg(feature = "cuda")]
-    fn picks_at_once(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
+    fn supports_fused_top_k(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
         self.nearest(step, index, reduction).is_some()
     }
 
     #[cfg(feature = "cuda")]
-    fn pick_at_once(
+    fn fused_top_k(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         self.pick(step, index, reduction, scratch, to)
     }

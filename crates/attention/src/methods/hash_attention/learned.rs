@@ -10,7 +10,7 @@ use crate::methods::hash_attention::net::SignNet;
 use crate::methods::signatures::{Signatures, Ties, words_of};
 use crate::scored::granularity::Reduce;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segment};
-use crate::types::prefix_head::{HeadPrefix, Place};
+use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 
 /// Minus the Hamming distance of learned signatures.
@@ -62,7 +62,7 @@ impl Scorer for LearnedSignatures {
         Growth::Free("signatures of new keys are appended")
     }
 
-    fn empty(&self, place: Place, like: Option<&Vec<Signatures>>) -> Vec<Signatures> {
+    fn empty(&self, place: KvHeadId, like: Option<&Vec<Signatures>>) -> Vec<Signatures> {
         let nets = self.layer(place.layer).keys[place.kv_head].len();
         let words = words_of(self.kind.bits);
         (0..nets).map(|net| Signatures::empty_behind(like.map(|like| &like[net]), words)).collect()
@@ -120,7 +120,7 @@ impl LearnedSignatures {
     }
 
     /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
-    fn key_signatures(&self, place: Place, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
+    fn key_signatures(&self, place: KvHeadId, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
         self.layer(place.layer).keys[place.kv_head].iter().map(move |net| in_blocks(net, keys, place.d))
     }
 

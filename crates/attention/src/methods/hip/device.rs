@@ -9,7 +9,7 @@ use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, Positions, PromptShape, QueryBlock, SearchedMask, StepShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 use std::ops::Range;
 
 #[cfg(feature = "cuda")]
@@ -67,7 +67,7 @@ impl DeviceForm for Hip {
         }
     }
 
-    fn number(&self, context: Context, candidates: usize) -> u32 {
+    fn budget_units(&self, context: Context, candidates: usize) -> u32 {
         self.keep(context).min(candidates.div_ceil(self.key_block)) as u32
     }
 
@@ -78,7 +78,7 @@ impl DeviceForm for Hip {
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         // What is generated behind the prefix adds to a share of the context: as if it were as long again.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
-        let most = self.number(context, prefix.tokens) as usize * self.key_block;
+        let most = self.budget_units(context, prefix.tokens) as usize * self.key_block;
         // Branches, with where they are, what they score and which are kept, beside the tokens.
         const EACH: usize = 2 * (2 * 8 + 4 + 4);
         let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
@@ -86,7 +86,7 @@ impl DeviceForm for Hip {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, _: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, _: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         Ok(DeviceIndex::default())
     }
 
@@ -95,16 +95,17 @@ impl DeviceForm for Hip {
         &self,
         step: &DeviceStep<'_>,
         _: &DeviceIndex,
-        room: &mut DeviceRoom,
+        room: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
         let lists = self.count_lists(step.queries.heads, cache.kv_heads);
-        let most = step.numbers.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
-        room.lists.resize_counted(gpu, [step.numbers.len(), lists], most, candidates.end)?;
-        room.numbers.set(gpu, step.numbers.to_vec())?;
+        let most =
+            step.budget_units.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
+        room.lists.resize_counted(gpu, [step.budget_units.len(), lists], most, candidates.end)?;
+        room.budget_units.set(gpu, step.budget_units.to_vec())?;
         let tree = self.tree(candidates);
-        gpu.search_tree(&step.queries, cache, &tree, &room.numbers, &mut room.lists, &mut scratch.tree)
+        gpu.search_tree(&step.queries, cache, &tree, &room.budget_units, &mut room.lists, &mut scratch.tree)
     }
 }
 

@@ -7,7 +7,7 @@ use super::super::tests::{Turn, assert_close, configured, noise, none, rotated};
 use super::reference::{Keys, Listing, Row, sampled};
 use crate::kv::{KvDtype, KvStore, LayerKv, Prefix};
 use crate::prefill::testing::{D, Layer, SEED};
-use crate::{Configured, DenseLayers, Fork, IndexCache, Policy, Rotation, Tail};
+use crate::{Configured, DenseLayers, IndexCache, Policy, Rotation, Sequence, Tail};
 
 const KV_HEADS: usize = 2;
 const GROUP: usize = 2;
@@ -114,13 +114,13 @@ impl Text {
         Layer { kv: self.stored(self.tokens), queries, heads: HEADS }
     }
 
-    fn fork(&self, method: &Configured, prefix_tokens: usize) -> Fork {
+    fn fork(&self, method: &Configured, prefix_tokens: usize) -> Sequence {
         IndexCache::new(Prefix::new(vec![self.stored(prefix_tokens)]), self.dtype, SEED)
             .with_rotation(Arc::new(Turn))
             .fork(method, false)
     }
 
-    fn step(&self, fork: &mut Fork, position: usize) -> Vec<f32> {
+    fn step(&self, fork: &mut Sequence, position: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; HEADS * D];
         let (queries, key) =
             (Self::rotated(&self.queries, HEADS, position), Self::rotated(&self.keys, KV_HEADS, position));

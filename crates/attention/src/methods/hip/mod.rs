@@ -56,8 +56,8 @@ use crate::methods::hip::search::Limit;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, each_head};
 use crate::{
-    BlockMask, Budget, Context, DeviceForm, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
-    PrefillPattern, QueryBlock, Role, SearchedMask, Selection, Step, TailRule,
+    BlockMask, Budget, Context, DeviceForm, Grouping, HeadPrefix, Mask, Masks, Method, Params, Positions,
+    PrefillPattern, QueryBlock, Role, SearchedMask, SelectedTokens, Selection, StaticTokens, Step, TailRule,
 };
 use spattn_base::error::UsageError;
 use spattn_kernels::Joined;
@@ -239,14 +239,14 @@ impl Window {
     fn view(self, block: &QueryBlock<'_>) -> View {
         match self {
             Self::Block => {
-                let (candidates, context) = block.candidates(Exact::sliding(block.policy, block.first + 1));
+                let (candidates, context) = block.candidates(StaticTokens::sliding(block.policy, block.first + 1));
                 View { starts: vec![candidates.end; block.rows], candidates, context }
             }
             Self::Row => {
                 let last = block.first + block.rows - 1;
-                let candidates = Exact::sliding(block.policy, last + 1).candidates(last);
+                let candidates = StaticTokens::sliding(block.policy, last + 1).candidates(last);
                 // Without a window the row itself still is in it.
-                let start = |position: usize| Exact::sliding(block.policy, position + 1).recent.min(position);
+                let start = |position: usize| StaticTokens::sliding(block.policy, position + 1).recent.min(position);
                 View {
                     context: Context::new(last + 1, &candidates).at(block.share),
                     candidates,
@@ -363,7 +363,7 @@ impl Hip {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
-            Picks::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
+            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
         };
         match self.per {
             Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)),
@@ -443,7 +443,7 @@ impl Method for Hip {
     /// The mask in use.
     type State = Option<Selection>;
 
-    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+    fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Some(("top_r", self.search.channels.0?))
     }
 

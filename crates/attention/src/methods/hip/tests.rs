@@ -11,7 +11,9 @@ use super::super::tests::{configured, noise, none, prefix};
 use super::reference::{Ensemble, Keys, Listing, Row};
 use crate::cost::Cost;
 use crate::kv::KvDtype;
-use crate::{AnyMethod, Context, Depth, HeadPrefix, IndexCache, Picks, PromptHead, Selection, Step, Weighting};
+use crate::{
+    AnyMethod, Context, HeadPrefix, IndexCache, PromptHead, SelectedTokens, Selection, SparseLayerRank, Step, Weighting,
+};
 use spattn_kernels::Rows;
 
 /// Keys of one KV head, and which of them may be picked.
@@ -40,7 +42,7 @@ impl Head {
     fn step<'a>(&'a self, queries: &'a [f32], seed: u64) -> Step<'a> {
         Step {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             kv_head: 0,
             queries,
             d: self.d,
@@ -54,7 +56,7 @@ impl Head {
             candidates: self.candidates.clone(),
             context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
             grouped: None,
-            moves_on: false,
+            has_moving_candidates: false,
             generated: 0,
             seed,
         }
@@ -150,7 +152,7 @@ impl Run {
             Selection::Shared(picks) => vec![picks],
             Selection::PerHead(heads) => heads,
         };
-        let tokens = |picks: Picks| {
+        let tokens = |picks: SelectedTokens| {
             assert_eq!(picks.weighting, Weighting::Softmax);
             picks.tokens
         };

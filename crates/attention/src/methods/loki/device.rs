@@ -11,10 +11,10 @@ use crate::device::form::row_width;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
-use spattn_cuda::{Directions, GpuError, IndexRows, MadeQueries, Reduction, Storage};
+use spattn_cuda::{Directions, GpuError, IndexRows, ProjectedQueries, Reduction, Storage};
 use spattn_kernels::GPU_WIDEST;
 
 impl DeviceScorer for Loki {
@@ -38,7 +38,7 @@ impl DeviceScorer for Loki {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let rank = self.rank.of(cache.d);
         let padded = row_width(rank).expect(FITS);
@@ -79,7 +79,7 @@ impl DeviceScorer for Loki {
         in_order.set(gpu, (0..rows.len() as u32).collect())?;
         // What single precision rounds is nothing.
         let rest = (storage != Storage::F32).then_some(&*rest);
-        let queries = MadeQueries { most, rest, heads: made, width: padded, rows: in_order };
+        let queries = ProjectedQueries { high: most, low: rest, heads: made, width: padded, rows: in_order };
         let index = IndexRows { rows: projected, count: step.prefix.candidates.len(), kv_heads, storage };
         gpu.score_rows(&queries, &index, reduction, scores)
     }

@@ -9,7 +9,7 @@ use super::RandomSignatures;
 use super::gaussians;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::layer::build_here;
+use crate::device::layer::build_on_host;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 use crate::methods::signatures::words_of;
@@ -18,7 +18,7 @@ use crate::methods::signatures::{DeviceSigner, Ties};
 #[cfg(feature = "cuda")]
 use crate::scored::scorer::Scorer;
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{Buffer, GpuError, Reduction, Signatures};
@@ -76,10 +76,10 @@ impl DeviceScorer for RandomSignatures {
 
     /// The signatures, and the hyperplanes as queries meet them: all coordinates of each, then what the further one adds.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache) = (layer.gpu, &layer.cache);
         let (d, words, tokens) = (cache.d, words_of(self.bits), layer.candidates.len());
-        let signed = build_here(layer, learned, |prefix| self.build(prefix).signatures)?;
+        let signed = build_on_host(layer, learned, |prefix| self.build(prefix).signatures)?;
         let mut stored = vec![0u32; Signatures::bytes_of(cache.kv_heads, words, tokens) / 4];
         let stride = stored.len() / (cache.kv_heads * words);
         for (planes, signatures) in stored.chunks_exact_mut(words * stride).zip(&signed) {
@@ -108,18 +108,18 @@ impl DeviceScorer for RandomSignatures {
     }
 
     #[cfg(feature = "cuda")]
-    fn picks_at_once(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
+    fn supports_fused_top_k(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
         self.nearest(step, index, reduction).is_some()
     }
 
     #[cfg(feature = "cuda")]
-    fn pick_at_once(
+    fn fused_top_k(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         self.pick(step, index, reduction, scratch, to)
     }

@@ -9,9 +9,9 @@ use crate::device::form::FITS;
 use crate::kv::{KvDtype, KvShape};
 use crate::{Context, DeviceForm, PromptShape, StepShape};
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 #[cfg(feature = "cuda")]
-use spattn_cuda::{Chances, GpuError, TableShape};
+use spattn_cuda::{GpuError, SamplingSpec, TableShape};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
 /// The most bits of a code that kernels sort by.
@@ -64,7 +64,7 @@ impl DeviceForm for MagicPig {
     }
 
     /// 1: what is sampled is as much as it is.
-    fn number(&self, _: Context, candidates: usize) -> u32 {
+    fn budget_units(&self, _: Context, candidates: usize) -> u32 {
         u32::from(candidates > 0)
     }
 
@@ -83,11 +83,11 @@ impl DeviceForm for MagicPig {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (shape, d) = (self.shape(), layer.cache.d);
         let planes = super::gaussians(shape.planes() * d, self.hashing.seed);
         let log_probability = self.log_probability.as_ref().expect(FITS);
-        let chances = Chances {
+        let chances = SamplingSpec {
             least: self.hashing.min_collisions,
             floor: self.u_floor,
             log_probabilities: log_probability.steps(),
@@ -104,11 +104,11 @@ impl DeviceForm for MagicPig {
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
-        room: &mut DeviceRoom,
+        room: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (gpu, candidates) = (step.prefix.gpu, step.prefix.candidates.clone());
-        let lists = [step.numbers.len(), step.queries.heads];
+        let lists = [step.budget_units.len(), step.queries.heads];
         let lengths = [candidates.len(), candidates.len().div_ceil(SAMPLED_OF)];
         room.lists.resize_weighted(gpu, lists, lengths, candidates.end)?;
         let tables = index.tables.as_ref().expect(FITS);

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::super::planes::gaussians;
 use super::*;
 use crate::kv::KvDtype;
-use crate::{Context, Depth, PromptHead, expand_grid};
+use crate::{Context, PromptHead, SparseLayerRank, expand_grid};
 
 /// What is hashed and asked for in a test: one KV head, a group of queries.
 struct Scene {
@@ -28,7 +28,7 @@ impl Scene {
         let (candidates, prompt) = (0..self.tokens(), PromptHead::default());
         HeadPrefix {
             layer: 0,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             rotation: None,
             kv_head: 0,
             keys,
@@ -50,7 +50,7 @@ impl Scene {
         let tail_keys = Rows::F32(&[]);
         Step {
             layer,
-            depth: Depth::default(),
+            depth: SparseLayerRank::default(),
             kv_head,
             queries,
             d,
@@ -64,7 +64,7 @@ impl Scene {
             candidates,
             context,
             grouped: None,
-            moves_on: false,
+            has_moving_candidates: false,
             generated: 0,
             seed,
         }
@@ -85,7 +85,7 @@ impl Scene {
         let Selection::PerHead(heads) = Method::select(method, &self.step(), &index, &mut state, cost) else {
             panic!("a selection for each query head")
         };
-        let parts = |picks: Picks| match picks.weighting {
+        let parts = |picks: SelectedTokens| match picks.weighting {
             Weighting::LogBias(log_u) => (picks.tokens, log_u),
             other => panic!("{other:?} instead of a log-bias"),
         };

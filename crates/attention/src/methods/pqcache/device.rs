@@ -9,13 +9,13 @@ use super::ProductCodes;
 use super::Subspace;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::device::layer::build_here;
+use crate::device::layer::build_on_host;
 use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 #[cfg(feature = "cuda")]
 use crate::scored::scorer::Scorer;
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{CodedKeys, GpuError, Reduction};
@@ -57,10 +57,10 @@ impl DeviceScorer for ProductCodes {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (d, tokens) = (layer.cache.d, layer.candidates.len());
         let (stride, count) = (CodedKeys::stride(tokens), self.centroids(tokens));
-        let heads = build_here(layer, learned, |prefix| self.build(prefix))?;
+        let heads = build_on_host(layer, learned, |prefix| self.build(prefix))?;
         let mut codes = Vec::with_capacity(heads.len() * self.parts(d) * stride);
         let mut centroids = vec![0.0f32; heads.len() * count * d];
         for (subspaces, rows) in heads.iter().zip(centroids.chunks_exact_mut(count * d)) {

@@ -9,7 +9,7 @@ use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 #[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 use crate::{PromptShape, StepShape};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{ChosenChannels, GpuError, KeysByChannel, Reduction};
@@ -37,7 +37,7 @@ impl DeviceScorer for QueryChannels {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         let (cache, tokens) = (&layer.cache, layer.candidates.len());
         let [keys, means] = KeysByChannel::bytes(tokens, cache.kv_heads, cache.d, cache.storage.bytes());
         let (mut keys, mut means) = (layer.gpu.alloc(keys)?, layer.gpu.alloc(means)?);
@@ -71,7 +71,7 @@ impl DeviceScorer for QueryChannels {
         index: &DeviceIndex,
         first: usize,
         scratch: &DeviceScratch,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let begin = step.prefix.candidates.start;
         step.prefix.gpu.rest_shares(&scratch.scores, begin, &by_channel(step, index), first, &mut to.lists)

@@ -20,13 +20,13 @@ use crate::cost::Cost;
 use crate::device::layer::DeviceStep;
 use crate::device::scorer::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceRoom;
+use crate::device::workspaces::DeviceWorkspace;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Context, Tuned};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, mix_seed};
-use crate::types::selection::{Picks, Weighting};
+use crate::types::selection::{SelectedTokens, Weighting};
 use crate::{Histogram, Probe, ProbeHead, least_reaching};
 #[cfg(feature = "cuda")]
 use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
@@ -103,10 +103,10 @@ impl Picker for Draws {
         Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") })
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         // Of a prefix without a candidate no number of draws follows: what comes after it is attended whole.
         let Tuned::Value(budget) = self.budget else {
-            return Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
+            return SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect());
         };
         cost.select_bytes += PASSES * row.pass();
         let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -143,7 +143,7 @@ impl Picker for Draws {
             picks.1.push(correction(run[0]) * (run.len() as f32 / budget as f32));
         }
         let log_mass = row.scale * max + (mass as f32).ln();
-        Picks { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
+        SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
     }
 
     fn device(&self) -> Option<&dyn DevicePicker> {
@@ -156,12 +156,18 @@ impl DevicePicker for Draws {
         Cost { select_bytes: PASSES * (scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
-    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+    fn budget_units(&self, _: Context, pages: &LeastPages) -> u32 {
         self.budget.value().get().min(pages.all) as u32
     }
 
     #[cfg(feature = "cuda")]
-    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        of: &Pages,
+        lists: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
         let (gpu, most) = (step.prefix.gpu, self.budget.value().get().min(of.tokens.len()));
         to.lists.resize_weighted(gpu, [step.seeds.len(), lists], [most, most], of.tokens.end)?;
         let group = lists / step.prefix.cache.kv_heads;
@@ -178,10 +184,10 @@ impl DevicePicker for Draws {
         (of, _): (&Pages, usize),
         scores: &Scores,
         first: usize,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
-        let DeviceRoom { lists, draws, .. } = to;
+        let DeviceWorkspace { lists, draws, .. } = to;
         step.prefix.gpu.draw_tokens(scores, (self.budget.value().get(), scale), first, of.tokens.clone(), lists, draws)
     }
 }

@@ -14,7 +14,7 @@ mod top;
 
 pub(crate) use choice::{BASE, Choice, DELTA, EPSILON, PICK, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 pub(crate) use draws::{Draws, Proposal};
-pub(crate) use picker::{BlindPicker, Finer, Picker, ScoredRow, page_tokens};
+pub(crate) use picker::{DataIndependentPicker, Finer, Picker, ScoredRow, page_tokens};
 pub(crate) use rescored::Rescored;
 pub(crate) use sample::Sample;
 pub(crate) use share::TopShare;

@@ -12,13 +12,13 @@ use crate::device::scorer::DevicePicker;
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
-use crate::types::selection::Picks;
+use crate::types::selection::SelectedTokens;
 use spattn_kernels::{Joined, linear};
 
 /// Chooses among scored candidates.
 pub(crate) trait Picker: Send + Sync {
     /// What is picked by the scores of one query. Adds the passes over them (`select_bytes`).
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks;
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens;
 
     /// Whether it picks nothing whatever the scores, so that they need not be computed.
     fn is_nothing(&self) -> bool {
@@ -31,7 +31,7 @@ pub(crate) trait Picker: Send + Sync {
     }
 
     /// How it picks without a look at scores, if it does.
-    fn blind(&self) -> Option<&dyn BlindPicker> {
+    fn blind(&self) -> Option<&dyn DataIndependentPicker> {
         None
     }
 
@@ -52,9 +52,9 @@ pub(crate) trait Picker: Send + Sync {
 }
 
 /// Chooses among candidates without a look at any.
-pub(crate) trait BlindPicker {
+pub(crate) trait DataIndependentPicker {
     /// Distinct candidates, ascending.
-    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> Picks;
+    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> SelectedTokens;
 }
 
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.

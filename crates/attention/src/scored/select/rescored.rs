@@ -18,7 +18,7 @@ use crate::scored::select::share::TopShare;
 use crate::scored::select::top::Top;
 use crate::spec::Params;
 use crate::types::budget::Budget;
-use crate::types::selection::Picks;
+use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
 
 /// The best, scored again.
@@ -58,7 +58,7 @@ pub(crate) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
 }
 
 impl Picker for Rescored {
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         let left = self.first.pick(row, cost).tokens;
         let scores = (row.rescore)(self.finer, &left, cost);
         let again = ScoredRow { scores: &scores, page: 1, least: 0, candidates: 0..left.len(), ..row.clone() };
@@ -67,7 +67,7 @@ impl Picker for Rescored {
         if self.finer == Finer::Keys {
             (row.pass_over)(&others(&left, &picked), cost);
         }
-        Picks::softmax(picked)
+        SelectedTokens::softmax(picked)
     }
 
     fn finer(&self) -> Option<Finer> {

@@ -31,7 +31,7 @@ use crate::scored::select::rescored::others;
 use crate::spec::Params;
 use crate::types::budget::Budget;
 use crate::types::seed::mix_seed;
-use crate::types::selection::{Picks, Weighting};
+use crate::types::selection::{SelectedTokens, Weighting};
 use crate::{Probe, ProbeHead};
 use rand::SeedableRng;
 use spattn_base::error::UsageError;
@@ -147,14 +147,14 @@ impl Picker for Sample {
         !matches!(self.budget, Budget::Density(_))
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         cost.select_bytes += 2 * row.pass();
         let pages = self.budget.blocks(row.context, row.page).max(row.least);
         let mut tokens = row.tokens(&top_k(row.scores, pages));
         let (first, best) = (row.candidates.start as u32, tokens.len());
         let rest = row.candidates.len() - best;
         let base = self.base_of(rest);
-        let all = || Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
+        let all = || SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect());
         if base >= rest {
             return all();
         }
@@ -173,7 +173,7 @@ impl Picker for Sample {
         let mut log_u = vec![0.0; best];
         log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
         tokens.extend(drawn);
-        Picks { tokens, weighting: Weighting::LogBias(log_u) }
+        SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) }
     }
 
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {

@@ -12,12 +12,12 @@ use crate::cost::Cost;
 use crate::device::layer::DeviceStep;
 use crate::device::scorer::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceRoom;
+use crate::device::workspaces::DeviceWorkspace;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::spec::Params;
 use crate::types::budget::{Context, Tuned};
-use crate::types::selection::Picks;
+use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};
@@ -108,9 +108,9 @@ impl Picker for TopShare {
     }
 
     /// Pages have as many tokens, so a page's share is that of its score.
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         *cost += self.cost(row.scores.len());
-        Picks::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
+        SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
     }
 
     fn device(&self) -> Option<&dyn DevicePicker> {
@@ -129,13 +129,19 @@ impl DevicePicker for TopShare {
         Cost { select_bytes: pass * share_passes(scores), ..Cost::default() }
     }
 
-    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+    fn budget_units(&self, _: Context, pages: &LeastPages) -> u32 {
         pages.all as u32
     }
 
     #[cfg(feature = "cuda")]
-    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
-        let (rows, most) = (step.numbers.len(), of.tokens.len());
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        of: &Pages,
+        lists: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
+        let (rows, most) = (step.budget_units.len(), of.tokens.len());
         to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / EXPECTED], of.tokens.end)
     }
 
@@ -146,7 +152,7 @@ impl DevicePicker for TopShare {
         (of, least): (&Pages, usize),
         scores: &Scores,
         first: usize,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
         step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)

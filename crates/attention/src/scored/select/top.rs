@@ -5,10 +5,10 @@ use crate::cost::Cost;
 use crate::device::layer::DeviceStep;
 use crate::device::scorer::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceRoom;
+use crate::device::workspaces::DeviceWorkspace;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Budget, Context};
-use crate::types::selection::Picks;
+use crate::types::selection::SelectedTokens;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::topk::top_k;
@@ -27,10 +27,10 @@ impl Top {
 }
 
 impl Picker for Top {
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         *cost += self.cost(row.scores.len());
         let pages = self.pages(row.context, row.page, row.least);
-        Picks::softmax(row.tokens(&top_k(row.scores, pages)))
+        SelectedTokens::softmax(row.tokens(&top_k(row.scores, pages)))
     }
 
     fn is_nothing(&self) -> bool {
@@ -48,19 +48,25 @@ impl DevicePicker for Top {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
-    fn is_of_largest(&self) -> bool {
+    fn is_top_k(&self) -> bool {
         true
     }
 
-    fn number(&self, context: Context, pages: &LeastPages) -> u32 {
+    fn budget_units(&self, context: Context, pages: &LeastPages) -> u32 {
         self.pages(context, pages.size, pages.least).min(pages.all) as u32
     }
 
     #[cfg(feature = "cuda")]
-    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
-        let most = step.numbers.iter().max().map_or(0, |most| (*most as usize * of.size).min(of.tokens.len()));
-        to.lists.resize(step.prefix.gpu, step.numbers.len(), lists, most, of.tokens.end)?;
-        to.numbers.set(step.prefix.gpu, step.numbers.to_vec())
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        of: &Pages,
+        lists: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
+        let most = step.budget_units.iter().max().map_or(0, |most| (*most as usize * of.size).min(of.tokens.len()));
+        to.lists.resize(step.prefix.gpu, step.budget_units.len(), lists, most, of.tokens.end)?;
+        to.budget_units.set(step.prefix.gpu, step.budget_units.to_vec())
     }
 
     #[cfg(feature = "cuda")]
@@ -70,8 +76,8 @@ impl DevicePicker for Top {
         (of, _): (&Pages, usize),
         scores: &Scores,
         first: usize,
-        to: &mut DeviceRoom,
+        to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
-        step.prefix.gpu.top_pages(scores, &to.numbers, first, of, &mut to.lists)
+        step.prefix.gpu.top_pages(scores, &to.budget_units, first, of, &mut to.lists)
     }
 }

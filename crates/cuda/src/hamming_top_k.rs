@@ -3,7 +3,7 @@
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::maps::{Signatures, TieOrder};
-use super::select::{Mirrored, Reduction, TokenLists};
+use super::select::{HostDeviceVec, Reduction, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block, its bytes of shared memory before those of its tokens, and the least for their distances, so that there is room for
@@ -103,7 +103,7 @@ impl Gpu {
         nearest: Nearest<'_>,
         queries: &Buffer,
         ties: TieOrder,
-        (chosen, first): (&Mirrored<u32>, usize),
+        (chosen, first): (&HostDeviceVec<u32>, usize),
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
         let Nearest { keys, plan: Plan { cluster, chunk, cells, shared }, kind, of_list, of_row, sharing } = nearest;

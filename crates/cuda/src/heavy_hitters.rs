@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::select::{Mirrored, Queries, TokenLists};
+use super::select::{HostDeviceVec, Queries, TokenLists};
 use super::{Buffer, Cache, Gpu, GpuError, failed};
 
 /// Threads of the blocks of the three kernels.
@@ -76,9 +76,9 @@ pub struct HoldingPrefix<'a> {
 
 /// Room for what lies between the launches of a step.
 #[derive(Debug, Default)]
-pub struct HoldingRoom {
+pub struct HoldingWorkspace {
     /// What was sent of the rows of late steps: those of a step that is launched again are there, so it can be recorded.
-    rows: Vec<Mirrored<u64>>,
+    rows: Vec<HostDeviceVec<u64>>,
     /// Which of them is written over next.
     next: usize,
     logits: Option<Buffer>,
@@ -198,7 +198,7 @@ impl HeldTokens {
     }
 }
 
-impl HoldingRoom {
+impl HoldingWorkspace {
     /// Sends the words of a step's rows, unless they are there; says where.
     fn send(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<usize, GpuError> {
         if let Some(known) = self.rows.iter().position(|rows| rows.numbers() == words) {
@@ -207,7 +207,7 @@ impl HoldingRoom {
         let at = self.next;
         self.next = (at + 1) % KEPT;
         if at == self.rows.len() {
-            self.rows.push(Mirrored::default());
+            self.rows.push(HostDeviceVec::default());
         }
         self.rows[at].set(gpu, words)?;
         Ok(at)
@@ -240,7 +240,7 @@ impl Gpu {
         prefix: &HoldingPrefix<'_>,
         rows: &[HoldingRow<'_>],
         lists: &mut TokenLists,
-        room: &mut HoldingRoom,
+        room: &mut HoldingWorkspace,
     ) -> Result<(), GpuError> {
         let Some(HoldingRow { held, .. }) = rows.first() else { return Ok(()) };
         let (HeldSizes { budget, window }, in_row) = (held.sizes, held.lists);
@@ -286,7 +286,7 @@ impl Gpu {
         step: &Holding<'_>,
         rows: Range<usize>,
         lists: &TokenLists,
-        room: &mut HoldingRoom,
+        room: &mut HoldingWorkspace,
     ) -> Result<(), GpuError> {
         let Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most, at } = *step;
         let (heads, kv_heads, d, storage) = (queries.heads, prefix.keys.kv_heads, prefix.keys.d, prefix.keys.storage);

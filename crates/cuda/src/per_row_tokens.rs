@@ -5,7 +5,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::launch::Cache;
 use super::prefill::Rows;
-use super::{Buffer, Gpu, GpuError, Mirrored, failed};
+use super::{Buffer, Gpu, GpuError, HostDeviceVec, failed};
 
 /// Rows of a block of threads: one for each of its warps.
 const ROWS: usize = 4;
@@ -16,7 +16,7 @@ const SCALARS: usize = 2;
 
 /// Tokens that each row of a block attends by itself, at one of its lists.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct OwnRows {
+pub struct PerRowTokens {
     /// Of each row.
     counts: Vec<u32>,
     /// Row after row.
@@ -25,7 +25,7 @@ pub struct OwnRows {
     log_weights: Vec<f32>,
 }
 
-impl OwnRows {
+impl PerRowTokens {
     /// Adds a row with its tokens, none of which may be named twice, or be seen by the row through list, stretch or diagonals.
     /// Returns how many they are.
     pub fn add_row(&mut self, tokens: impl Iterator<Item = (u32, f32)>) -> usize {
@@ -59,7 +59,7 @@ impl OwnRows {
 #[derive(Debug, Default)]
 pub(super) struct OwnTokens {
     /// `[block][list][row]`, of whole blocks, and one more; nothing if no row has any.
-    begins: Mirrored<u64>,
+    begins: HostDeviceVec<u64>,
     tokens: Option<Buffer>,
     log_weights: Option<Buffer>,
     /// Whether some token does not stand for itself alone.
@@ -112,7 +112,7 @@ impl OwnTokens {
         &mut self,
         gpu: &Gpu,
         shape: &BlockShape,
-        blocks: &[&OwnRows],
+        blocks: &[&PerRowTokens],
         (heads, d): (usize, usize),
     ) -> Result<(), GpuError> {
         assert_eq!(blocks.len(), shape.blocks() * shape.lists, "lists of rows' own tokens");
@@ -162,7 +162,7 @@ impl OwnTokens {
 }
 
 /// Where the tokens of each row of each list begin, all blocks taken to have as many rows, and where the last ones end.
-fn begins(blocks: &[&OwnRows], block_rows: usize) -> Vec<u64> {
+fn begins(blocks: &[&PerRowTokens], block_rows: usize) -> Vec<u64> {
     let counts = blocks.iter().flat_map(|own| {
         let missing = block_rows - own.counts.len();
         own.counts.iter().copied().chain(std::iter::repeat_n(0, missing))
@@ -213,18 +213,18 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
-    use super::{OwnRows, begins};
+    use super::{PerRowTokens, begins};
 
     #[test]
     fn rows_that_are_not_there_have_no_tokens() {
         let rows = |counts: &[usize]| {
-            let mut own = OwnRows::default();
+            let mut own = PerRowTokens::default();
             counts.iter().for_each(|count| assert_eq!(own.add_row((0..*count as u32).map(|i| (i, 0.5))), *count));
             own
         };
         // Two lists of a block of three rows, and two of one that ends after a row.
         let blocks = [rows(&[2, 0, 1]), rows(&[0, 0, 4]), rows(&[3]), rows(&[])];
-        let of: Vec<&OwnRows> = blocks.iter().collect();
+        let of: Vec<&PerRowTokens> = blocks.iter().collect();
         assert_eq!(begins(&of, 3), [0, 2, 2, 3, 3, 3, 7, 10, 10, 10, 10, 10, 10]);
         let of_first: Vec<(&[u32], &[f32])> = blocks[0].rows().collect();
         assert_eq!(of_first, [(&[0, 1][..], &[0.5, 0.5][..]), (&[], &[]), (&[0], &[0.5])]);
