@@ -8,10 +8,10 @@ use crate::method::AnyMethod;
 use crate::spec::Setting;
 use crate::types::policy::{Policy, Tail};
 
-/// What [`Configured::revision`] begins with.
+/// The first value of [`Configured::revision`].
 pub const FIRST_REVISION: u16 = 1;
 
-/// A method with its parameters and policy resolved: what one cell of a run evaluates.
+/// A method with its parameters and policy resolved: what one cell of the evaluation matrix runs.
 #[derive(Clone)]
 pub struct Configured {
     /// Bare name, such as `topk`; behind a reader of its own `hip:k=512>topk`.
@@ -19,24 +19,24 @@ pub struct Configured {
     /// Canonical `key=value,...`: what sets the budget always, other parameters and the policy only where
     /// they differ from the default.
     pub params: String,
-    /// All parameters, those at their default too.
+    /// All parameters, defaults included.
     pub settings: Vec<Setting>,
     /// Sink, window and dense layers.
     pub policy: Policy,
-    /// Which form of its arithmetic this is, from 1 on: records of two forms are never taken for each other. With a reader
-    /// of its own, both count.
+    /// Revision of its arithmetic, from 1: records of different revisions are never mixed. With a separate reader, the
+    /// revisions of both are combined.
     pub revision: u16,
     /// The method itself.
     pub method: Arc<dyn AnyMethod>,
     /// SHA-256 of the artefact it was given, if it needs one.
     pub artefact: Option<String>,
-    /// Who reads the prompt where sparse attention starts with it; `None` if the method itself does.
+    /// The method that reads the prompt if sparse attention starts with prefill; `None` if it is the method itself.
     pub reader: Option<Arc<Configured>>,
 }
 
 impl Configured {
-    /// Whether a device picks for rows of both by one launch, if they have the same index: nothing differs, or nothing but what rows'
-    /// [numbers](device::DeviceForm::budget_units) say.
+    /// Whether one launch can select for rows of both methods if they share an index: they differ in nothing, or only
+    /// in their [budget units](crate::DeviceForm::budget_units).
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
         let is_in_number = || self.method.device_form().is_some_and(|form| form.units_encode_budget());
         let are_alike_beside =
@@ -44,7 +44,8 @@ impl Configured {
         self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
     }
 
-    /// The method with `artefact`, which is known to fit the model; as it is if neither it nor its reader needs that kind.
+    /// The method calibrated with `artefact`, which has to fit the model; unchanged if neither it nor its reader needs
+    /// an artefact of that kind.
     ///
     /// # Errors
     /// If the artefact does not hold what the method reads.
@@ -66,12 +67,12 @@ impl Configured {
         std::iter::once(self).chain(self.reader.as_deref())
     }
 
-    /// Who reads a prompt from its first token on.
+    /// The method that reads the prompt: the reader, or the method itself.
     pub fn reads(&self) -> &Self {
         self.reader.as_deref().unwrap_or(self)
     }
 
-    /// Whether both read a prompt in the same way, so that they can go on from one reading.
+    /// Whether both read a prompt alike, so that they can share one prefill.
     pub fn reads_as(&self, other: &Self) -> bool {
         let of = |reader: &Self| (reader.label(), reader.artefact.clone());
         match (self.masks_prefill(), other.masks_prefill()) {
@@ -80,7 +81,7 @@ impl Configured {
         }
     }
 
-    /// Whether a prompt is read for it by a mask, where it may be.
+    /// Whether its prefill is sparse where sparse prefill is enabled.
     pub fn masks_prefill(&self) -> bool {
         matches!(
             self.reads().method.prefill_pattern(),
@@ -88,12 +89,12 @@ impl Configured {
         )
     }
 
-    /// Whether that mask needs all of the prompt at a layer at once.
+    /// Whether the prefill mask needs the whole prompt of a layer at once.
     pub fn masks_whole_prompt(&self) -> bool {
         matches!(self.reads().method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
     }
 
-    /// Whether its candidates change as tokens follow the prefix.
+    /// Whether its candidates change with decoded tokens.
     pub fn has_moving_candidates(&self) -> bool {
         self.method.manages_decoded_tokens() || self.policy.tail != Tail::Exact
     }

@@ -23,17 +23,16 @@ use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
 ///
-/// One value serves all layers, heads and examples; it holds parameters, and what was learned about the
-/// model offline if it needs that. What it stores about a prefix is its `Index` (shared by all runs with
-/// equal [`index_key`](Method::index_key)), what it carries from step to step its `State` (private to a
-/// run, a layer and a KV head).
+/// One value serves all layers, heads and examples; it holds parameters, and a calibration of the model if it needs
+/// one. Its `Index` over a prefix is shared by all sequences with equal [`index_key`](Method::index_key); its `State`,
+/// which changes from step to step, belongs to one sequence, layer and KV head.
 pub trait Method: Send + Sync + 'static {
-    /// Stored about one KV head of one layer when the prefix is ready.
+    /// Index over one KV head of one layer of a finished prefix.
     type Index: Send + Sync + 'static;
-    /// Carried from step to step.
+    /// State that is carried from step to step.
     type State: Send + 'static;
 
-    /// What has to be learned about the model offline before an index can be built; `None` if nothing.
+    /// The artefact that it needs before an index can be built; `None` if it needs no calibration.
     fn calibration(&self) -> Option<CalibrationNeed<Self>>
     where
         Self: Sized,
@@ -41,20 +40,19 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
-    /// A parameter that counts channels of a head, and its value: a model whose heads are narrower is refused. `None` if
-    /// nothing counts them, or only as a share.
+    /// A parameter that counts channels of a head, and its value: models with narrower heads are refused. `None` if
+    /// there is no such parameter, or it is a share of the head.
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         None
     }
 
-    /// What has to be known of the prefix's own attention before an index can be built; nothing by default.
+    /// Statistics of the prefix's own attention that an index needs; none by default.
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Vec::new()
     }
 
-    /// The method with the value of its own parameter that gives the density asked for on this prefix. `None` if
-    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](crate::Budget)), which
-    /// each step works out by itself.
+    /// The method with its parameter solved for the requested density on this prefix. `None` if there is nothing to
+    /// solve: budgets in tokens ([`Budget`](crate::Budget)) are computed at each step.
     fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
     where
         Self: Sized,
@@ -62,7 +60,7 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
-    /// The parameters that the index depends on; runs with equal keys share one index.
+    /// The parameters that the index depends on; sequences with equal keys share one index.
     fn index_key(&self) -> String {
         String::new()
     }
@@ -76,18 +74,18 @@ pub trait Method: Send + Sync + 'static {
     /// The state before the first step.
     fn start(&self, index: &Self::Index) -> Self::State;
 
-    /// Picks candidates for a step's queries. Called only if there are candidates.
+    /// Selects candidates for a step's queries. Called only if there are candidates.
     ///
-    /// Adds what scoring cost (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; attending is counted
-    /// by the engine. What attention does anyway is [left to it](Cost::leave_to_attention): where finding took the exact
-    /// product of a query head with a token that this head then attends, product and key count once.
+    /// Adds the cost of scoring (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; the engine counts attention. Exact
+    /// products of a query head with tokens that it then attends are [counted once](Cost::leave_to_attention), as
+    /// attention.
     fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
 
-    /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
-    /// whenever all of them have taken a step. Nothing by default.
+    /// Lets the KV heads of a layer decide together. Called after all states of a layer have been started, and after
+    /// each step of all of them. Does nothing by default.
     fn coordinate_heads(&self, _states: &mut [&mut Self::State]) {}
 
-    /// What is attended exactly, whatever is picked; the rest are the candidates.
+    /// The static tokens, which are always attended; all others are candidates.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         StaticTokens::policy(policy, prefix_tokens, total_tokens)
     }
@@ -97,76 +95,73 @@ pub trait Method: Send + Sync + 'static {
         TailRule::Exact("it picks from the prefix alone")
     }
 
-    /// Bytes of auxiliary data that a run keeps for itself, beside the index.
+    /// Bytes of auxiliary data in the state, beside the index.
     fn state_bytes(&self, _state: &Self::State) -> usize {
         0
     }
 
-    /// Whether the method decides about the tokens after the prefix too. It is then asked at every step of
-    /// every layer that is not dense, candidates or none: those of a step are all tokens that
-    /// [`exact`](Self::exact) leaves out, and its picks (in an ordinary softmax only) may be among them.
+    /// Whether the method also selects among decoded tokens. [`select`](Self::select) is then called at every step of
+    /// every sparse layer, even without candidates; the candidates are all tokens that are not [static](Self::exact).
+    /// The selection has to use an ordinary softmax.
     fn manages_decoded_tokens(&self) -> bool {
         false
     }
 
-    /// Whether what is [exact](Self::exact) is all that is ever attended: [`select`](Self::select) is then never asked.
+    /// True if the method only attends [static tokens](Self::exact); [`select`](Self::select) is then never called.
     fn is_static_only(&self) -> bool {
         false
     }
 
-    /// Candidates whose keys and values are still held for this KV head (by any query head of its group);
-    /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
-    /// be picked again.
+    /// Number of candidates still resident in the cache of this KV head (for any query head of its group); `None` if
+    /// the method never evicts. Evicted tokens must never be selected again.
     fn resident_candidates(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
         None
     }
 
-    /// Whether what it picks hangs on nothing that a step brings, neither queries nor keys nor values, which a step need then
-    /// not hold: it was chosen when the index was made, or is drawn.
+    /// True if selection ignores queries, keys and values of the step (fixed when the index is built, or random). The
+    /// engine may then pass empty slices.
     fn is_data_independent(&self) -> bool {
         false
     }
 
-    /// Its form on a device, which picks what this one picks; `None` if it has none, or not with these parameters.
+    /// Its form on a device, with equal selections; `None` if it has none, or not with these parameters.
     fn device_form(&self) -> Option<&dyn DeviceForm> {
         None
     }
 
-    /// At which positions tokens are attended.
+    /// The positions at which tokens are attended.
     fn positions(&self) -> Positions {
         Positions::Original
     }
 
-    /// How this method attends while the prompt is read, for `--sparse-from prefill`; `None` if it has
-    /// no such form.
+    /// Its prefill pattern, for `--sparse-from prefill`; `None` if its prefill is dense.
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         None
     }
 
-    /// Whether it attends everything once the prompt has been read: it is sparse by its [prefill
-    /// pattern](Self::prefill_pattern) alone, and has nothing to do where a prompt is read densely.
+    /// True if decoding is dense: the method is sparse only in its [prefill pattern](Self::prefill_pattern).
     fn decodes_densely(&self) -> bool {
         false
     }
 }
 
-/// An artefact that a method needs, and how the method takes it in.
+/// An artefact that a method needs, and how the method loads it.
 #[derive(Debug, Clone, Copy)]
 pub struct CalibrationNeed<M> {
     /// Kind of the artefact, one of [`CALIBRATIONS`](crate::methods::CALIBRATIONS).
     pub kind: &'static str,
-    /// The method with what the artefact holds; the artefact is known to fit the model.
+    /// Loads the artefact, which fits the model, into the method.
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
 }
 
-/// What a method makes of the tokens after the prefix, if they are to leave the exact window ([`Tail`](crate::Tail)).
+/// How a method treats tokens after the prefix that leave the window ([`Tail`](crate::Tail)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TailRule {
-    /// They become candidates; how.
+    /// They become candidates; the text says how.
     Indexed(&'static str),
-    /// They stay exact; why.
+    /// They stay static; the text says why.
     Exact(&'static str),
-    /// The method decides about them by a rule of its own; which.
+    /// The method has a rule of its own; the text says which.
     Own(&'static str),
 }
 
@@ -174,16 +169,16 @@ pub enum TailRule {
 pub struct Solved<M> {
     /// The method to run.
     pub method: M,
-    /// What was found, as `key=value,...`.
+    /// The solved parameter, as `key=value,...`.
     pub params: String,
 }
 
-/// One decoding step of one KV head: the queries of its group and what they may look at.
+/// One decode step of one KV head: the queries of its group, and the keys and values that they may see.
 #[derive(Debug, Clone)]
 pub struct Step<'a> {
     /// Layer, from 0.
     pub layer: usize,
-    /// Where the layer stands among those that are not dense.
+    /// Rank of the layer among the sparse layers.
     pub depth: SparseLayerRank,
     /// KV head, from 0.
     pub kv_head: usize,
@@ -203,15 +198,16 @@ pub struct Step<'a> {
     pub tail_values: Rows<'a>,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// The candidates that the prefix had when the index was built.
+    /// The candidates of the prefix when the index was built.
     pub indexed: Range<usize>,
-    /// Tokens that may be picked.
+    /// Tokens that may be selected.
     pub candidates: Range<usize>,
-    /// Whether tokens behind the prefix become candidates as more follow.
+    /// Whether decoded tokens become candidates as more follow.
     pub has_moving_candidates: bool,
     /// Tokens in context, the current one included, and how many of them are static.
     pub context: Context,
-    /// How tokens far from the current one are seen, if not where they are; the current one is the last in context.
+    /// Grouped positions of tokens far from the current one, which is the last in context; `None` if positions are the
+    /// original ones.
     pub grouped: Option<Grouped<'a>>,
     /// Tokens generated before the current one; 0 while the prompt is read.
     pub generated: usize,
@@ -230,7 +226,7 @@ impl Step<'_> {
         &self.queries[head * self.d..][..self.d]
     }
 
-    /// A generator for one head of the group, the same whenever this step is computed.
+    /// A random generator for one head of the group, which depends on the step's seed and the head alone.
     pub fn rng(&self, head: usize) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
     }
@@ -263,8 +259,7 @@ impl Step<'_> {
         self.keys.elements() / self.d
     }
 
-    /// Keys `[token][d]` of some tokens of prefix and tail, as they are read into one place; counts their
-    /// bytes.
+    /// Gathers the keys `[token][d]` of some tokens of prefix and tail; counts their bytes.
     pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Vec<f32> {
         let tokens: Vec<u32> = tokens.into_iter().collect();
         let gathered = self.all_keys().gather(&tokens);
@@ -272,8 +267,8 @@ impl Step<'_> {
         gathered
     }
 
-    /// Leaves to attention the products that it needs and that finding took: each query head's with what it attends of a
-    /// selection, each key read once for the group.
+    /// Moves exact products that scoring shares with attention to the cost of attention: those of each query head with
+    /// its selected tokens, with each key read once for the group.
     pub fn leave_to_attention(&self, selection: &Selection, cost: &mut Cost) {
         let products = selection.of_heads(self.group()).iter().sum();
         cost.leave_to_attention(products, selection.distinct(self.context.tokens), self.d, self.keys.elem_bytes());
@@ -307,11 +302,11 @@ impl Step<'_> {
     }
 }
 
-/// [`Method`] with its types erased, so that a run can hold methods of any kind.
+/// [`Method`] with its types erased, so that methods of any type can be held together.
 ///
-/// Indexes and states travel as `dyn Any`; the engine hands each back to the method that made it.
+/// Indexes and states are `dyn Any`; the engine passes each back to the method that made it.
 pub trait AnyMethod: Send + Sync {
-    /// Kind of the artefact that has to be given before an index can be built; see [`Method::calibration`].
+    /// Kind of the artefact that it needs; see [`Method::calibration`].
     fn calibration(&self) -> Option<&'static str>;
     /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
@@ -357,7 +352,7 @@ pub trait AnyMethod: Send + Sync {
     fn decodes_densely(&self) -> bool;
 }
 
-const OWN: &str = "the engine returns to a method what that method made";
+const OWN: &str = "an index or state of another method";
 
 impl<M: Method> AnyMethod for M {
     fn calibration(&self) -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! Offline calibration: what is seen while a text is read densely, and who learns from it.
+//! Offline calibration: the data of a dense prefill, and the collectors that learn from it.
 //!
 //! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees
 //! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
@@ -177,48 +177,45 @@ impl<'a> PrefillChunk<'a> {
 
 /// Learns from prefills.
 pub trait Collector: Send {
-    /// Takes a chunk in. Prompts come one after the other; a chunk passes all layers, from the first on,
-    /// before the next one does.
+    /// Processes a chunk. Prompts come one after the other; a chunk passes all layers in order before the next chunk.
     fn observe(&mut self, chunk: &PrefillChunk<'_>);
 
-    /// A prompt of so many tokens was read to its end.
+    /// Called at the end of each prompt, with its number of tokens.
     fn end_prompt(&mut self, _tokens: usize) {}
 
-    /// Measures what was learned on a chunk from which nothing is learned; these come after all others.
+    /// Evaluates on a hold-out chunk; these come after all others.
     fn examine(&mut self, _chunk: &PrefillChunk<'_>) {}
 
-    /// What was learned.
+    /// The result.
     fn finish(self: Box<Self>) -> Collected;
 
-    /// Everything that is needed to go on after the prompts read so far; `None` if reading them again is
-    /// the way.
+    /// A checkpoint after the prompts read so far; `None` if the collector does not support checkpoints.
     fn checkpoint(&self) -> Option<Collected> {
         None
     }
 
-    /// Goes on from a checkpoint that an equal collector wrote.
+    /// Resumes from a checkpoint that an equal collector wrote.
     ///
-    /// # Errors
-    /// If it was made with other settings, or does not hold what it should.
+    /// # Errors If the checkpoint has other settings or is malformed.
     fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
         Err(checkpoint.malformed("nothing goes on from a checkpoint here"))
     }
 }
 
-/// What a [`Collector`] ends with.
+/// The result of a [`Collector`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Collected {
-    /// What the artefact holds.
+    /// Tensors of the artefact.
     pub tensors: Vec<NamedTensor>,
     /// For [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
     pub settings: BTreeMap<String, String>,
-    /// What the user may want to know of it, one line each.
+    /// Notes for the user, one line each.
     pub notes: Vec<String>,
-    /// What was measured on text that nothing was learned from, as CSV.
+    /// Hold-out evaluation, as CSV.
     pub held_out: Option<String>,
 }
 
-/// How one kind of artefact is made.
+/// The calibration that makes one kind of artefact.
 pub struct Calibration {
     /// Kind of the artefact: the name of the method that reads it.
     pub kind: &'static str,
@@ -226,11 +223,11 @@ pub struct Calibration {
     pub about: &'static str,
     /// Own settings with defaults and meaning, written as a method's parameters are.
     pub params: &'static [ParamInfo],
-    /// What is read if the user does not say.
+    /// The default text.
     pub reading: Reading,
     /// Which text that is made is read, by the settings, where not that of [`reading`](Self::reading).
     pub text: Option<TextBySettings>,
-    /// A collector that has seen nothing; whatever it draws comes from the seed.
+    /// A new collector; its randomness comes from the seed alone.
     pub start: StartCollector,
     /// Takes in what others learned of a model of this shape, from the bytes of their file; the error says in a line what does not
     /// fit. `None` if no such files are read.
@@ -255,22 +252,22 @@ pub type TextBySettings = fn(&MethodSpec) -> Result<ReadingText, UsageError>;
 /// What does not fit, in a line.
 pub type Import = fn(&ModelShape, &[u8]) -> Result<Collected, String>;
 
-/// What a collector is told before it starts.
+/// What a collector knows before it starts.
 #[derive(Clone)]
 pub struct Assignment<'a> {
-    /// How the model's positions are moved; `None` if its frequencies change within what is read.
+    /// The model's rotation; `None` if its frequencies change within the text.
     pub rotation: Option<Arc<dyn Rotation>>,
-    /// The model that is read with.
+    /// The model that reads the text.
     pub model: &'a ModelShape,
-    /// Seed of whatever is drawn.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// Tokens that will be read, about.
+    /// Approximate number of tokens that will be read.
     pub tokens: usize,
-    /// Of which kind they are.
+    /// The kind of text.
     pub text: TextKind,
 }
 
-/// What kind of text something is learned from.
+/// The kind of text that a calibration learns from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextKind {
     /// Running text.
@@ -288,7 +285,7 @@ pub struct Reading {
     pub tokens: usize,
     /// Most tokens of a prompt.
     pub length: usize,
-    /// Further prompts, from which nothing is learned, to measure what was.
+    /// Number of hold-out prompts, for evaluation.
     pub held_out: usize,
     /// Whether it takes so long that checkpoints are written.
     pub resumable: bool,

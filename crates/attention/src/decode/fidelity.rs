@@ -1,4 +1,4 @@
-//! Comparison with exact attention on the same inputs, step by step.
+//! Fidelity: comparison with exact attention on the same inputs, step by step.
 //!
 //! Whatever weights a method gives to what it picked, three things are measured for each query head: how far its
 //! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
@@ -59,7 +59,7 @@ impl FidelityMeter {
         self.layers.iter().map(|heads| heads.iter().map(mean).collect()).collect()
     }
 
-    /// Adds the comparisons of another run through the same layers.
+    /// Adds the comparisons of another sequence through the same layers.
     pub(crate) fn absorb(&mut self, other: &Self) {
         for (own, other) in self.layers.iter_mut().zip(&other.layers) {
             own.resize(own.len().max(other.len()), HeadSums::default());

@@ -7,7 +7,7 @@ use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
 
-/// Keys and values of one head: prefix and tail.
+/// Keys and values of one KV head: prefix and tail.
 pub(crate) struct HeadKv<'a> {
     pub(crate) prefix_keys: Rows<'a>,
     pub(crate) prefix_values: Rows<'a>,
@@ -27,9 +27,9 @@ pub(crate) struct Queries<'a> {
 /// The same queries at another position, for the first tokens in context.
 struct Far<'a> {
     turned: Vec<f32>,
-    /// How many tokens these are.
+    /// How many of the first tokens are seen so.
     tokens: usize,
-    /// Where their keys are turned to, if they do not stay where they are.
+    /// The grouped positions of their keys; `None` if their keys keep their positions.
     keys: Option<Grouped<'a>>,
 }
 
@@ -38,8 +38,8 @@ impl<'a> Queries<'a> {
         Self { scaled: queries.iter().map(|q| q * scale).collect(), far: None }
     }
 
-    /// Sees the first exact part from so much nearer as there is between it and the last. Only distances count, so this
-    /// is the same as moving that part's keys, with fewer vectors to turn.
+    /// Closes the gap between the sink and the recent tokens: the queries see the sink from that much nearer. Only
+    /// distances matter, so this equals moving the sink's keys, with fewer rotations.
     pub(crate) fn nearer_to_sink(mut self, exact: StaticTokens, d: usize, rotation: &dyn Rotation) -> Self {
         let mut turned = self.scaled.clone();
         turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, exact.recent - exact.sink));
@@ -101,7 +101,7 @@ impl<'a> HeadKv<'a> {
         }
     }
 
-    /// The same when so many tokens were in context.
+    /// The same head, cut to the first `total` tokens in context.
     pub(crate) fn up_to(mut self, total: usize) -> Self {
         self.tail_tokens = total - self.prefix_tokens;
         self.tail_keys = self.tail_keys.slice(0..self.tail_tokens, self.d);
@@ -137,7 +137,7 @@ impl<'a> HeadKv<'a> {
         self.prefix_tokens + self.tail_tokens
     }
 
-    /// Attends the exact parts and the selection.
+    /// Attends the static tokens and the selection into `out: [group][d]`.
     pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &AttendedTokens, out: &mut [f32]) {
         let AttendedTokens { exact, selection } = picked;
         let queries = queries.all();
@@ -248,10 +248,10 @@ impl<'a> HeadKv<'a> {
     }
 }
 
-/// Tokens, each with a number or none with any.
+/// Tokens and a number for each; the numbers are empty if there are none.
 type Part = (Vec<u32>, Vec<f32>);
 
-/// Tokens before `boundary` and those from it on, each with its number of `with`, if there are any.
+/// Splits tokens at `boundary`, each with its number in `with`, if there are any.
 fn parts(tokens: &[u32], with: &[f32], boundary: u32) -> [Part; 2] {
     let mut parts: [Part; 2] = Default::default();
     for (i, token) in tokens.iter().enumerate() {

@@ -26,22 +26,22 @@ use crate::{PromptHead, PromptNeed, PromptStats, RecentQueries};
 
 pub(super) type Index = Box<dyn Any + Send + Sync>;
 
-/// Indexes of one prefix for one index key, of the layers that are not dense.
+/// Indexes of one prefix for one index key, over its sparse layers.
 pub(super) struct IndexSet {
-    /// One for each KV head, where the host picks.
+    /// One for each KV head, where the host selects.
     pub(super) by_layer: Vec<Vec<Index>>,
-    /// One for each layer, where a device picks.
+    /// One for each layer, where a device selects.
     pub(super) on_device: Vec<Option<DeviceIndex>>,
     pub(super) build_time: Duration,
 }
 
-/// What indexes of a prefix are shared by.
+/// Two sequences with equal keys share their indexes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct IndexKey {
     pub(super) method: String,
     pub(super) exact: StaticTokens,
     pub(super) dense: Vec<bool>,
-    /// What methods spend when the index is made depends on it.
+    /// Budgets that are spent while the index is built depend on it.
     pub(super) schedule: Schedule,
     pub(super) on_device: bool,
 }
@@ -50,16 +50,16 @@ pub(super) struct IndexKey {
 pub struct IndexCache {
     pub(super) prefix: Arc<Prefix>,
     pub(super) dtype: KvDtype,
-    /// Of what is drawn once for the prefix, when an index is built.
+    /// Seed of indexes, the context's.
     seed: u64,
-    /// Of what is drawn in the steps of a run.
+    /// Seed of decode steps, the example's.
     pub(super) step_seed: u64,
     pub(super) prompt_tokens: usize,
-    /// Tokens behind the prompt that are known to be read.
+    /// Tokens behind the prompt that will be read for certain.
     pub(super) given_tokens: usize,
     stats: Option<PromptStats>,
     pub(super) rotation: Option<Arc<dyn Rotation>>,
-    /// Needs whose gathering no index was charged with yet.
+    /// Needs whose gathering time was not charged to any index yet.
     uncharged: BTreeSet<PromptNeed>,
     pub(super) queries: RecentQueries,
     pub(super) read: Option<LayerCosts>,
@@ -89,24 +89,22 @@ impl IndexCache {
         }
     }
 
-    /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
+    /// The prefix is the beginning of a prompt of `prompt_tokens` tokens; only tokens after these count as generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
     }
 
-    /// So many tokens will be read behind the prompt: those of a text that is given, or the first of an answer, which is all that is known
-    /// of it.
+    /// `given_tokens` tokens will be read behind the prompt: a text that is scored, or the first token of an answer.
     pub fn with_given(self, given_tokens: usize) -> Self {
         Self { given_tokens, ..self }
     }
 
-    /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
-    /// of its indexes.
+    /// Sets the seed of the decode steps of the sequences started next; indexes keep the context's seed.
     pub fn with_step_seed(self, step_seed: u64) -> Self {
         Self { step_seed, ..self }
     }
 
-    /// Whether all of these needs were gathered while the prefix was read.
+    /// Whether all of these statistics were gathered while the prefix was read.
     pub fn has_gathered(&self, needs: &BTreeSet<PromptNeed>) -> bool {
         needs.iter().all(|need| self.stats.as_ref().is_some_and(|stats| stats.needs().any(|n| n == *need)))
     }
@@ -116,45 +114,44 @@ impl IndexCache {
         self.seed
     }
 
-    /// Gives the prefix back with what was gathered about it, once no run is left on it.
+    /// The prefix and its statistics; `None` while a sequence still uses them.
     pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
         Some((Arc::into_inner(self.prefix)?, self.stats))
     }
 
-    /// What was gathered while the prefix was read, for the methods that ask for it.
+    /// Adds the statistics gathered while the prefix was read, for methods that need them.
     pub fn with_stats(self, stats: PromptStats) -> Self {
         Self { uncharged: stats.needs().collect(), stats: Some(stats), ..self }
     }
 
-    /// How the model's positions are moved, for methods that attend at others than the original ones
-    /// ([`Positions`]); such a method cannot run without.
+    /// Adds the model's rotation, without which a method that moves [`Positions`] cannot run.
     pub fn with_rotation(self, rotation: Arc<dyn Rotation>) -> Self {
         Self { rotation: Some(rotation), ..self }
     }
 
-    /// The last queries of the prefix, by which methods find the parameter that gives a density.
+    /// Adds the last queries of the prefix, by which methods solve for a density.
     pub fn with_queries(self, queries: RecentQueries) -> Self {
         Self { queries, ..self }
     }
 
-    /// The host picks for all runs, even where a device could; for comparisons of the two.
+    /// Selects on the host for all sequences, even where the device could; for comparing the two.
     pub fn selecting_on_host(self) -> Self {
         Self { selects_on_host: true, ..self }
     }
 
-    /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
+    /// The prefix was read sparsely by the method that decodes from it: `costs` become part of each sequence's costs.
     pub fn with_reading(self, costs: LayerCosts) -> Self {
         Self { read: Some(costs), ..self }
     }
 
-    /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
+    /// Whether a step of the method can stay on the device that holds the prefix: it selects there, or selects nothing.
     pub fn can_stay_on_device(&self, method: &Configured) -> bool {
         let nothing = method.method.is_static_only() && method.method.positions() == Positions::Original;
         nothing || self.can_select_on_device(method)
     }
 
-    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
-    /// holds.
+    /// Whether the method can select on the device that holds the prefix: it has a device form, and its candidates are
+    /// those of the prefix or the tokens resident in its cache there.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.selects_on_host;
         let follows = method.method.manages_decoded_tokens();
@@ -165,7 +162,7 @@ impl IndexCache {
             && method.method.device_form().is_some_and(fits)
     }
 
-    /// Time of gathering `needs`; reused is what an earlier index was charged with.
+    /// Time of gathering `needs`; `reused` is the part charged to an earlier index.
     pub(super) fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
         let mut time = IndexTime::default();
         let Some(stats) = &self.stats else { return time };
@@ -214,7 +211,7 @@ impl IndexCache {
         IndexSet { by_layer, on_device, build_time: start.elapsed() }
     }
 
-    /// Builds indexes where the prefix is. If the device fails, the prefix says so.
+    /// Builds indexes on the device that holds the prefix. If the device fails, the failure is stored in the prefix.
     pub(super) fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
         let form = method.method.device_form().expect(HAS_FORM);
@@ -242,7 +239,7 @@ impl IndexCache {
             form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
-        // What an index takes is counted as such, so it has to be over.
+        // Build time is measured, so the work has to be finished.
         if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
             gpu.synchronize().map_err(failed)?;
         }
@@ -260,16 +257,17 @@ impl IndexCache {
     }
 }
 
-/// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
-/// where a [page is filled](crate::scored::scorer::Scorer::keeps_open_page).
+/// Whether the device's conditions hold: tokens after the prefix stay static, positions are the original ones, and all
+/// layers have the same budget. So a method that [fills pages](crate::scored::scorer::Scorer::keeps_open_page) never
+/// selects on a device.
 pub(super) fn has_fixed_candidates(method: &Configured) -> bool {
     method.policy.tail == Tail::Exact
         && method.method.positions() == Positions::Original
         && method.policy.schedule.is_uniform()
 }
 
-/// Where a run picks on a device.
-pub(super) const HAS_FORM: &str = "only a method with a form on a device picks there";
+/// Panic message: the sequence selects on a device although its method has no device form.
+pub(super) const HAS_FORM: &str = "the method has no device form";
 
 /// Where a layer stands among those that are not dense.
 pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {

@@ -1,4 +1,4 @@
-//! One run: a method decoding from a shared prefix.
+//! One sequence: a method decoding from a shared prefix.
 //!
 //! It owns a short tail of keys and values and the method's state; the prefix and the indexes over it are shared. All methods run through
 //! the same code here, and all costs of attending are counted here.
@@ -28,20 +28,21 @@ use spattn_base::clock;
 use spattn_base::clock::Section;
 use spattn_kernels::Rows;
 
-/// Who picks tokens at a layer of a run, for engines that attend by themselves.
+/// Where the tokens of a layer are selected, for engines that attend by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SelectionSite {
-    /// Nobody: what is exact is all that is attended ([`Sequence::attend_static_only`]).
+    /// Nowhere: only static tokens are attended ([`Sequence::attend_static_only`]).
     None,
-    /// The host, without a look at queries, keys and values ([`Sequence::select_without_queries`]).
+    /// On the host, from positions alone: queries, keys and values are not needed
+    /// ([`Sequence::select_without_queries`]).
     DataIndependent,
-    /// The device that holds the prefix ([`Sequence::select_on_device`]).
+    /// On the device that holds the prefix ([`Sequence::select_on_device`]).
     Device,
-    /// The host ([`Sequence::select`]).
+    /// On the host ([`Sequence::select`]).
     Host,
 }
 
-/// One run: a method decoding from a shared prefix.
+/// One sequence: a method decoding from a shared prefix.
 pub struct Sequence {
     pub(super) method: Configured,
     pub(super) solved: Option<String>,
@@ -49,16 +50,17 @@ pub struct Sequence {
     pub(super) rotation: Option<Arc<dyn Rotation>>,
     pub(super) indexes: Arc<IndexSet>,
     pub(super) states: Vec<Vec<Box<dyn Any + Send>>>,
-    /// Keys and values behind the prefix, of the layers where the host picks.
+    /// Keys and values behind the prefix, for the layers whose tokens the host selects.
     pub(super) tail: Vec<LayerKv>,
     /// Tokens behind the prefix that each layer has seen.
     pub(super) tail_tokens: Vec<usize>,
     pub(super) device: Option<Box<dyn Any + Send>>,
-    /// Whether the device that holds the prefix picks.
+    /// Whether tokens are selected on the device that holds the prefix.
     pub(super) on_device: bool,
-    /// Whether picks of the device were not counted yet.
+    /// Whether counters of the device are still to be collected.
     pub(super) uncollected: bool,
-    /// Tokens that each layer holds of those that its method may let go, summed over KV heads, where a device knew when the run was settled.
+    /// Evictable tokens still resident per layer, summed over KV heads; `None` until
+    /// [`collect_device_counters`](Self::collect_device_counters).
     pub(super) resident_on_device: Vec<Option<usize>>,
     pub(super) dense: Vec<bool>,
     pub(super) prefix_candidates: Range<usize>,
@@ -68,16 +70,17 @@ pub struct Sequence {
     pub(super) fidelity: Option<FidelityMeter>,
     pub(super) index_time: IndexTime,
     pub(super) attention_time: AttentionTime,
-    /// Whether an engine could not tell attention from the rest in some step.
+    /// Whether the time of some step could not be split into attention and the rest.
     pub(super) has_whole_steps: bool,
-    /// Whether scoring is told from picking.
+    /// Whether selection time is split into scoring and selecting.
     pub(super) has_selection_breakdown: bool,
 }
 
-/// What was picked for a KV head, what that cost, and the processor time that it took in sections of its own.
+/// The selection of a KV head, its cost, and its processor time on another thread than the caller's.
 type Selected = (Option<Selection>, Cost, ParallelTime);
 
-/// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
+/// Context length from which the KV heads of a layer run on threads of their own; below it, starting threads costs more
+/// than it saves.
 const MIN_PARALLEL_TOKENS: usize = 4096;
 
 /// Room for this many tokens behind the prefix before the tail has to grow.
@@ -130,12 +133,12 @@ impl Sequence {
         }
     }
 
-    /// The method of this run.
+    /// The method that this sequence decodes with.
     pub fn method(&self) -> &Configured {
         &self.method
     }
 
-    /// What was solved for the density asked for, as `key=value,...`; `None` if nothing had to be.
+    /// The parameter solved for the requested density, as `key=value,...`; `None` if there was none to solve.
     pub fn solved(&self) -> Option<&str> {
         self.solved.as_deref()
     }
@@ -145,7 +148,8 @@ impl Sequence {
         self.total(0)
     }
 
-    /// What was counted so far, by layer. What a device picked is counted when the run is [settled](Self::collect_device_counters).
+    /// Costs so far, by layer. Selections on a device are included once [their counters are
+    /// collected](Self::collect_device_counters).
     pub fn costs(&self) -> &LayerCosts {
         debug_assert!(!self.uncollected, "a run is settled before its costs are looked at");
         &self.costs
@@ -156,28 +160,28 @@ impl Sequence {
         self.dense[layer]
     }
 
-    /// Closeness to exact attention, if it was asked for.
+    /// Fidelity to exact attention, if it is measured.
     pub fn fidelity(&self) -> Option<&FidelityMeter> {
         self.fidelity.as_ref()
     }
 
-    /// Time of this run's index, built for it or for an earlier one.
+    /// Time of this sequence's index, whether it was built for it or for an earlier one.
     pub fn index_time(&self) -> IndexTime {
         self.index_time
     }
 
-    /// What this run's steps took for attention.
+    /// Attention time of this sequence's steps.
     pub fn attention_time(&self) -> AttentionTime {
         self.attention_time
     }
 
-    /// Whether some steps were not told apart into attention and the rest.
+    /// Whether the time of some steps could not be split into attention and the rest.
     pub fn has_whole_steps(&self) -> bool {
         self.has_whole_steps
     }
 
-    /// Auxiliary memory, of the shared index and of what the run holds beside it: bits per token that may be looked up in
-    /// it and per KV head, mean over the layers that are not dense; 0 if all are.
+    /// Auxiliary memory of the shared index and of the sequence's own state: bits per indexed token and KV head, mean
+    /// over the sparse layers; 0 if all layers are dense.
     pub fn aux_bits(&self) -> f64 {
         let method = self.method.method.as_ref();
         let there = self.indexes.on_device.iter().flatten().map(|index| index.bytes);
@@ -190,7 +194,8 @@ impl Sequence {
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
-    /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
+    /// Adds the costs, times and fidelity of another sequence of the same method on the same prefix; caches and states
+    /// stay apart.
     pub fn merge_counters(&mut self, other: &Sequence) {
         self.costs.absorb(other.costs());
         self.index_time += other.index_time;
@@ -201,21 +206,21 @@ impl Sequence {
         }
     }
 
-    /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
-    /// context, less what its method has let go.
+    /// Bytes of keys and values that this sequence needs at this point, over all layers: all tokens in context, less
+    /// the evicted ones.
     pub fn kv_bytes_held(&self) -> u64 {
         (self.tokens_held().iter().sum::<usize>() * self.prefix.shape().row_bytes()) as u64
     }
 
-    /// Tokens whose keys and values this run alone has to keep at this point, mean over layers and KV heads; what any
-    /// query head of a group keeps, its KV head keeps.
+    /// Tokens whose keys and values this sequence needs at this point, mean over layers and KV heads. A KV head keeps
+    /// what any query head of its group keeps.
     pub fn kv_tokens_held(&self) -> f64 {
         let held = self.tokens_held();
         let kv_heads = held.len() * self.prefix.shape().kv_heads;
         held.iter().sum::<usize>() as f64 / kv_heads.max(1) as f64
     }
 
-    /// Tokens that each layer has to keep, summed over its KV heads.
+    /// Resident tokens of each layer, summed over its KV heads.
     fn tokens_held(&self) -> Vec<usize> {
         let total = self.tokens();
         let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
@@ -239,7 +244,7 @@ impl Sequence {
         (0..self.prefix.layers()).map(of_layer).collect()
     }
 
-    /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
+    /// One decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
         let mut section = Section::begin();
@@ -273,15 +278,15 @@ impl Sequence {
             AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
     }
 
-    /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
-    /// and says what each KV head attends. What that costs is counted.
+    /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and
+    /// value, and returns the tokens that each KV head attends. Counts what that costs.
     pub fn select(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
         let (picked, apart) = self.select_timed(layer, queries, key, value);
         self.attention_time += apart.into();
         picked
     }
 
-    /// As [`select`](Self::select), with the processor time that [sections](Section) within the caller's took.
+    /// As [`select`](Self::select), with the processor time spent on other threads than the caller's.
     fn select_timed(
         &mut self,
         layer: usize,
@@ -295,8 +300,8 @@ impl Sequence {
         self.select_for_heads(layer, Some(queries), group)
     }
 
-    /// As [`select`](Self::select), at a layer where [nothing is picked](Self::selects_at): what every KV head attends, for
-    /// `heads` query heads.
+    /// As [`select`](Self::select), at a layer where [nothing is selected](Self::selects_at): the static tokens, which
+    /// every KV head attends, for `heads` query heads.
     pub fn attend_static_only(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
         let picked = AttendedTokens { exact: self.exact(layer), selection: None };
@@ -308,7 +313,8 @@ impl Sequence {
         picked.exact
     }
 
-    /// As [`select`](Self::select), where tokens are picked [blindly](SelectionSite::DataIndependent) for `heads` query heads.
+    /// As [`select`](Self::select), where the selection is [data-independent](SelectionSite::DataIndependent), for
+    /// `heads` query heads.
     pub fn select_without_queries(&mut self, layer: usize, heads: usize) -> Vec<AttendedTokens> {
         self.tail_tokens[layer] += 1;
         debug_assert_eq!(self.selection_site(layer), SelectionSite::DataIndependent);
@@ -317,8 +323,9 @@ impl Sequence {
         drawn
     }
 
-    /// As [`select`](Self::select), where the [device](SelectionSite::Device) picks for `heads` query heads: what is attended whatever
-    /// it picks. The picks themselves are counted there, until the run is [settled](Self::collect_device_counters).
+    /// As [`select`](Self::select), where the [device](SelectionSite::Device) selects for `heads` query heads: returns
+    /// the static tokens. The selected tokens are counted on the device until [its counters are
+    /// collected](Self::collect_device_counters).
     pub fn select_on_device(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
         let (picked, shape) = (AttendedTokens { exact: self.exact(layer), selection: None }, self.prefix.shape());
@@ -332,15 +339,15 @@ impl Sequence {
         picked.exact
     }
 
-    /// What a step with groups of so many query heads is like, in which so much is picked and nothing attended beside that.
+    /// The shape of a step with `group` query heads per KV head, a budget in the method's own units, and no static tokens.
     pub fn step_shape(&self, group: usize, number: u32) -> StepShape {
         let shape = self.prefix.shape();
         let candidates = self.prefix_candidates.len();
         StepShape { group, d: shape.d, dtype: shape.dtype, candidates, exact: 0, number }
     }
 
-    /// Counts what a device picked since the last time: for each layer, what each KV head read of it, what each query head
-    /// attended, and the entries of the index that were read, `[layer][kv_heads + heads + 1]`, summed over steps.
+    /// Adds the counters of a device since the last call, `[layer][kv_heads + heads + 1]`, summed over steps: tokens
+    /// read by each KV head, tokens attended by each query head, and index entries read.
     pub fn collect_device_counters(&mut self, picks: &[u64]) {
         self.uncollected = false;
         let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
@@ -367,19 +374,19 @@ impl Sequence {
         }
     }
 
-    /// Notes how many tokens a layer still holds of those that its method may let go, summed over KV heads, where a device knows.
+    /// Sets how many evictable tokens a layer still holds, summed over KV heads, as counted on the device.
     pub fn set_resident_tokens(&mut self, layer: usize, tokens: usize) {
         self.resident_on_device[layer] = Some(tokens);
     }
 
-    /// Whether something is picked anew where a device picks and `total` tokens are in context; else the token attends what
-    /// was picked before.
+    /// Whether the device selects anew when `total` tokens are in context; otherwise the token attends the last
+    /// selection.
     pub fn selects_anew(&self, total: usize) -> bool {
         let refresh = self.method.method.device_form().map_or(1, DeviceForm::refresh);
         self.generated(total).is_multiple_of(refresh)
     }
 
-    /// Whether tokens attend what a device picked before.
+    /// Whether some tokens attend an earlier selection of the device.
     pub fn reuses_selections(&self) -> bool {
         self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
     }
@@ -389,17 +396,17 @@ impl Sequence {
         (total - 1).saturating_sub(self.prompt_tokens)
     }
 
-    /// Whether a device picks, at the layers where there is something to pick.
+    /// Whether the device selects, at the layers where there is something to select.
     pub fn selects_on_device(&self) -> bool {
         self.on_device
     }
 
-    /// Whether picks of a device are still to be counted.
+    /// Whether counters of the device are still to be collected.
     pub fn has_uncollected_counters(&self) -> bool {
         self.uncollected
     }
 
-    /// Who picks at `layer`.
+    /// Where the tokens of `layer` are selected.
     pub fn selection_site(&self, layer: usize) -> SelectionSite {
         match self.selects_at(layer) {
             false => SelectionSite::None,
@@ -409,35 +416,36 @@ impl Sequence {
         }
     }
 
-    /// Whether rows of this run and those of another are picked for together on a device.
+    /// Whether one launch on the device can select for rows of both sequences.
     pub fn selects_together_with(&self, other: &Sequence) -> bool {
         let share_index = Arc::ptr_eq(&self.indexes, &other.indexes);
         self.on_device && other.on_device && share_index && self.method.picks_with(&other.method)
     }
 
-    /// Where the run picks on a device: the method's form there, and its index of a layer that is not dense.
+    /// The method's device form and the device index of a sparse layer; `None` if the host selects.
     pub fn device_form(&self, layer: usize) -> Option<(&dyn DeviceForm, &DeviceIndex)> {
         let index = self.indexes.on_device[layer].as_ref().filter(|_| self.on_device)?;
         Some((self.method.method.device_form()?, index))
     }
 
-    /// Tokens of the prefix that may be picked.
+    /// Tokens of the prefix that may be selected.
     pub fn prefix_candidates(&self) -> Range<usize> {
         self.prefix_candidates.clone()
     }
 
-    /// How much the device picks when `total` tokens are in context, in units that the method knows; 0 where it picks nothing.
+    /// The budget of a step with `total` tokens in context, in the method's own units (tokens, pages, blocks); 0 if it
+    /// selects nothing on a device.
     pub fn budget_units(&self, total: usize) -> u32 {
         let context = Context::new(total, &self.prefix_candidates);
         self.method.method.device_form().map_or(0, |form| form.budget_units(context, self.prefix_candidates.len()))
     }
 
-    /// What the draws of a step with `total` tokens in context come from.
+    /// The seed of a step with `total` tokens in context.
     pub fn row_seed(&self, total: usize) -> RowSeed {
         RowSeed { run: self.seed, total }
     }
 
-    /// Whether tokens are picked at `layer`.
+    /// Whether tokens are selected at `layer`.
     pub fn selects_at(&self, layer: usize) -> bool {
         let method = &self.method.method;
         let may = || {
@@ -446,25 +454,25 @@ impl Sequence {
         !self.dense[layer] && !method.is_static_only() && may()
     }
 
-    /// Whether the host picks tokens, or attends by itself, at any layer.
+    /// Whether the host selects tokens, or attends by itself, at any layer.
     pub fn selects_on_host(&self) -> bool {
         let here = |layer| matches!(self.selection_site(layer), SelectionSite::Host | SelectionSite::DataIndependent);
         self.moves_positions() || (0..self.dense.len()).any(here)
     }
 
-    /// Whether the host has to see queries, keys and values at every layer, picks or none: it compares with exact
-    /// attention, or attends by itself.
+    /// Whether the host needs queries, keys and values at every layer, even where nothing is selected: to measure
+    /// fidelity, or because it attends by itself.
     pub fn needs_host(&self) -> bool {
         self.fidelity.is_some() || self.moves_positions()
     }
 
-    /// Whether tokens are attended at other positions than they were read at, which [`step`](Self::step) alone can do.
+    /// Whether tokens are attended at other positions than their own. Only [`step`](Self::step) can do that.
     pub fn moves_positions(&self) -> bool {
         self.method.method.positions() != Positions::Original
     }
 
-    /// The second half of a [`step`](Self::step), if closeness to exact attention was asked for: looks at what was
-    /// attended when `total` tokens were in context. The host has to hold keys and values.
+    /// The second half of a [`step`](Self::step) if fidelity is measured: compares the output with exact attention over
+    /// `total` tokens. The host has to hold keys and values.
     pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[AttendedTokens], total: usize, out: &[f32]) {
         let Some(mut meter) = self.fidelity.take() else { return };
         let group = queries.len() / picked.len();
@@ -476,39 +484,39 @@ impl Sequence {
         self.fidelity = Some(meter);
     }
 
-    /// Room for what an engine keeps of this run on its device.
+    /// Slot for the data that an engine keeps on its device for this sequence.
     pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
         &mut self.device
     }
 
-    /// What an engine keeps of this run on its device.
+    /// The data that an engine keeps on its device for this sequence.
     pub fn device(&self) -> Option<&(dyn Any + Send)> {
         self.device.as_deref()
     }
 
-    /// The prefix that the run goes on from.
+    /// The shared prefix.
     pub fn prefix(&self) -> &Arc<Prefix> {
         &self.prefix
     }
 
-    /// What was worked since `earlier`, which is taken back: an engine that shares out a device's time notes that instead.
+    /// Takes back the time added since `earlier` and returns it: for engines that attribute a device's time themselves.
     pub fn take_busy_time_since(&mut self, earlier: AttentionTime) -> Duration {
         let worked = (self.attention_time - earlier).worked();
         self.attention_time = earlier;
         worked
     }
 
-    /// From now on, what selecting takes is told apart into [parts](AttentionTime::parts), at the cost of some looks at the clock.
+    /// Splits selection time into [parts](AttentionTime::parts) from now on; this reads the clock more often.
     pub fn with_selection_breakdown(self) -> Self {
         Self { has_selection_breakdown: true, ..self }
     }
 
-    /// Notes what an engine spent on attention for this run.
+    /// Adds attention time measured by an engine.
     pub fn add_attention_time(&mut self, time: AttentionTime) {
         self.attention_time += time;
     }
 
-    /// Notes a step of which attention was not told apart from the rest.
+    /// Records that a step's time could not be split into attention and the rest.
     pub fn mark_time_unattributed(&mut self) {
         self.has_whole_steps = true;
     }
@@ -518,7 +526,7 @@ impl Sequence {
         self.prefix.tokens() + self.tail_tokens.get(layer).copied().unwrap_or(0)
     }
 
-    /// What is attended at a layer whatever is picked.
+    /// The static tokens of a layer.
     fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
             true => StaticTokens::all(),
@@ -526,8 +534,8 @@ impl Sequence {
         }
     }
 
-    /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
-    /// either. Beside it, the processor time that sections within the caller's took.
+    /// The tokens that every KV head attends, for `group` query heads each, and the processor time spent on other
+    /// threads than the caller's. Without `queries`, methods get no keys and values either.
     fn select_for_heads(
         &mut self,
         layer: usize,
@@ -559,7 +567,7 @@ impl Sequence {
         (selected.into_iter().enumerate().map(count).collect(), all)
     }
 
-    /// What may be picked beside `exact`.
+    /// The candidates: tokens that may be selected beside the static ones.
     fn candidates(&self, exact: StaticTokens) -> Range<usize> {
         if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
     }
@@ -590,7 +598,7 @@ impl Sequence {
         }
     }
 
-    /// What the method picks for each KV head, all on their own.
+    /// The method's selection for each KV head, independently of the others.
     fn select_per_head(
         &self,
         layer: usize,
@@ -632,7 +640,7 @@ impl Sequence {
         }
     }
 
-    /// Counts what a group of query heads attends, beside what picking it cost.
+    /// Adds the cost of attending for a group of query heads to `cost`, the cost of its selection.
     fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &AttendedTokens, mut cost: Cost) {
         let (total, shape) = (self.total(layer), self.prefix.shape());
         let attended = picked.attended(group, total);
@@ -654,7 +662,7 @@ impl Sequence {
         *self.costs.layer_mut(layer) += cost;
     }
 
-    /// The queries at the positions of the method's choice.
+    /// The scaled queries, at the positions that the method asks for.
     fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: StaticTokens) -> Queries<'_> {
         let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
         let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());

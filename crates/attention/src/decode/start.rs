@@ -12,7 +12,7 @@ use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
 
 impl IndexCache {
-    /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
+    /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence left one.
     pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Sequence {
         let start = Instant::now();
         let mut method = method.clone();
@@ -26,7 +26,7 @@ impl IndexCache {
         Sequence { solved, ..fork }
     }
 
-    /// The method with its parameter solved for the density asked for, if that is how it takes one.
+    /// The method with its parameter solved for the requested density; `None` if there is nothing to solve.
     fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
@@ -40,7 +40,7 @@ impl IndexCache {
         method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
     }
 
-    /// The mean of the contexts that are known to follow: of the rest of the prompt, and of what is given behind it.
+    /// The mean context of the tokens that follow for certain: the rest of the prompt, and the given tokens behind it.
     pub(super) fn mean_context(&self, method: &Configured) -> Context {
         let tokens = self.prefix.tokens();
         let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;

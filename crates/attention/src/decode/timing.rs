@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use spattn_base::clock;
 
-/// How long a run's index took.
+/// Build time of a sequence's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexTime {
-    /// What the run would have taken for it alone.
+    /// The time if the sequence were alone on its prefix.
     pub whole: Duration,
-    /// How much of that was spent for an earlier run on the same prefix, and not again.
+    /// The part that was spent for an earlier sequence on the same prefix.
     pub reused: Duration,
 }
 
@@ -21,24 +21,23 @@ impl AddAssign for IndexTime {
     }
 }
 
-/// What a run's steps took for attention.
+/// Attention time of a sequence's decode steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionTime {
-    /// Picking what is attended: processor time, or that of a device.
+    /// Selection: processor time, or device time.
     pub select: Duration,
-    /// What that is made of, where the method tells and [somebody asks](Sequence::with_selection_breakdown).
+    /// Its breakdown, if the method reports one and [it was requested](crate::Sequence::with_selection_breakdown).
     pub parts: clock::Parts,
-    /// Attending it, by the same.
+    /// Attention over the selected and static tokens, by the same clock.
     pub attend: Duration,
-    /// Comparing it with exact attention, by the same; no method needs that.
+    /// Measuring fidelity, by the same clock; not part of any method.
     pub compare: Duration,
-    /// Time by the clock for all of this: the run's share of what passed while the streams of a step attended, several at
-    /// a time perhaps.
+    /// Wall time attributed to this sequence, of the steps in which several sequences may attend at once.
     pub elapsed: Duration,
 }
 
 impl AttentionTime {
-    /// What was worked.
+    /// Selection, attention and comparison together.
     pub fn worked(&self) -> Duration {
         self.select + self.attend + self.compare
     }
@@ -57,7 +56,7 @@ impl AddAssign for AttentionTime {
 impl Sub for AttentionTime {
     type Output = Self;
 
-    /// What came on top of `earlier`.
+    /// The time added since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         Self {
             select: self.select - earlier.select,
@@ -69,12 +68,12 @@ impl Sub for AttentionTime {
     }
 }
 
-/// Processor time of sections that are no part of the caller's.
+/// Processor time spent on other threads than the caller's.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ParallelTime {
     /// All of them.
     pub(super) select: Duration,
-    /// Those that tell scoring from picking.
+    /// Their breakdown into scoring and selecting.
     pub(super) parts: clock::Parts,
 }
 

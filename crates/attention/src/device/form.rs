@@ -12,7 +12,7 @@ use crate::types::prompt_shape::PromptShape;
 use spattn_cuda::{Gpu, GpuError, HeldTokens};
 use spattn_kernels::GPU_ROW_WIDTHS;
 
-/// What a step of one KV head is like, as far as the cost of picking depends on it.
+/// The shape of a step of one KV head, as far as the cost of selection depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct StepShape {
     /// Query heads of the group.
@@ -21,71 +21,74 @@ pub struct StepShape {
     pub d: usize,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// Tokens that may be picked.
+    /// Tokens that may be selected.
     pub candidates: usize,
-    /// Tokens that are attended whatever is picked.
+    /// Static tokens.
     pub exact: usize,
-    /// How much is picked, in units that the method knows.
+    /// The budget, in the method's own units ([`DeviceForm::budget_units`]).
     pub number: u32,
 }
 
-/// Whoever builds or picks has asked whether a form fits.
+/// Panic message.
 #[cfg(feature = "cuda")]
-pub(crate) const FITS: &str = "a form is used where it fits";
+pub(crate) const FITS: &str = "`fits` was not checked before `build_all` or `select_all`";
 
-/// The width of the rows in which an index holds so many numbers of each key, if there are such rows.
+/// The smallest supported row width of an index with `numbers` numbers per key; `None` if there is none.
 pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// A method's form on a device. Its candidates are those of the prefix, unless [runs hold something](Self::holds).
+/// A method's form on a device. Its candidates are those of the prefix, unless [sequences have a cache of their
+/// own](Self::holds).
 pub trait DeviceForm: Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
 
-    /// Generated tokens that attend what was picked once, before something is picked anew: whoever steps keeps it so long.
+    /// Generated tokens that attend one selection before the next is made; the engine keeps the selection for that
+    /// long.
     fn refresh(&self) -> usize {
         1
     }
 
-    /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
+    /// Cost of scoring the candidates of one KV head at a step, and of the passes over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
 
-    /// What picking costs beyond that, where it depends on what is found: entries of an index that were read, and tokens
-    /// that were picked, of all lists together.
+    /// Cost of selection that depends on its outcome, from the index entries read and the tokens selected, summed over
+    /// all lists.
     fn cost_of_picks(&self, _step: &StepShape, _entries: u64, _picked: u64) -> Cost {
         Cost::default()
     }
 
-    /// Whether the products of the query heads of a group of so many with the tokens that they then attend are part of that
-    /// [cost](Self::cost): attention takes them over, and they count there alone. Not by default.
+    /// Whether [`cost`](Self::cost) includes the exact products of the group's queries with the tokens that they then
+    /// attend. Attention reuses these, so they are counted there alone. Default false.
     fn takes_products(&self, _group: usize) -> bool {
         false
     }
 
-    /// Whether a row's [number](Self::budget_units) says all that a budget says, so that rows of methods which differ in nothing else are picked
-    /// for together; not by default.
+    /// True if [`budget_units`](Self::budget_units) fully encodes the budget: methods that differ only in it can share
+    /// a launch. Default false.
     fn units_encode_budget(&self) -> bool {
         false
     }
 
-    /// How much is picked in a context of a prefix with so many candidates, in units that the method knows.
+    /// The budget in this context, for a prefix with `candidates` candidates, in the method's own units (tokens, pages,
+    /// blocks).
     fn budget_units(&self, context: Context, candidates: usize) -> u32;
 
-    /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
+    /// Upper bound of the device memory of its indexes over all layers of a prefix, in bytes.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
 
-    /// Whether runs hold something of their own, which follows the tokens behind the prefix.
+    /// Whether each sequence has a token cache of its own on the device, which changes with every decoded token.
     fn holds(&self) -> bool {
         false
     }
 
-    /// Bytes of the device's memory that what a run holds at a layer takes at most; nothing by default.
+    /// Upper bound of the device memory of that cache at one layer, in bytes; 0 by default.
     fn held_bytes(&self, _prefix: &PromptShape) -> usize {
         0
     }
 
-    /// Bytes of the device's memory that the lists of one row take at most; they are used again from layer to layer.
+    /// Upper bound of the device memory of one row's token lists, in bytes; layers reuse them.
     fn list_bytes(&self, prefix: &PromptShape) -> usize;
 
     /// The index of all KV heads of a layer.
@@ -95,8 +98,8 @@ pub trait DeviceForm: Send + Sync {
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
 
-    /// What a run that goes on from an index to `total` tokens in context holds at the layer, and changes from step to
-    /// step; nothing by default.
+    /// The token cache of a sequence at the layer, when it starts with room for `total` tokens in context; `None` by
+    /// default.
     ///
     /// # Errors
     /// If the device fails.
@@ -105,7 +108,8 @@ pub trait DeviceForm: Send + Sync {
         Ok(None)
     }
 
-    /// Picks for all heads of all rows of a step, into a list for each query head or each KV head. All work is only asked for.
+    /// Selects for all heads of all rows of a step, into a list for each query head or each KV head. Launches the work
+    /// and does not wait for it.
     ///
     /// # Errors
     /// If the device fails.
@@ -118,8 +122,8 @@ pub trait DeviceForm: Send + Sync {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
-    /// Scores all candidates and picks nothing, for whoever times that alone; what is returned says whether
-    /// [`select_all`](Self::select_all) does so too.
+    /// Benchmark hook: scores all candidates and selects nothing. Returns whether [`select_all`](Self::select_all) also
+    /// materialises scores.
     ///
     /// # Errors
     /// If the device fails.
@@ -134,14 +138,14 @@ pub trait DeviceForm: Send + Sync {
     }
 }
 
-/// Whether a form writes scores of all candidates and picks by them.
+/// Whether a form writes the scores of all candidates to memory and selects by them.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaterializesScores {
-    /// It has no such scores.
+    /// There are no such scores.
     No,
-    /// It could, and picks without them.
+    /// Only [`score_only`](DeviceForm::score_only) does; selection is fused with scoring.
     ForTimingOnly,
-    /// Whatever it picks.
+    /// Every selection does.
     Yes,
 }

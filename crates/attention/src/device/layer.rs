@@ -22,16 +22,16 @@ use spattn_kernels::Rows;
 /// What a device holds about the keys of one layer.
 #[derive(Debug, Default)]
 pub struct DeviceIndex {
-    /// In an order that the method knows.
+    /// Buffers, in the method's own order.
     #[cfg(feature = "cuda")]
     pub buffers: Vec<Buffer>,
-    /// What queries go through before they are compared with it.
+    /// Networks that map queries before they are compared with the index.
     #[cfg(feature = "cuda")]
     pub nets: Option<Nets>,
-    /// Tables that queries collide in.
+    /// Hash tables of the keys.
     #[cfg(feature = "cuda")]
     pub tables: Option<HashTables>,
-    /// What runs hold when they begin.
+    /// The token cache with which sequences start.
     #[cfg(feature = "cuda")]
     pub held: Option<HeldTokens>,
     /// Bytes that the host form's index of the same keys takes.
@@ -50,46 +50,46 @@ pub struct DeviceLayer<'a> {
     pub cache: Cache<'a>,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// Tokens that may be picked; at least one.
+    /// Tokens that may be selected; at least one.
     pub candidates: Range<usize>,
 }
 
-/// What the host knows of a finished prefix beside its keys and values, and how many sequences lie in a layer as further KV heads.
+/// Seed and prompt statistics of a finished prefix.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy)]
 pub struct PrefixStatsView<'a> {
-    /// What indexes draw from.
+    /// Seed of indexes.
     pub seed: u64,
-    /// What was gathered while the prompt was read; `None` if nothing was.
+    /// Statistics gathered while the prompt was read; `None` if there are none.
     pub stats: Option<&'a PromptStats>,
 }
 
 /// A step of one layer: the rows that share a method.
 #[cfg(feature = "cuda")]
 pub struct DeviceStep<'a> {
-    /// What they go on from.
+    /// The prefix that they share.
     pub prefix: DeviceLayer<'a>,
     /// Their rotated, unscaled queries.
     pub queries: Queries<'a>,
-    /// The [number](DeviceForm::budget_units) of each.
+    /// The [budget](crate::DeviceForm::budget_units) of each row.
     pub budget_units: &'a [u32],
-    /// What the draws of each come from.
+    /// The seed of each row.
     pub seeds: &'a [RowSeed],
-    /// Of each, what its run has of its own.
+    /// The sequence of each row.
     pub runs: &'a [DeviceSequence<'a>],
 }
 
-/// What the run of a row has of its own at a layer.
+/// What a row's sequence has of its own at a layer.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSequence<'a> {
     /// Keys and values behind the prefix.
     pub tail: Cache<'a>,
-    /// What it [holds](DeviceForm::start_all).
+    /// Its [token cache](crate::DeviceForm::start_all), if the method keeps one.
     pub held: Option<&'a HeldTokens>,
 }
 
-/// What `build` makes of each KV head of a layer on the host, from keys and values that come down from the device.
+/// Downloads the keys and values of a layer and calls `build` for each KV head on the host.
 #[cfg(feature = "cuda")]
 pub(crate) fn build_on_host<I: Send>(
     layer: &DeviceLayer<'_>,

@@ -1,4 +1,4 @@
-//! Device forms: methods that pick where the prefix is.
+//! Device forms: methods that select on the device that holds the prefix.
 //!
 //! A method's host form is the [`Method`](super::Method) trait. A [`DeviceForm`] is optional, and batched: it builds an index of
 //! all KV heads of a layer, and picks for all heads of all rows that share the method, into lists that are attended where they

@@ -15,9 +15,9 @@ use crate::types::prompt_shape::PromptShape;
 #[cfg(feature = "cuda")]
 use spattn_cuda::{GpuError, Pages, Reduction, Scores};
 
-/// Whoever picks at once has asked whether a scorer does.
+/// Panic message.
 #[cfg(feature = "cuda")]
-pub(crate) const AT_ONCE: &str = "who picks at once says so";
+pub(crate) const AT_ONCE: &str = "`fused_top_k` called although `supports_fused_top_k` is false";
 
 /// A scorer's form on a device.
 pub(crate) trait DeviceScorer: Send + Sync {
@@ -26,7 +26,7 @@ pub(crate) trait DeviceScorer: Send + Sync {
         true
     }
 
-    /// What it costs to score the candidates of one KV head at a step.
+    /// Cost of scoring the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
 
     /// As [`DeviceForm::index_bytes`], of one layer; nothing by default.
@@ -40,8 +40,8 @@ pub(crate) trait DeviceScorer: Send + Sync {
         Ok(DeviceIndex::default())
     }
 
-    /// Scores of every page of the candidates for some rows into `scratch.scores`, in lists by query head, or by KV head if they
-    /// are reduced.
+    /// Writes the scores of every page of the candidates for `rows` into `scratch.scores`: one list per query head, or
+    /// per KV head if they are reduced.
     #[cfg(feature = "cuda")]
     fn score_all(
         &self,
@@ -52,7 +52,7 @@ pub(crate) trait DeviceScorer: Send + Sync {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
-    /// Whether it picks the tokens with the largest scores for all rows at once, without writing scores; not by default.
+    /// Whether it can select the top tokens of all rows without materialising scores. Default false.
     #[cfg(feature = "cuda")]
     fn supports_fused_top_k(
         &self,
@@ -63,7 +63,8 @@ pub(crate) trait DeviceScorer: Send + Sync {
         false
     }
 
-    /// Picks them, as many as `to.budget_units` says, where it [does so](Self::supports_fused_top_k).
+    /// Scores and selects the top `to.budget_units` tokens in one launch; only if
+    /// [`supports_fused_top_k`](Self::supports_fused_top_k).
     #[cfg(feature = "cuda")]
     fn fused_top_k(
         &self,
@@ -76,8 +77,8 @@ pub(crate) trait DeviceScorer: Send + Sync {
         unreachable!("{AT_ONCE}")
     }
 
-    /// Weighs what was picked by the scores that [`score_all`](Self::score_all) made last, from row `first` on: as a scorer weighs
-    /// on the host. Nothing by default: picks enter by their logits.
+    /// Weights the selected tokens of the rows from `first` on by the scores that [`score_all`](Self::score_all) wrote
+    /// last, as the scorer does on the host. Does nothing by default: tokens enter the softmax by their logits.
     #[cfg(feature = "cuda")]
     fn weigh_all(
         &self,
@@ -93,18 +94,18 @@ pub(crate) trait DeviceScorer: Send + Sync {
 
 /// A picker's form on a device.
 pub(crate) trait DevicePicker: Send + Sync {
-    /// What it costs to pick once by so many scores.
+    /// Cost of one selection from `scores` scores.
     fn cost(&self, scores: usize) -> Cost;
 
-    /// Whether it picks the largest scores, as many as [`budget_units`](Self::budget_units) says; not by default.
+    /// Whether it is a plain top-k of [`budget_units`](Self::budget_units) scores. Default false.
     fn is_top_k(&self) -> bool {
         false
     }
 
-    /// As [`DeviceForm::budget_units`], of candidates in so many pages: how many are picked, or the most that may be.
+    /// As [`DeviceForm::budget_units`], for candidates in pages: how many pages are selected, or an upper bound.
     fn budget_units(&self, context: Context, pages: &LeastPages) -> u32;
 
-    /// Makes room in `to` for `lists` lists of each row, and sends what has to be known of the rows.
+    /// Reserves `lists` lists for each row in `to`, and uploads what the rows need.
     #[cfg(feature = "cuda")]
     fn prepare(
         &self,
@@ -114,7 +115,8 @@ pub(crate) trait DevicePicker: Send + Sync {
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError>;
 
-    /// What is picked by the scores of some rows, from row `first` on, of pages of which `least` are picked at least.
+    /// Selects by the scores of some rows, from row `first` on. `pages` are the candidates' pages and the least number
+    /// of them to select.
     #[cfg(feature = "cuda")]
     fn pick_all(
         &self,
@@ -126,13 +128,13 @@ pub(crate) trait DevicePicker: Send + Sync {
     ) -> Result<(), GpuError>;
 }
 
-/// Pages of candidates, and how many are picked at least.
+/// Pages of candidates, and how many are selected at least.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastPages {
     /// Tokens a page.
     pub size: usize,
     /// How many there are.
     pub all: usize,
-    /// Picked at least.
+    /// Selected at least.
     pub least: usize,
 }

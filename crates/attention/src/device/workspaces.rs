@@ -6,46 +6,46 @@ use spattn_cuda::{
     TokenLists, TreeWorkspace,
 };
 
-/// Room for what rows that share a method pick, kept from step to step.
+/// Selections of the rows that share a method, kept from step to step.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub struct DeviceWorkspace {
-    /// What is picked.
+    /// The selected tokens.
     pub lists: TokenLists,
-    /// A number for each row, for whoever picks.
+    /// The budget of each row.
     pub budget_units: HostDeviceVec<u32>,
-    /// What lies between scores and draws, for whoever draws.
+    /// Workspace of methods that sample.
     pub draws: DrawWorkspace,
 }
 
-/// Room for what is needed in between, for all methods.
+/// Scratch memory shared by all methods.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub struct DeviceScratch {
     /// Scores of candidates.
     pub scores: ScoreWorkspace,
-    /// Scores that those are made of.
+    /// Partial scores that these are computed from.
     pub parts: ScoreWorkspace,
-    /// What queries are made into before they are compared with an index, in one or two parts.
+    /// Transformed queries that are compared with an index, in one or two parts.
     pub queries: [Option<Buffer>; 2],
-    /// The numbers of rows in the order in which they are.
+    /// Row numbers `0..rows`.
     pub in_order: HostDeviceVec<u32>,
-    /// What lies between the rounds of a search.
+    /// Workspace of a tree search.
     pub tree: TreeWorkspace,
-    /// What lies between a query and what it collides with.
+    /// Workspace of hash collisions.
     pub collisions: CollisionWorkspace,
-    /// What lies between what is held and what it receives.
+    /// Workspace of updates to token caches.
     pub holding: HoldingWorkspace,
 }
 
-/// What a device holds while a prompt is read by a mask, kept from chunk to chunk.
+/// Device memory of a prefill by a mask, kept from chunk to chunk.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub(crate) struct MaskWorkspace {
-    /// What blocks of rows attend.
+    /// The tokens that blocks of rows attend.
     pub(crate) lists: BlockLists,
-    /// What they search, where it is searched for.
+    /// The ranges that blocks search, for masks that the device searches for.
     pub(crate) searched: HostDeviceVec<Searched>,
-    /// Products that searches took, and tokens that rows see of what was found: u64 `[layer][head][2]`.
+    /// Products computed by searches, and tokens that rows see of the result: u64 `[layer][head][2]`.
     pub(crate) counters: Option<Buffer>,
 }

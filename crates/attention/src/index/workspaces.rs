@@ -1,19 +1,19 @@
-//! Memory that the heads of a step work in by turns and leave to the next step: as much of it as worked at once.
+//! A pool of workspaces that heads reuse from step to step; it grows to the number of heads that ever worked at once.
 
 use std::sync::{Mutex, PoisonError};
 
-/// What lies free.
+/// Workspaces that are not in use.
 pub(crate) struct Workspaces<T> {
     free: Mutex<Vec<T>>,
 }
 
 impl<T> Workspaces<T> {
-    /// None yet.
+    /// An empty pool.
     pub fn new() -> Self {
         Self { free: Mutex::new(Vec::new()) }
     }
 
-    /// What `work` gives in one that lies free, or in a new one. It is left as it was found, unless `work` panics.
+    /// Runs `work` in a free workspace, or in a new one, and returns it to the pool unless `work` panics.
     pub fn with<R>(&self, make: impl FnOnce() -> T, work: impl FnOnce(&mut T) -> R) -> R {
         let free = || self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = free().pop();

@@ -14,7 +14,7 @@ use spattn_base::error::UsageError;
 pub struct MethodEntry {
     /// Bare name in specs.
     pub name: &'static str,
-    /// What it is for, which conclusions and figures go by.
+    /// Its role in comparisons, by which conclusions and figures treat it.
     pub role: Role,
     /// One line for `spattn list methods`.
     pub about: &'static str,
@@ -44,7 +44,7 @@ impl MethodEntry {
         }
     }
 
-    /// What it makes of the tokens after the prefix, where `--tail` lets them leave the exact window.
+    /// How it treats tokens after the prefix that leave the window (`--tail`).
     pub fn tail(&self) -> String {
         match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).map(|method| method.tail_rule()) {
             Ok(TailRule::Indexed(how)) => format!("indexed: {how}"),
@@ -54,7 +54,7 @@ impl MethodEntry {
         }
     }
 
-    /// Where its default form picks if the prefix is on a GPU.
+    /// Where its default form selects if the prefix is on a GPU.
     pub fn place(&self) -> &'static str {
         match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
             Ok(method) if method.is_static_only() || method.decodes_densely() => "nowhere: it picks nothing",
@@ -64,7 +64,7 @@ impl MethodEntry {
         }
     }
 
-    /// How its default form reads a prompt on a GPU where sparse attention starts with it.
+    /// How its default form reads a prompt on a GPU with `--sparse-from prefill`.
     pub fn reading_place(&self) -> &'static str {
         let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
             return "by a mask, on the host";
@@ -101,17 +101,17 @@ pub struct Preset {
     pub source: &'static str,
 }
 
-/// The preset that every method has: what is not given in the spec is as for all methods of the run.
+/// The preset that every method has: values not given in the spec are those of the run.
 const MATCHED: Preset = Preset {
     name: "matched",
     values: &[],
     source: "the default: own parameters as listed; sink, local and dense layers as for all methods of the run",
 };
 
-/// What the seed of a method should be.
+/// Valid values of a method's seed, for error texts.
 pub(super) const SEED: &str = "a whole number from 0 to 18446744073709551615";
 
-/// How many different tokens there are.
+/// Number of distinct tokens.
 pub(super) fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
     tokens.into_iter().collect::<HashSet<_>>().len()
 }

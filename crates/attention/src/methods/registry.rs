@@ -59,13 +59,12 @@ pub const METHODS: &[MethodEntry] = &[
     retrieval_attention::ENTRY,
 ];
 
-/// The methods of the program that uses this library.
+/// Methods registered by the program that uses this library.
 static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
 
-/// Makes further methods known to the whole program, once, before anything looks a method up.
+/// Registers further methods for the whole program; once, before any method is looked up.
 ///
-/// # Errors
-/// A name that another method has, or that a spec cannot hold; defaults that the method itself refuses; a second call.
+/// # Errors If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
 pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     for (i, entry) in entries.iter().enumerate() {
         if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
@@ -97,13 +96,14 @@ pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
     all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
 }
 
-/// How the artefacts are made that methods need, in the order in which they are made.
+/// The calibrations that make the methods' artefacts, in the order in which they run.
 pub const CALIBRATIONS: &[Calibration] =
     &[double_sparsity::CALIBRATION, loki::CALIBRATION, duo_attention::CALIBRATION, hash_attention::CALIBRATION];
 
 impl Role {
-    /// Of the method that a record names, which may be a reader and a decoder (`minference>topk`): an oracle or a floor
-    /// where one of them is. A name that is not registered, of another program's method, is a method's.
+    /// The role of the method that a record names. A reader and a decoder (`minference>topk`) are an oracle or a floor
+    /// if either is one. A name that is not registered belongs to another program's method and has the role of a
+    /// method.
     pub fn of(name: &str) -> Self {
         let of_one = |label: &str| {
             let bare = label.split(':').next().unwrap_or(label);
@@ -168,7 +168,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     Ok(Configured { name, settings, revision, reader: Some(Arc::new(reader)), ..decoder })
 }
 
-/// The setting that says who read the prompt.
+/// The setting that names the method that read the prompt.
 const READER: &str = "prefill";
 
 fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
@@ -180,7 +180,7 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let method = (entry.build)(&mut params)?;
     let schedule = read_schedule(&mut params)?;
     let policy = Policy { schedule, ..read_policy(&mut params, policy, method.tail_rule())? };
-    // A method without parameters (the dense reference) has nothing that sink or window could change.
+    // A method without parameters (the dense reference) does not depend on sink or window.
     if !entry.params.is_empty() {
         note_policy(&mut params, &policy, method.tail_rule());
     }
@@ -213,10 +213,10 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
     Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default() })
 }
 
-/// The parameter that says how a budget is dealt out to layers.
+/// The parameter that distributes a budget over layers.
 const SCHEDULE: &str = "schedule";
 
-/// How the budget is dealt out to layers, if the method has one in tokens.
+/// Reads how the budget is distributed over layers, if the method has a budget in tokens.
 fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     let given: Option<Schedule> = params.take(SCHEDULE).map(|text| text.parse()).transpose()?;
     if params.has_layer_budgets() {
@@ -234,8 +234,8 @@ fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     }
 }
 
-/// What becomes of the tail under a method with this rule: what is asked of all methods, as far as this one can do it;
-/// what is asked of this one, or an error.
+/// The tail setting of a method with this rule: the default of all methods as far as this one supports it, or the
+/// method's own `tail`, which has to be supported.
 fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail, UsageError> {
     let asked: Option<Tail> = params.take("tail").map(|text| text.parse()).transpose()?;
     match (asked, rule) {
@@ -247,7 +247,7 @@ fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail,
     }
 }
 
-/// Policy keys are named where they differ from the program's default, so that equal cells have equal names.
+/// Names policy keys only where they differ from the program's default, so that equal cells have equal names.
 fn note_policy(params: &mut Params, policy: &Policy, rule: TailRule) {
     let default = Policy::default();
     params.note_unless_default("sink", &policy.sink, &default.sink);

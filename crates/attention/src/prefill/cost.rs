@@ -1,4 +1,4 @@
-//! What a block of query rows cost at one layer, and queries in the order that it is computed in.
+//! The cost of a block of query rows at one layer, and the layout of its queries.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 
-/// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
+/// Cost of a block at one layer, and the tokens that each query head attended, of `context` in context, summed over
+/// rows.
 pub(crate) struct BlockCost {
     pub(super) cost: Cost,
     pub(super) attended: Vec<usize>,
@@ -15,18 +16,18 @@ pub(crate) struct BlockCost {
 }
 
 impl BlockCost {
-    /// What planning a mask cost, of so many heads.
+    /// The cost of planning a mask for `heads` query heads.
     pub(crate) fn planning(cost: Cost, heads: usize) -> Self {
         Self { cost, attended: vec![0; heads], context: 0 }
     }
 
-    /// With what scoring cost.
+    /// Adds the cost of scoring.
     pub(crate) fn with(mut self, scoring: Cost) -> Self {
         self.cost += scoring;
         self
     }
 
-    /// Attending alone, of `rows` rows; no bytes yet.
+    /// The cost of attention over `rows` rows, without bytes.
     pub(crate) fn new(attended: Vec<usize>, context: usize, rows: usize, d: usize) -> Self {
         let (all, of_full) = (attended.iter().sum::<usize>() as u64, (attended.len() * context) as u64);
         let cost = Cost {

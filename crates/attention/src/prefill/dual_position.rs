@@ -4,7 +4,7 @@ use crate::types::positions::Grouped;
 use spattn_kernels::Rows;
 use spattn_kernels::prefill::{PackedHead, RowVisibility, ScatteredToken};
 
-/// The tokens that some row of a block attends, and what each row sees of these.
+/// The union of the tokens that rows of a block attend, and what each row sees of them.
 pub(super) struct VisibleTokens<'a> {
     /// `[token][d]` of the whole context.
     pub(super) keys: Rows<'a>,
@@ -14,20 +14,20 @@ pub(super) struct VisibleTokens<'a> {
     pub(super) sights: &'a [RowVisibility],
 }
 
-/// Keys and values of rows whose queries stand at two positions: one for the first of the packed tokens, one for the others.
+/// Keys and values for rows whose queries have two positions: one for the first packed tokens, one for the others.
 ///
-/// A key is twice as wide as a head, with zeros in the half that meets the other query, so that one product with both
-/// queries side by side has the right logit for either kind of token, and one softmax goes over all.
+/// Each key has twice the head's width, with zeros in the half of the other query. So one product with both queries
+/// side by side gives the right logit for either kind of token, and one softmax covers all.
 pub(super) struct DualPositionHead {
     pub(super) packed: PackedHead,
     pub(super) sights: Vec<RowVisibility>,
-    /// For each row how much earlier its query stands for the first tokens.
+    /// For each row, the distance by which its query is moved back for the first tokens.
     pub(super) shifts: Vec<usize>,
     pub(super) d: usize,
 }
 
 impl DualPositionHead {
-    /// Of keys and values `[token][d]`, the first `split` of which meet the first query.
+    /// From keys and values `[token][d]`; the first `split` tokens use the first query.
     fn new(
         keys: &[f32],
         values: &[f32],
@@ -49,8 +49,8 @@ impl DualPositionHead {
         Self { packed, sights, shifts, d }
     }
 
-    /// Positions within the cache of each row: its query stands nearer to the `sinks` first tokens by the tokens between
-    /// these and its window, which it does not see.
+    /// Positions within each row's cache: its query is moved towards the first `sinks` tokens by the number of tokens
+    /// that it does not see between them and its window.
     pub(super) fn within_cache(seen: &VisibleTokens<'_>, sinks: usize) -> Self {
         let VisibleTokens { keys, values, d, tokens, sights } = *seen;
         let gap = |sight: &RowVisibility| match sight.stretch.is_empty() {
@@ -61,8 +61,8 @@ impl DualPositionHead {
         Self::new(&keys.gather(tokens, d), &values.gather(tokens, d), d, sinks, sights.to_vec(), shifts)
     }
 
-    /// Grouped positions, where the first row is at `first`. Tokens that are far ones of some rows and neighbours of others
-    /// are there twice.
+    /// Grouped positions; the first row is at `first`. Tokens that are far for some rows and neighbours for others are
+    /// packed twice.
     pub(super) fn grouped(seen: &VisibleTokens<'_>, grouped: Grouped<'_>, first: usize) -> Self {
         let VisibleTokens { keys, values, d, tokens, sights } = *seen;
         let positions = first..first + sights.len();
@@ -87,7 +87,7 @@ impl DualPositionHead {
     }
 }
 
-/// The tokens that `is_one` holds of, and for each of `tokens` how many of those come before it.
+/// The tokens that satisfy `is_one`, and for each of `tokens` the number of these before it.
 fn numbered(tokens: &[u32], is_one: impl Fn(usize) -> bool) -> (Vec<u32>, Vec<usize>) {
     let (mut ones, mut places) = (Vec::new(), Vec::with_capacity(tokens.len()));
     for token in tokens {

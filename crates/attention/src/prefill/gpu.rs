@@ -1,6 +1,6 @@
-//! Sparse attention of a prompt on the device that reads it: what blocks of rows attend is worked out on the host where it follows
-//! from where they are, searched for on the device, or, for a mask over the whole prompt, planned on the host, which is shown
-//! queries and keys for that; then a kernel gathers it.
+//! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
+//! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
+//! downloaded queries and keys. Then a kernel gathers and attends them.
 
 use std::ops::Range;
 
@@ -26,9 +26,10 @@ use spattn_cuda::{
 const COUNTERS: usize = 2 * size_of::<u64>();
 
 impl SparsePrefill<'_> {
-    /// Attends rows of a layer on the device, into `out` `[row][head][d]`; the first begins a block, and `chunk` shows the same rows to
-    /// the host. `false`, and nothing done, if attending takes the host. A timeline is marked between finding out what is attended
-    /// and attending it; where rows are attended in pieces, at the end of one and at the beginning of the next as well.
+    /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row begins a block, and `chunk`
+    /// gives the host access to the same rows. Returns `false` and does nothing if the host has to attend. Marks
+    /// `timeline` between selection and attention, and also at the end of a piece and the beginning of the next if rows
+    /// are attended in pieces.
     ///
     /// # Errors
     /// If the device fails.
@@ -81,8 +82,8 @@ impl SparsePrefill<'_> {
         Ok(is_known)
     }
 
-    /// All rows of a prompt by a mask that the host plans: in pieces of as many rows as lists of all tokens, and what rows have of
-    /// their own, have room for.
+    /// Attends all rows of a prompt by a mask that the host plans, in pieces of as many rows as fit the memory for
+    /// token lists.
     fn attend_planned(
         &mut self,
         gpu: &Gpu,
@@ -128,7 +129,7 @@ impl SparsePrefill<'_> {
         Ok(true)
     }
 
-    /// Counts what the device found, when all of the prompt has been read.
+    /// Adds the counters of the device's searches, after the whole prompt has been read.
     ///
     /// # Errors
     /// If the device failed.
@@ -163,8 +164,9 @@ impl SparsePrefill<'_> {
         }
     }
 
-    /// Lists of blocks of so many rows whose place says what they attend, and what that is. `None` if a mask has tokens of a row's
-    /// own, for which no memory is foreseen here, or diagonals that are not those of all of its blocks.
+    /// Uploads the lists of blocks whose mask follows from their position, and returns the cost of attending them.
+    /// `None` if a mask has tokens of single rows, for which no memory is planned here, or diagonals that differ
+    /// between blocks.
     fn place(
         &self,
         gpu: &Gpu,
@@ -181,7 +183,7 @@ impl SparsePrefill<'_> {
         }
     }
 
-    /// What some of the blocks of the rows attend, `[block][kv_head]`: a list for the group or one for each of its heads.
+    /// The lists of some blocks, `[block][kv_head]`: one for the group, or one for each of its heads.
     fn placed(
         &self,
         layer: usize,
@@ -203,7 +205,7 @@ impl SparsePrefill<'_> {
         (blocks.start * kv_heads..blocks.end * kv_heads).into_par_iter().map(of).collect()
     }
 
-    /// Lists that the device searches for. `false` if it cannot keep as much as is searched for.
+    /// Lets the device search the lists. `false` if it cannot keep as many key blocks as the mask asks for.
     fn search(
         &mut self,
         gpu: &Gpu,
@@ -243,19 +245,18 @@ impl SparsePrefill<'_> {
         };
         lists.resize(gpu, shape, most, starts)?;
         gpu.search_prompt(rows, cache, &search, lists, (counters, COUNTERS * layer * rows.heads))?;
-        // What was found is counted when the device says how much it is.
+        // The result of the search is counted when its counters are collected.
         self.count(layer, BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d));
         Ok(true)
     }
 }
 
-/// Pairs of a row and a token up to it.
+/// Tokens in context, summed over rows.
 fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 
-/// Looks at some of the blocks that are not sent yet until those that wait fill a piece: what they attend, `[block][kv_head]`, and the
-/// bytes that each takes.
+/// Plans further blocks until the waiting ones fill a piece: their lists, `[block][kv_head]`, and the bytes of each.
 fn look_ahead(
     of_block: &PlannedBlock,
     (waiting, bytes): (&mut Vec<Vec<Placed>>, &mut Vec<usize>),
@@ -275,7 +276,7 @@ fn look_ahead(
     }
 }
 
-/// Tokens of rows' own of a block's lists, `[kv_head]`, where heads share none.
+/// Number of single-row tokens in a block's lists, `[kv_head]`, if heads share no list.
 fn own_tokens(block: &[Vec<Placed>]) -> usize {
     let heads = block.iter().map(Vec::len).max().unwrap_or(0);
     let of_lists =
@@ -283,8 +284,8 @@ fn own_tokens(block: &[Vec<Placed>]) -> usize {
     block.iter().map(of_lists).sum()
 }
 
-/// Sends the lists of all blocks of so many rows, `[block][kv_head]`; what attending them costs. `None` if a list has diagonals that
-/// are not those of all of its blocks.
+/// Uploads the lists of all blocks, `[block][kv_head]`, and returns the cost of attending them. `None` if diagonals
+/// differ between the blocks of a list.
 fn send(
     gpu: &Gpu,
     to: &mut BlockLists,
@@ -321,11 +322,11 @@ fn send(
     Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
 }
 
-/// What says which tokens a block attends, of which nobody looks at queries or keys.
+/// Gives the masks of a block from its position, without queries and keys.
 type Placing<'a> = dyn Fn(&QueryBlock<'_>) -> Masks + Sync + 'a;
 
-/// The diagonals of each list, `placed` `[block][list]` from position `first` on: those of its last block, where every block has what
-/// reaches it of them. `None` if one does not.
+/// The diagonals of each list, from `placed` `[block][list]` with the first row at `first`: those of its last block, if
+/// every block has exactly those that reach it; otherwise `None`.
 fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: usize) -> Option<Vec<&'p [usize]>> {
     let last = &placed[placed.len() - lists..];
     let is_alike = |(i, of): (usize, &&Placed)| {
@@ -337,23 +338,23 @@ fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: 
     is_fit.then(|| last.iter().map(|of| &of.slashes[..]).collect())
 }
 
-/// A list of a block that was placed.
+/// One token list of a block, ready for upload.
 struct Placed {
     runs: Vec<Run>,
     /// Tokens of the list.
     tokens: usize,
     /// Distances of diagonals that reach the block, ascending.
     slashes: Vec<usize>,
-    /// Of each row.
+    /// Start of each row's band.
     starts: Vec<u32>,
-    /// What rows attend beside all that; no rows if none has any.
+    /// Tokens of single rows; empty if no row has any.
     own: PerRowTokens,
-    /// Tokens that the rows attend together.
+    /// Attended tokens, summed over rows.
     seen: usize,
 }
 
 impl Placed {
-    /// What a mask leaves rows from position `first` on.
+    /// The list of a mask whose first row is at `first`.
     fn of(mask: &Mask, first: usize) -> Self {
         let end = first + mask.starts.len();
         let slashes = mask.slashes[..mask.slashes.partition_point(|distance| *distance < end)].to_vec();
@@ -363,7 +364,7 @@ impl Placed {
             (first..).zip(&mask.starts).map(|(position, start)| (*start).min(position) as u32).collect();
         let seen = |(position, start): (usize, &u32)| {
             let listed = &mask.common[..mask.common.partition_point(|token| token < start)];
-            // Diagonals that meet the row before its stretch.
+            // Diagonals that meet the row before its band.
             let reached = slashes.partition_point(|distance| *distance <= position);
             let met = reached - slashes.partition_point(|distance| *distance + (*start as usize) <= position);
             let both = match met {
@@ -378,8 +379,8 @@ impl Placed {
     }
 }
 
-/// The tokens that rows from position `first` on, whose stretches start so, have of their own beyond list, stretch and diagonals, each
-/// as it is named first. `is_slash` says of which distances there is a diagonal, as far as there are any.
+/// The tokens that single rows attend beside list, band and diagonals; of duplicates the first one counts. Rows begin
+/// at `first`, their bands at `starts`; `is_slash` marks the distances of diagonals, as far as there are any.
 fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> PerRowTokens {
     let mut rows = PerRowTokens::default();
     if mask.own.iter().all(Vec::is_empty) {
@@ -392,7 +393,7 @@ fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> Per
         let mut found: Vec<(u32, f32)> = Vec::with_capacity(own.len());
         for WeightedToken { token, log_weight } in own {
             let on_slash = || is_slash.get(position - *token as usize) == Some(&true);
-            // A stretch ends with its row, so that nothing lies behind it.
+            // A band ends with its row, so nothing lies behind it.
             if token < start && !is_known[*token as usize] && !on_slash() {
                 is_known[*token as usize] = true;
                 found.push((*token, *log_weight));

@@ -5,8 +5,8 @@ use crate::cost::Cost;
 use crate::prefill::mask::{Masks, PrefillPattern, PromptMask, QueryBlock};
 use crate::types::prompt_shape::PromptShape;
 
-/// Bytes that the lists of `rows` rows take on a device that attends what a mask leaves them, at the end of a prompt of this shape:
-/// more than before it; with the rows' own tokens, where there are any. Nothing where the host attends.
+/// Device memory of the token lists of `rows` rows at the end of a prompt of this shape, where it is largest, in bytes;
+/// includes tokens of single rows. 0 if the host attends.
 pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let mask = match method.reads().method.prefill_pattern() {
@@ -34,43 +34,45 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -
     size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
 }
 
-/// Bytes that lists of a planned mask and rows' own tokens take at most, if those of a single block do not take more.
+/// Limit of the device memory of a planned mask's lists, in bytes; a single block may exceed it.
 pub(super) const PLANNED_LIST_BYTES: usize = 512 << 20;
 
-/// Bytes of a row's own token and of its weight.
+/// Bytes of a token of a single row, and of its weight.
 pub(super) const OWN_TOKEN_BYTES: usize = size_of::<u32>() + size_of::<f32>();
 
-/// What a block of a planned mask takes on a device.
+/// Device memory of a block of a planned mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedBlock {
-    /// Lists of all tokens, for every head, and of rows that have tokens of their own where these begin and what they come to.
+    /// Bytes of lists of all tokens for every head, and, if single rows have tokens, of their offsets and partial
+    /// softmaxes.
     pub(super) fixed: usize,
-    /// Tokens of rows' own, at most.
+    /// Upper bound of the tokens of single rows.
     pub(super) own: usize,
 }
 
 impl PlannedBlock {
-    /// Of a mask of so many heads, `d` wide, in a prompt of so many tokens.
+    /// For a mask of `heads` heads of width `d`, in a prompt of `tokens` tokens.
     pub(crate) fn of(mask: &dyn PromptMask, heads: usize, d: usize, tokens: usize) -> Self {
         let (rows, own) = (mask.query_rows().min(tokens) * heads, mask.own_tokens(tokens));
-        // Where they begin; a maximum, a sum, and sums of values.
+        // An offset; a maximum, a sum, and sums of values.
         let of_row = if own > 0 { size_of::<u64>() + size_of::<f32>() * (2 + d) } else { 0 };
         Self { fixed: size_of::<u32>() * heads * tokens + rows * of_row, own: rows * own }
     }
 
-    /// Bytes of one whose rows have so many tokens of their own.
+    /// Bytes of a block with `own` tokens of single rows.
     pub(crate) fn bytes(&self, own: usize) -> usize {
         self.fixed + OWN_TOKEN_BYTES * own
     }
 
-    /// Bytes that a prompt of so many blocks takes at most at a time.
+    /// Upper bound of the bytes in use at a time, for a prompt of `blocks` blocks.
     pub(super) fn bytes_of(&self, blocks: usize) -> usize {
         let most = self.bytes(self.own);
         most.saturating_mul(blocks).min(most.max(PLANNED_LIST_BYTES))
     }
 
-    /// How many more blocks are to be looked at, where some wait that take so many bytes: as many as there is room for if they take
-    /// what those do, but no more than those, as they may take more. The first ones are taken to have all that they can have.
+    /// Number of blocks to plan next, when blocks of `waiting` bytes wait: as many as fit if they take as much as the
+    /// waiting ones, but at most as many as wait, as they may take more. The first blocks are assumed to have the upper
+    /// bound.
     #[cfg(feature = "cuda")]
     pub(crate) fn ahead(&self, waiting: &[usize]) -> usize {
         let room = PLANNED_LIST_BYTES.saturating_sub(waiting.iter().sum());
@@ -80,7 +82,7 @@ impl PlannedBlock {
         }
     }
 
-    /// How many of the blocks that wait, which take so many bytes, there is room for at a time: at least one.
+    /// Number of waiting blocks, of `waiting` bytes, that fit at a time; at least 1.
     #[cfg(feature = "cuda")]
     pub(crate) fn at_once(waiting: &[usize]) -> usize {
         let sums = waiting.iter().scan(0, |sum, bytes| {

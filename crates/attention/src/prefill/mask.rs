@@ -25,16 +25,16 @@ use spattn_kernels::prefill::{RowVisibility, ScatteredToken};
 pub enum PrefillPattern<'a> {
     /// Every token attends every earlier one.
     Dense,
-    /// Blocks of query rows attend what the method picks for them.
+    /// Blocks of query rows attend the tokens that the method selects for them.
     Blocks(&'a dyn BlockMask),
-    /// Every row attends its own picks.
+    /// Every row attends a selection of its own.
     Rows(&'a dyn RowMask),
-    /// As for blocks, picked when all of the prompt's queries and keys at a layer are there.
+    /// As for blocks, selected when all queries and keys of the prompt at a layer are known.
     Whole(&'a dyn PromptMask),
 }
 
 impl PrefillPattern<'_> {
-    /// Query rows of a block; 1 where there are none.
+    /// Query rows of a block; 1 if there are no blocks.
     pub(super) fn query_rows(&self) -> usize {
         match self {
             Self::Dense => 1,
@@ -45,31 +45,30 @@ impl PrefillPattern<'_> {
     }
 }
 
-/// Rows that are scored together where every row attends its own picks.
+/// Rows that are scored together where every row has a selection of its own.
 pub(crate) const ROWS_AT_ONCE: usize = 32;
 
-/// What blocks of query rows attend.
+/// Masks of blocks of query rows.
 pub trait BlockMask: Send + Sync {
     /// Query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
-    /// What the rows of a block attend. Adds what scoring cost (`score_flops`) to `cost`; attending is counted by the
-    /// caller.
+    /// The masks of a block. Adds the cost of scoring (`score_flops`) to `cost`; the caller counts attention.
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks;
 
-    /// Whether that follows from where a block is: then nobody has to show it queries and keys.
+    /// True if masks follow from the block's position; queries and keys may then be empty.
     fn is_data_independent(&self) -> bool {
         false
     }
 
-    /// How a device finds it, if one can.
+    /// How a device finds the masks; `None` if it cannot.
     fn device_form(&self) -> Option<&dyn SearchedMask> {
         None
     }
 }
 
-/// A mask of a prompt's blocks that a device finds: by a search among the candidates of each block, which are the same for all
-/// heads. All tokens that follow them are attended anyway, and so is what lies before.
+/// A mask that a device finds by a search among the candidates of each block, which are the same for all heads. All
+/// tokens before and after the candidates are attended.
 pub trait SearchedMask: Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
@@ -77,43 +76,44 @@ pub trait SearchedMask: Send + Sync {
     /// Lists of a block: one for each query head, or for each KV head.
     fn lists(&self, heads: usize, kv_heads: usize) -> usize;
 
-    /// The candidates of a block, of which nobody shows queries or keys, and how many key blocks of them are kept.
+    /// The candidates of a block, from its position alone, and the number of key blocks to keep.
     fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize);
 
     /// Tokens of a key block.
     fn key_block(&self) -> usize;
 
-    /// Key blocks, what stands for them, and which rows are scored; the candidates are those of each block.
+    /// The search tree over key blocks, and the query rows that are scored.
     #[cfg(feature = "cuda")]
     fn search(&self) -> (Tree, Sampling);
 
-    /// What so many products of a query and a key cost.
+    /// Cost of `products` products of a query and a key.
     fn cost(&self, products: u64, d: usize) -> Cost {
         Cost { score_flops: products * (2 * d) as u64, ..Cost::default() }
     }
 }
 
-/// What blocks of query rows attend, where that depends on tokens behind them: on the last queries, on what all tokens hash
-/// to. A prompt then passes layer by layer as a whole, so that its activations are in memory at once.
+/// Masks that depend on later tokens of the prompt: on the last queries, or on hashes of all tokens. The prompt is then
+/// read layer by layer as a whole, with all its activations in memory.
 pub trait PromptMask: Send + Sync {
     /// Query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
-    /// The most [tokens of its own](Mask::own) that a row of a prompt of so many tokens has, each counted once; 0 where no row has any.
+    /// Upper bound of the distinct [tokens of a single row](Mask::own), in a prompt of `tokens` tokens; 0 if no row has
+    /// any.
     fn own_tokens(&self, _tokens: usize) -> usize {
         0
     }
 
-    /// What blocks attend at one layer and KV head. `prompt` is the block of all rows. Adds what scoring cost
-    /// (`score_flops`) to `cost`; attending is counted by the caller. The diagonals of a list are those of all of its blocks, as far
-    /// as they reach.
+    /// Plans the masks of one layer and KV head. `prompt` is the block of all rows. Adds the cost of scoring
+    /// (`score_flops`) to `cost`; the caller counts attention. All blocks of a list have the same diagonals, as far as
+    /// these reach.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
 }
 
 /// The masks of each block of a prompt at one layer and KV head.
 pub type PromptPlan<'p> = Box<dyn Fn(&QueryBlock<'_>) -> Masks + Send + Sync + 'p>;
 
-/// The query rows of one KV head's group in a block of tokens, and what they may look at.
+/// The query rows of one KV head's group in a block of tokens, and the keys that they may see.
 #[derive(Debug, Clone)]
 pub struct QueryBlock<'a> {
     /// Layer, from 0.
@@ -130,20 +130,20 @@ pub struct QueryBlock<'a> {
     pub first: usize,
     /// Width of a head.
     pub d: usize,
-    /// Rotated keys `[token][d]` of all tokens read so far; those behind a row are not for it.
+    /// Rotated keys `[token][d]` of all tokens read so far; a row must not use those behind it.
     pub keys: Rows<'a>,
-    /// How each row sees tokens far from it, if not where they are.
+    /// Grouped positions; `None` if positions are the original ones.
     pub grouped: Option<Grouped<'a>>,
-    /// Sinks and window.
+    /// Sink and window.
     pub policy: &'a Policy,
-    /// What the layer is given of a budget.
+    /// The layer's share of the budget.
     pub share: LayerShare,
     /// Seed of this example, layer and KV head.
     pub seed: u64,
 }
 
 impl<'a> QueryBlock<'a> {
-    /// `rows` rows from position `first` on of which nobody looks at queries or keys, at the first layer and with seed 0.
+    /// A block of `rows` rows from position `first` on, without queries and keys, at layer 0 and with seed 0.
     pub(crate) fn unseen(
         policy: &'a Policy,
         (kv_head, group): (usize, usize),
@@ -160,21 +160,20 @@ impl<'a> QueryBlock<'a> {
         &self.queries[head * self.rows * self.d..][..self.rows * self.d]
     }
 
-    /// What `exact` leaves to pick of the tokens before the first row, which so every row may see, and the context of
-    /// that row.
+    /// The candidates before the first row, which every row may see, and the context of the first row.
     pub fn candidates(&self, exact: StaticTokens) -> (Range<usize>, Context) {
         let candidates = exact.candidates(self.first);
         let context = Context::new(self.first + 1, &candidates).at(self.share);
         (candidates, context)
     }
 
-    /// The mask of rows that attend `picks` of the candidates, ascending, and all that is no candidate: the tokens before
-    /// those, and from their end on. So nothing falls between what may be picked and a window.
+    /// The mask of rows that attend `picks`, ascending, and every token that is not a candidate: so no token falls
+    /// between the candidates and the window.
     pub fn mask(&self, candidates: &Range<usize>, picks: impl IntoIterator<Item = u32>) -> Mask {
         Mask::new((0..candidates.start as u32).chain(picks).collect(), vec![candidates.end; self.rows])
     }
 
-    /// A generator for one head of the group, the same whenever this block is read.
+    /// A random generator for one head of the group, which depends on the seed, the block and the head alone.
     pub fn rng(&self, head: usize) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(self.seed, self.first as u64), head as u64))
     }
@@ -189,44 +188,44 @@ pub enum Masks {
     PerHead(Vec<Mask>),
 }
 
-/// What the rows of a block attend: causal whatever it says, always the row's own token, and each token once, however many
-/// parts name it.
+/// What the rows of a block attend. It is always causal, contains each row's own token, and counts a token once,
+/// however many parts name it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mask {
-    /// Tokens that all rows attend as far as they may see them, ascending.
+    /// Tokens that all rows attend, as far as causality allows; ascending.
     pub common: Vec<u32>,
-    /// For each row the first token of a stretch that it attends up to its own; ascending.
+    /// For each row, the start of the band that it attends up to its own token; ascending.
     pub starts: Vec<usize>,
     /// Diagonals, ascending: a row at position `i` attends token `i - offset` for each of these offsets.
     pub slashes: Vec<usize>,
-    /// For each row further tokens, which it alone attends; empty if no row has any.
+    /// For each row, further tokens that it alone attends; empty if no row has any.
     pub own: Vec<Vec<WeightedToken>>,
 }
 
-/// A token that stands for others too.
+/// A token that may represent several.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightedToken {
     /// Its position.
     pub token: u32,
-    /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone. Where another part
-    /// of the mask names the token, it stands for itself.
+    /// Added to its scaled logit: the logarithm of the number of tokens that it represents; 0 for itself alone. Ignored
+    /// if another part of the mask names the token.
     pub log_weight: f32,
 }
 
 impl WeightedToken {
-    /// One that stands for itself.
+    /// A token that represents itself alone.
     pub fn plain(token: u32) -> Self {
         Self { token, log_weight: 0.0 }
     }
 }
 
 impl Mask {
-    /// Of rows that attend tokens in common, and each a stretch from its start to itself.
+    /// The mask of rows that attend `common`, and each a band from its start to itself.
     pub fn new(common: Vec<u32>, starts: Vec<usize>) -> Self {
         Self { common, starts, slashes: Vec::new(), own: Vec::new() }
     }
 
-    /// The tokens up to `position` that the row there attends, in any order; `first` is the first row's position.
+    /// The tokens that the row at `position` attends, in any order; `first` is the first row's position.
     pub fn row_tokens(&self, first: usize, position: usize) -> Vec<u32> {
         let (front, begin) = self.front(first);
         let start = self.starts[position - first].min(position).max(begin);
@@ -235,9 +234,9 @@ impl Mask {
         common.chain(singles).chain(start as u32..position as u32 + 1).collect()
     }
 
-    /// The tokens that some row attends, and what each row sees of these. `first` is the first row's position.
+    /// The union of the rows' tokens, and what each row sees of it. `first` is the first row's position.
     ///
-    /// In front are the common tokens before all stretches, then single tokens, then all tokens from the first stretch on.
+    /// The order is: common tokens before all bands, scattered tokens, then all tokens from the first band on.
     pub(super) fn resolve(&self, first: usize) -> (Vec<u32>, Vec<RowVisibility>) {
         let end = first + self.starts.len();
         let (front, begin) = self.front(first);
@@ -263,8 +262,8 @@ impl Mask {
         (tokens, sights)
     }
 
-    /// How many of the common tokens lie in front of all stretches or go on into them without a gap, and the token from
-    /// which on stretches are packed.
+    /// Number of common tokens that lie before all bands or continue into them without a gap, and the token from which
+    /// bands are packed.
     fn front(&self, first: usize) -> (usize, usize) {
         let start = self.starts.first().map_or(first, |start| (*start).min(first));
         let before = self.common.partition_point(|token| (*token as usize) < start);
@@ -273,7 +272,7 @@ impl Mask {
         (before + joined, start + joined)
     }
 
-    /// What a row sees besides the `front` common tokens and its stretch, ascending.
+    /// The tokens that a row sees besides the first `front` common tokens and its band; ascending.
     fn singles(&self, row: usize, position: usize, front: usize) -> Vec<WeightedToken> {
         let (front, late) = self.common.split_at(front);
         let slashes = self.slashes.iter().rev().filter_map(|offset| position.checked_sub(*offset));
@@ -285,14 +284,14 @@ impl Mask {
             (token as usize) < start && (token >= behind_front || front.binary_search(&token).is_err())
         };
         let mut singles: Vec<WeightedToken> = plain.chain(own).filter(is_single).collect();
-        // Stable: a token that stands for itself comes before the same with a weight.
+        // Stable: a plain token comes before the same token with a weight.
         singles.sort_by_key(|single| single.token);
         singles.dedup_by_key(|single| single.token);
         singles
     }
 }
 
-/// The tokens before `end`, each once and ascending, and by token the place that it has among them.
+/// The distinct tokens before `end`, ascending, and for each token its index among them.
 pub(super) fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>, Vec<usize>) {
     let mut tokens = tokens.filter(|token| *token < end).peekable();
     if tokens.peek().is_none() {
@@ -305,21 +304,22 @@ pub(super) fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>
     (packed, places)
 }
 
-/// Picks for each row of a prompt.
+/// Selections for each row of a prompt.
 pub trait RowMask: Send + Sync {
-    /// What is stored of a KV head before its first token.
+    /// The state of a KV head before its first token.
     fn begin(&self) -> Box<dyn Any + Send + Sync>;
 
-    /// Takes in the tokens that may be picked by the last row that was read.
+    /// Adds the candidates of the last row that was read to the state.
     fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>);
 
-    /// What each row of a block picks, all of whose candidates were taken in. Adds what scoring cost (`score_flops`).
+    /// The selection of each row of a block; `state` holds the candidates of all its rows. Adds the cost of scoring
+    /// (`score_flops`).
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection>;
 }
 
 /// Keys and values `[token][d]` of a KV head, as far as they were read.
 pub struct RowHead<'a> {
-    /// Which one.
+    /// The KV head.
     pub place: KvHeadId,
     /// Rotated keys.
     pub keys: Rows<'a>,

@@ -1,4 +1,4 @@
-//! Sparse attention while a prompt is read: blocks of query rows attend what a method's mask leaves them.
+//! Sparse prefill: blocks of query rows attend the tokens that a method's mask allows.
 //!
 //! A [`BlockMask`](crate::BlockMask) says what the rows of a block attend at one KV head; a [`PromptMask`](crate::PromptMask) says it when it
 //! has seen all of the prompt at that head, so that a layer is read as a whole; a [`RowMask`](mask::RowMask) selects for each row.

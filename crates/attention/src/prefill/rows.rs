@@ -1,7 +1,7 @@
-//! Prompts of which every row attends its own picks: those that a decoding step at its position would have.
+//! Prefill where every row has a selection of its own: the one that a decode step at its position would make.
 //!
-//! A [`RowMask`] keeps an index for each KV head that grows as the prompt is read, and picks for some rows at a time;
-//! [`RowReader`] attends what was picked, row by row, as the engine attends a step.
+//! A [`RowMask`] keeps an index for each KV head that grows as the prompt is read, and selects for some rows at a time;
+//! [`RowReader`] attends the selections row by row, as in a decode step.
 
 use std::any::Any;
 
@@ -40,10 +40,10 @@ impl<'a> RowHead<'a> {
 pub(crate) struct RowReader<'a> {
     mask: &'a dyn RowMask,
     policy: &'a Policy,
-    /// By layer: what it is given of a budget.
+    /// Share of the budget, by layer.
     shares: Vec<LayerShare>,
     seed: u64,
-    /// What is stored, `[layer][kv_head]`.
+    /// States of the mask, `[layer][kv_head]`.
     states: Vec<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> RowReader<'a> {
         Self { mask, policy, shares, seed, states }
     }
 
-    /// Attends a chunk into `out: [token][head][d]`; what each block of rows cost.
+    /// Attends a chunk into `out: [token][head][d]`; returns the cost of each block of rows.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
         let (kv_heads, end) = (chunk.kv_heads(), chunk.first + chunk.tokens());
         let states = &mut self.states[chunk.layer];
@@ -71,7 +71,7 @@ impl<'a> RowReader<'a> {
         blocks.map(|(block, out)| self.attend_block(chunk, block * ROWS_AT_ONCE, out)).collect()
     }
 
-    /// The block whose first row is the chunk's `skipped`-th.
+    /// Attends the block whose first row is the chunk's `skipped`-th.
     fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);

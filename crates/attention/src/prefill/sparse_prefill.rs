@@ -22,26 +22,26 @@ use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, causal
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
     pub(crate) pattern: PrefillPattern<'a>,
-    /// What is stored where every row has its own picks.
+    /// Reader of patterns where every row has a selection of its own.
     rows: Option<RowReader<'a>>,
     pub(crate) policy: &'a Policy,
     pub(crate) positions: Positions,
     rotation: Option<Arc<dyn Rotation>>,
-    /// By layer: whether it attends everything by policy.
+    /// Whether each layer is dense by policy.
     pub(crate) dense: Vec<bool>,
     pub(crate) seed: u64,
     pub(crate) costs: LayerCosts,
-    /// What a device that reads the prompt holds of it.
+    /// Device memory, if a device reads the prompt.
     #[cfg(feature = "cuda")]
     pub(crate) there: MaskWorkspace,
 }
 
-/// What says which tokens a block attends.
+/// Gives the masks of a block.
 type Masking<'a> = dyn Fn(&QueryBlock<'_>, &mut Cost) -> Masks + Sync + 'a;
 
 impl<'a> SparsePrefill<'a> {
-    /// For a method with a mask, in a model of so many layers; `seed` is the context's. `None` if the method reads
-    /// densely or has no prefill pattern.
+    /// For a method with a mask, in a model of `layers` layers; `seed` is the context's. `None` if the method's prefill
+    /// is dense.
     pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
         let dense = method.policy.dense(layers);
@@ -65,14 +65,13 @@ impl<'a> SparsePrefill<'a> {
         })
     }
 
-    /// How the model's positions are moved, for methods that attend at others than the original ones
-    /// ([`Positions`]); such a method cannot read without.
+    /// Adds the model's rotation, without which a method that moves [`Positions`] cannot read.
     pub fn with_rotation(self, rotation: Option<Arc<dyn Rotation>>) -> Self {
         Self { rotation, ..self }
     }
 
-    /// Whole blocks of rows, about `most` rows together, but at least one block; all that there can be if the method has
-    /// to see the whole prompt.
+    /// Rows of a chunk: whole blocks, about `most` rows, but at least one block; the longest prompt if the mask needs
+    /// the whole prompt.
     pub fn chunk_rows(&self, most: usize) -> usize {
         let rows = self.pattern.query_rows();
         match self.pattern {
@@ -88,7 +87,9 @@ impl<'a> SparsePrefill<'a> {
         chunk.show();
         let counted = match (self.dense[chunk.layer], self.pattern) {
             (true, _) | (_, PrefillPattern::Dense) => self.attend_all(chunk, out),
-            (false, PrefillPattern::Rows(_)) => self.rows.as_mut().expect("made with the pattern").attend(chunk, out),
+            (false, PrefillPattern::Rows(_)) => {
+                self.rows.as_mut().expect("a reader is made with the pattern").attend(chunk, out)
+            }
             (false, PrefillPattern::Blocks(mask)) => {
                 self.attend_blocks(chunk, mask.query_rows(), &|block, cost| mask.masks(block, cost), out)
             }
@@ -97,14 +98,14 @@ impl<'a> SparsePrefill<'a> {
         counted.into_iter().for_each(|counted| self.count(chunk.layer, counted));
     }
 
-    /// Counts what was attended at a layer.
+    /// Adds the cost of a block at a layer.
     pub(crate) fn count(&mut self, layer: usize, BlockCost { cost, attended, context }: BlockCost) {
-        // Bytes are those of a decoding step: here many rows share what is read.
+        // Bytes are counted for decode steps only: here many rows share what is read.
         *self.costs.layer_mut(layer) += Cost { kv_bytes: 0, aux_bytes: 0, ..cost };
         self.costs.count_heads(layer, 0, &attended, context);
     }
 
-    /// A chunk that is all of the prompt: what its blocks attend is planned first, for each KV head.
+    /// Attends a chunk that is the whole prompt: plans the masks of all blocks first, for each KV head.
     fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
         assert_eq!(chunk.first, 0, "a mask over the whole prompt sees it in one chunk");
         let queries = queries_by_group(chunk);
@@ -115,7 +116,8 @@ impl<'a> SparsePrefill<'a> {
         counted
     }
 
-    /// What the blocks of a prompt attend, by KV head, and what it cost to plan that; `queries` are the chunk's, by group.
+    /// Plans the masks of a prompt's blocks, by KV head, and returns the cost of planning; `queries` are the chunk's,
+    /// by group.
     pub(crate) fn plan<'p>(
         &'p self,
         chunk: &PrefillChunk<'p>,
@@ -129,7 +131,7 @@ impl<'a> SparsePrefill<'a> {
         (0..queries.len()).into_par_iter().map(plan).unzip()
     }
 
-    /// A layer that is dense by policy. Where positions are grouped, all tokens are seen so.
+    /// Attends a layer that is dense by policy, at grouped positions if the method uses them.
     fn attend_all(&self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
         let end = chunk.first + chunk.tokens();
         match self.positions {
@@ -145,7 +147,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// Attends a chunk in blocks of so many rows.
+    /// Attends a chunk in blocks of `rows` rows.
     fn attend_blocks(
         &self,
         chunk: &PrefillChunk<'_>,
@@ -182,7 +184,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// The block whose first row is the chunk's `skipped`-th.
+    /// Attends the block whose first row is the chunk's `skipped`-th.
     fn attend_block(
         &self,
         chunk: &PrefillChunk<'_>,
@@ -222,7 +224,7 @@ impl<'a> SparsePrefill<'a> {
         BlockCost::new(attended, context, rows, d).with(cost)
     }
 
-    /// What the rows see, if their queries stand at two positions.
+    /// Keys and values for rows whose queries have two positions; `None` if they have one.
     fn dual_position(&self, seen: &VisibleTokens<'_>, block: &QueryBlock<'_>, mask: &Mask) -> Option<DualPositionHead> {
         let last = block.first + block.rows - 1;
         match self.positions {
@@ -233,7 +235,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// Attends where the query of each row stands at two positions.
+    /// Attends where the query of each row has two positions.
     fn attend_dual_position(
         &self,
         cache: &DualPositionHead,
@@ -256,7 +258,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// What was counted.
+    /// The costs counted so far.
     pub fn into_costs(self) -> LayerCosts {
         self.costs
     }

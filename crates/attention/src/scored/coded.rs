@@ -12,11 +12,11 @@ use crate::types::selection::Selection;
 
 const BITS: usize = 4;
 
-/// A scorer, and keys in 4 bits.
+/// A scorer with 4-bit keys beside its own index.
 #[derive(Clone)]
 pub(crate) struct Coded<S>(pub S);
 
-/// What a scorer holds of some candidates, and their keys in 4 bits.
+/// The scorer's index over some candidates, and their 4-bit keys.
 pub(crate) struct CodedIndex<I> {
     own: I,
     codes: QuantisedRows,

@@ -14,23 +14,23 @@ use spattn_kernels::pieces::PIECE;
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Granularity {
-    /// Each has its own.
+    /// Each query head has its own selection.
     QueryHead,
-    /// Its scores are those of its heads, reduced.
+    /// One selection for the group, by the reduced scores of its heads.
     KvHead(Reduce),
 }
 
-/// How the scores of a group become one; the mean picks what the sum picks.
+/// How the scores of a group are reduced; the mean selects what the sum selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reduce {
-    /// Added.
+    /// Sum.
     Sum,
-    /// The largest.
+    /// Maximum.
     Max,
 }
 
 impl Granularity {
-    /// How a device makes the scores of a group one, if they become one.
+    /// How a device reduces the scores of a group, if they are reduced.
     #[cfg(feature = "cuda")]
     pub(crate) fn reduction(self) -> Option<Reduction> {
         match self {
@@ -70,7 +70,7 @@ impl Granularity {
         }
     }
 
-    /// Reads `per` alone, for methods whose common selection is not made from scores.
+    /// Reads `per` alone, for methods whose group selection is not made from scores.
     pub(crate) fn read_per(params: &mut Params) -> Result<Self, UsageError> {
         Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
             "kv_head" => Self::KvHead(Reduce::Sum),
@@ -78,7 +78,7 @@ impl Granularity {
         })
     }
 
-    /// What the query heads `[group][n]` have to say: each for itself, or what the group's reduce to.
+    /// The scores `[group][n]` of the query heads: as they are, or reduced over the group.
     pub(crate) fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
         match self {
             Self::QueryHead => heads,
@@ -86,7 +86,7 @@ impl Granularity {
         }
     }
 
-    /// Whether scores of a group are added.
+    /// Whether scores of a group are summed.
     pub(crate) fn adds(self) -> bool {
         self == Self::KvHead(Reduce::Sum)
     }
@@ -97,7 +97,7 @@ impl Granularity {
         self == Self::QueryHead || group == 1
     }
 
-    /// Tokens chosen for each of what [`merged`](Self::merged) gave.
+    /// The selection of the tokens chosen by each list of [`merged`](Self::merged).
     pub(crate) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
         self.selection_of(tokens.into_iter().map(SelectedTokens::softmax).collect())
     }
@@ -110,7 +110,7 @@ impl Granularity {
         }
     }
 
-    /// What each query head of a group has, or what `add` makes of all of them.
+    /// The values of each query head of a group, or all of them merged by `add`.
     pub(crate) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
         match self {
             Self::QueryHead => heads,
@@ -126,12 +126,12 @@ impl Granularity {
         }
     }
 
-    /// No token, for a group of so many query heads.
+    /// An empty selection, for a group of `group` query heads.
     pub(crate) fn nothing(self, group: usize) -> Selection {
         self.selection(vec![Vec::new(); group])
     }
 
-    /// All candidates of a step, without looking at any.
+    /// The selection of all candidates of a step.
     pub(crate) fn all(self, step: &Step<'_>) -> Selection {
         let all = |_: &[f32], _: &mut Cost| step.candidates.clone().map(|token| token as u32).collect();
         self.by_query(step, &mut Cost::default(), all)
@@ -163,7 +163,7 @@ impl Granularity {
         }
     }
 
-    /// Scores `[head][n]` of the heads that pick together to `[n]`.
+    /// Reduces the scores `[head][n]` of heads that select together to `[n]`.
     pub(crate) fn reduced_scores(self, scores: Vec<f32>, n: usize) -> Vec<f32> {
         match self {
             Self::QueryHead => scores,
@@ -190,8 +190,8 @@ impl Granularity {
     }
 }
 
-/// What `work` gives for each query head of a group, in their order, and what it counts. Where what it goes through is more
-/// than a piece of a long context, threads of the pool share the heads.
+/// Runs `work` for each query head of a group, in order, and adds its costs. Heads run in parallel if they pass over
+/// more than a piece of a long context.
 pub(crate) fn each_head<T: Send>(
     group: usize,
     goes_through: usize,
@@ -215,12 +215,12 @@ pub(crate) fn each_head<T: Send>(
 }
 
 impl Reduce {
-    /// Scores `[group][n]` to `[n]`.
+    /// Reduces scores `[group][n]` to `[n]`.
     pub(crate) fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
         scores[n..].chunks_exact(n).fold(scores[..n].to_vec(), |reduced, head| self.pair(reduced, head))
     }
 
-    /// Two of a group to one.
+    /// Reduces two scores to one.
     fn pair(self, mut reduced: Vec<f32>, head: &[f32]) -> Vec<f32> {
         let pairs = reduced.iter_mut().zip(head);
         match self {

@@ -1,10 +1,10 @@
 //! [`Scored`]: a scorer, a picker and a granularity as a method.
 //!
-//! In a step all candidates are scored and picked from: those of the prefix by the index that all runs share, those that
-//! left the window since (`--tail`) by one of the run's own, which grows by what left. An index is made of grains that
-//! depend on nothing but their own tokens, so only the last one is ever made again, and what is picked at a step is what an
-//! index made from scratch would pick. Read row by row, a prompt is the same thing: each row has the picks that a step
-//! at its position would have.
+//! A step scores all candidates and selects from them: those of the prefix by the index that sequences share, those
+//! that left the window since (`--tail`) by an index of the sequence's own, which grows with them. An index consists of
+//! grains that depend on their own tokens only. So only the last grain is ever rebuilt, and a step selects what an
+//! index built from scratch would select. Prefill row by row works alike: each row has the selection of a decode step
+//! at its position.
 
 use std::any::Any;
 use std::ops::Range;
@@ -49,14 +49,14 @@ pub(crate) struct Scored<S> {
     scorer: S,
     picker: Arc<dyn Picker>,
     per: Granularity,
-    /// Pages picked at least.
+    /// Pages selected at least.
     least: usize,
     /// Whether every token is a candidate, and none static.
     has_no_static: bool,
 }
 
 impl<S: Scorer> Scored<S> {
-    /// Reads how it picks (`pick` and its budget, `per`, `reduce`).
+    /// Reads the parameters of its selection (`pick` and its budget, `per`, `reduce`).
     pub fn read(params: &mut Params, scorer: S, choice: Choice) -> Result<Self, UsageError> {
         Ok(Self {
             scorer,
@@ -67,7 +67,7 @@ impl<S: Scorer> Scored<S> {
         })
     }
 
-    /// With a picker that was read before.
+    /// With a picker that was read already.
     pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
         Self { scorer, picker, per, least: 0, has_no_static: false }
     }
@@ -77,7 +77,7 @@ impl<S: Scorer> Scored<S> {
         Self { scorer, picker: Arc::new(picker), per, least: 0, has_no_static: false }
     }
 
-    /// As a method, whose index holds keys in 4 bits too if it picks by them.
+    /// The method; its index also holds keys in 4 bits if the picker uses them.
     pub fn method(self) -> Arc<dyn AnyMethod> {
         match self.picker.finer() {
             Some(Finer::Codes) => {
@@ -88,12 +88,12 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// Picks so many pages at least.
+    /// Selects at least `least` pages.
     pub fn at_least(self, least: usize) -> Self {
         Self { least, ..self }
     }
 
-    /// Picks from all tokens, the current one included: nothing is attended whatever is picked.
+    /// Selects from all tokens, the current one included: there are no static tokens.
     pub fn without_static(self) -> Self {
         Self { has_no_static: true, ..self }
     }
@@ -105,31 +105,30 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// What a picker that looks at nothing picks.
+    /// The selection of a data-independent picker.
     fn draw(&self, picker: &dyn DataIndependentPicker, step: &Step<'_>) -> Selection {
         let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
         let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
         self.per.selection_of((0..heads).map(draw).collect())
     }
 
-    /// Whether the scores of a group are added as they are made.
+    /// Whether the scores of a group are summed while they are computed.
     fn adds(&self) -> bool {
         self.per.adds() && !self.scorer.weighs()
     }
 
-    /// Lists of scores of a position of `group` query heads.
+    /// Number of score lists of a position with `group` query heads.
     fn lists(&self, group: usize) -> usize {
         if self.adds() { 1 } else { group }
     }
 
-    /// Whether the products of the query heads of a group of so many with the tokens that they attend were taken as scores.
+    /// Whether scoring computed the exact products of the `group` query heads with the tokens that they attend.
     fn takes_products(&self, group: usize) -> bool {
         let of_sums = self.adds() && self.scorer.is_linear() && group > 1;
         self.scorer.takes_products() && !of_sums
     }
 
-    /// The page of some candidates that the current token fills with those right before it, if it is the last of them and is kept whatever
-    /// its score.
+    /// The page of the candidates that contains the current token, if it is the last page and is always selected.
     fn open_page(&self, candidates: &Range<usize>, tokens: usize) -> Option<usize> {
         let page = self.scorer.page();
         let last = candidates.len().checked_sub(1)? / page;
@@ -145,12 +144,13 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// Scorer and picker on a device, if both can go there.
+    /// Device forms of scorer and picker, if both have one.
     fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
         Some((self.scorer.device()?, self.picker.device()?))
     }
 
-    /// What a step picks by scores of its candidates, weighed and with what attention does anyway left to it.
+    /// Selects by the scores of a step's candidates, weights the tokens, and counts products shared with attention
+    /// once.
     fn select_at(
         &self,
         step: &Step<'_>,
@@ -166,7 +166,7 @@ impl<S: Scorer> Scored<S> {
         selection
     }
 
-    /// What is picked by `scores: [list][page]` of the candidates of one position.
+    /// Selects by `scores: [list][page]` of the candidates of one position.
     fn select_by(
         &self,
         scores: &[f32],
@@ -225,7 +225,8 @@ impl<S: Scorer> Scored<S> {
         selection
     }
 
-    /// Counts what was read to pick beside the scores: each key and code once for the group, and nothing that attention reads as well.
+    /// Counts the data read for selection beside the scores: each key and code once for the group, without what
+    /// attention reads as well.
     fn count_seen(
         &self,
         seen: &ReadTokens,
@@ -249,10 +250,10 @@ impl<S: Scorer> Scored<S> {
     }
 
     fn codes_of<'a>(&self, index: &'a S::Index) -> &'a QuantisedRows {
-        self.scorer.codes(index).expect("a picker that scores by codes is given them")
+        self.scorer.codes(index).expect("the scorer has no codes")
     }
 
-    /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Counts products, not what is read.
+    /// `q·k` with the 4-bit keys of some candidates, ascending, `[query][token]`. Counts FLOPs, not bytes.
     fn scores_by_codes(
         &self,
         queries: &[f32],
@@ -273,7 +274,7 @@ impl<S: Scorer> Scored<S> {
     }
 }
 
-/// Of each part of the candidates from `first` on, its index and which of its rows some of them are, ascending.
+/// For each part of the candidates from `first` on: its index, and the rows of `tokens` in it, ascending.
 fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&'a I, Vec<u32>)> {
     let (mut begin, mut left) = (first, tokens);
     let of_part = |part: &Part<'a, I>| {
@@ -286,12 +287,12 @@ fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&
     parts.iter().map(of_part).collect()
 }
 
-/// What the heads of a group read at a position to pick, beside the scores.
+/// Data that the heads of a group read for selection at one position, beside the scores.
 #[derive(Default)]
 struct ReadTokens {
-    /// Tokens whose keys were multiplied and are not attended by the heads that did.
+    /// Tokens whose keys were multiplied by heads that do not attend them.
     pub(crate) keys: Mutex<Vec<u32>>,
-    /// Tokens whose keys in 4 bits were multiplied.
+    /// Tokens whose 4-bit keys were multiplied.
     pub(crate) codes: Mutex<Vec<u32>>,
     /// `‖v‖` of every candidate.
     pub(crate) norms: OnceLock<Vec<f32>>,
@@ -319,20 +320,20 @@ fn note(list: &Mutex<Vec<u32>>, tokens: &[u32]) {
     list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(tokens);
 }
 
-/// What was noted, of `total` tokens in context; `None` if nothing was.
+/// The noted tokens, of `total` in context; `None` if there are none.
 fn noted(list: &Mutex<Vec<u32>>, total: usize) -> Option<TokenSet> {
     let list = list.lock().unwrap_or_else(PoisonError::into_inner);
     (!list.is_empty()).then(|| TokenSet::of(list.iter().copied(), total))
 }
 
-/// Scores of pages, one of which is the best of all.
+/// The scores, with that of `page` raised above all others.
 fn with_best(scores: &[f32], page: usize) -> Vec<f32> {
     let mut scores = scores.to_vec();
     scores[page] = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max).next_up();
     scores
 }
 
-/// `‖v‖` of each candidate, with what reading all of them costs.
+/// `‖v‖` of each candidate; counts the cost of reading all values.
 fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Vec<f32> {
     let mut norms = Vec::new();
     for part in parts {
@@ -354,7 +355,7 @@ fn dots_of(queries: &[f32], d: usize, keys: &[f32]) -> Vec<f32> {
     dots
 }
 
-/// One position that picks.
+/// One query position and its candidates.
 struct QueryPosition<'a> {
     candidates: Range<usize>,
     context: Context,
@@ -365,17 +366,17 @@ struct QueryPosition<'a> {
     queries: &'a [f32],
     /// Rotated keys of all tokens in context.
     keys: Joined<'a>,
-    /// The page that is kept whatever its score.
+    /// The page that is always selected.
     open: Option<usize>,
 }
 
-/// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
+/// The index of a prefix; `None` if the prefix has no candidates and the index would have to learn from them.
 pub(crate) type PrefixIndex<I> = Option<I>;
 
-/// What left the window since the prefix was read.
+/// Index over the tokens that left the window since the prefix was read.
 pub(crate) struct TailIndex<I> {
     index: Option<I>,
-    /// Candidates that it holds.
+    /// Candidates in the index.
     tokens: usize,
 }
 
@@ -437,7 +438,7 @@ impl<S: Scorer> Method for Scored<S> {
         if let Some(picker) = self.picker.blind() {
             return self.draw(picker, step);
         }
-        // What has to be learned of a prefix cannot be learned of none.
+        // No index: the prefix has no candidates to learn from.
         let Some(shared) = index else { return self.per.all(step) };
         let candidates = step.candidates.clone();
         let (indexed, keys, values) = (step.indexed.len(), step.all_keys(), step.all_values());
@@ -450,7 +451,7 @@ impl<S: Scorer> Method for Scored<S> {
             group: step.group(),
             queries: step.queries,
             keys,
-            // Where all that follows the prefix is exact, no page is filled further.
+            // If all tokens after the prefix are static, no page is filled further.
             open: self.open_page(&candidates, step.context.tokens).filter(|_| step.has_moving_candidates),
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
@@ -459,7 +460,7 @@ impl<S: Scorer> Method for Scored<S> {
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             return self.select_at(step, (&scores, &parts), &at, cost);
         }
-        // The prefix's last grain is not whole: it goes on in the run's own index.
+        // The prefix's last grain is not complete: it continues in the sequence's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
         let behind = candidates.start + whole..candidates.end;
         let place = KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
@@ -516,14 +517,14 @@ impl<S: Scorer> Method for Scored<S> {
     }
 }
 
-/// What is called where a method has a form on a device.
-const ON_DEVICE: &str = "only a method with a form on a device is asked for it";
+/// Panic message.
+const ON_DEVICE: &str = "the method has no device form";
 
-/// Bytes of scores that are made at a time, if one row does not take more.
+/// Limit of the bytes of scores computed at a time; a single row may exceed it.
 #[cfg(feature = "cuda")]
 const SCORE_BYTES: usize = 64 << 20;
 
-/// Rows of a step whose scores are made together.
+/// Ranges of rows whose scores are computed together.
 #[cfg(feature = "cuda")]
 fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
     let rows = step.budget_units.len();
@@ -546,7 +547,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 
     fn cost(&self, step: &StepShape) -> Cost {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        // Queries of a group are added before they are scored, where that is the same.
+        // Queries of a group are summed before scoring if scores are linear.
         let group = if self.per.adds() && self.scorer.is_linear() { 1 } else { step.group };
         let mut cost = scorer.cost(&StepShape { group, ..*step });
         let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
@@ -574,7 +575,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
-        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        // Decoded tokens add to a budget that is a share of the context: assume as many as the prefix has.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
         let most = self.budget_units(context, prefix.tokens) as usize * self.scorer.page();
         lists * most.min(prefix.tokens) * size_of::<u32>()
@@ -626,7 +627,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 }
 
 impl<I> TailIndex<I> {
-    /// Takes in all of `keys` and `values` that it does not hold yet, and makes its last grain anew.
+    /// Appends the tokens of `keys` and `values` that it does not hold yet, and rebuilds its last grain.
     fn grow<S: Scorer<Index = I>>(
         &mut self,
         scorer: &S,
@@ -653,7 +654,7 @@ impl<S: Scorer> RowMask for Scored<S> {
     }
 
     fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
-        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("what this method began");
+        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("a state of another method");
         let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
         let d = head.place.d;
         let keys = Joined::one(head.keys, d).slice(whole.clone());
@@ -662,7 +663,7 @@ impl<S: Scorer> RowMask for Scored<S> {
     }
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
-        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("what this method began");
+        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("a state of another method");
         let (group, d, page) = (block.group, block.d, self.scorer.page());
         // No row read so far has a candidate.
         let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
@@ -700,7 +701,7 @@ impl<S: Scorer> RowMask for Scored<S> {
             let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
             let total = block.first + row + 1;
             let seen = keys.slice(0..total);
-            // The last grain is not whole: as this row sees it, it is made for this row.
+            // The last grain is not complete: it is built for this row as the row sees it.
             let open = candidates.start + whole..candidates.end;
             let mut last = TailIndex { index: None, tokens: 0 };
             if !open.is_empty() {
@@ -726,11 +727,11 @@ impl<S: Scorer> RowMask for Scored<S> {
             attended += selection.of_heads(group).iter().sum::<usize>();
             selections.push(selection);
         }
-        // What later rows see of the index, earlier ones need not score.
+        // Earlier rows need not score what only later rows see.
         let share = used as f64 / (rows * columns).max(1) as f64;
         cost.score_flops += (scoring.score_flops as f64 * share) as u64;
         if self.takes_products(group) {
-            // Bytes are not counted where a prompt is read.
+            // Bytes are not counted during prefill.
             cost.leave_to_attention(attended, 0, d, 0);
         }
         selections

@@ -20,7 +20,7 @@ use spattn_kernels::Joined;
 
 /// Scores candidates by what it stored of their keys.
 pub(crate) trait Scorer: Clone + Send + Sync + 'static {
-    /// Stored of some candidates of one KV head, in the order of their tokens.
+    /// The index over some candidates of one KV head, in token order.
     type Index: Send + Sync + 'static;
 
     /// See [`Method::calibration`](crate::Method::calibration).
@@ -43,12 +43,12 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         String::new()
     }
 
-    /// Tokens that share a score: 1, or those of a page.
+    /// Tokens that share a score: 1, or the page size.
     fn page(&self) -> usize {
         1
     }
 
-    /// Tokens whose part of the index depends on nothing but these tokens, in whole pages.
+    /// Granularity of the index in tokens, a multiple of the page: each part depends on its own tokens only.
     fn grain(&self) -> usize {
         self.page()
     }
@@ -59,11 +59,11 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// How tokens that come after the prefix get into an index.
     fn growth(&self) -> Growth;
 
-    /// The index of no token: with what `like` learned of its prefix, or, without it, with nothing learned. Asked for
-    /// only as far as [`growth`](Self::growth) allows.
+    /// An empty index, with what `like` learned from its prefix if it is given. Called only as far as
+    /// [`growth`](Self::growth) allows.
     fn empty(&self, place: KvHeadId, like: Option<&Self::Index>) -> Self::Index;
 
-    /// Replaces what an index holds from its `kept`-th token on (a multiple of the [`grain`](Self::grain)).
+    /// Truncates the index to its first `kept` tokens (a multiple of the [`grain`](Self::grain)) and appends `new`.
     fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>);
 
     /// Bytes the index occupies, as stored.
@@ -72,18 +72,18 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
 
-    /// Whether each score takes the exact product of a query with a key where the key lies, which attention need not take again.
+    /// Whether scoring computes exact `q·k` in place, so that attention can reuse the products. Default false.
     fn takes_products(&self) -> bool {
         false
     }
 
-    /// Whether tokens before the window, where that is shorter than a page, are kept with the current one as long as they fill a page
-    /// with it.
+    /// Whether the page that contains the current token is always selected, even where the window is shorter than a
+    /// page. Default false.
     fn keeps_open_page(&self) -> bool {
         false
     }
 
-    /// Whether the scores of a sum of queries are the sums of their scores.
+    /// Whether scores are linear in the query. Default false.
     fn is_linear(&self) -> bool {
         false
     }
@@ -102,34 +102,34 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         Reduce::Sum.apply(&scores, scores.len() / queries.group())
     }
 
-    /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](crate::scored::coded::Coded) scorer's.
+    /// Quantised keys for a second score; only a [`Coded`](crate::scored::coded::Coded) scorer's index has them.
     fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
         None
     }
 
-    /// Its form on a device, which gives the scores of this one; `None` if it has none. It cannot
-    /// [weigh](Self::weigh) what was picked.
+    /// Its form on a device, with equal scores; `None` if it has none. It cannot [weight](Self::weigh) selected tokens.
     fn device(&self) -> Option<&dyn DeviceScorer> {
         None
     }
 
-    /// Whether what was picked is [weighed](Self::weigh), by the scores of each query.
+    /// Whether selected tokens are [weighted](Self::weigh) by the scores of each query.
     fn weighs(&self) -> bool {
         false
     }
 
-    /// Weighs what was picked at one position, for methods whose picks are not the whole of their output.
+    /// Weights the tokens selected at one position, for methods whose output is not only that of the selected tokens.
     fn weigh(&self, _from: &SelectionSource<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}
 }
 
 /// How tokens that come after the prefix get into an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// Not at all; why.
+    /// They cannot; the reason.
     None(&'static str),
-    /// They join what was learned of a prefix; how.
+    /// They extend what was learned from a prefix; how.
     OfPrefix(&'static str),
-    /// They join what depends on no other token, so that a prompt can be read by it from its first token on; how.
+    /// Each token is indexed independently of the others, so a prompt can be read with the index from its first token;
+    /// how.
     Free(&'static str),
 }
 
@@ -151,15 +151,15 @@ pub(crate) struct NewTokens<'a> {
     pub values: &'a [f32],
 }
 
-/// Some candidates, one after the other, and what is stored of them.
+/// Consecutive candidates and their index.
 pub(crate) struct Segment<'a, I> {
-    /// What is stored of them.
+    /// Their index.
     pub index: &'a I,
     /// Their keys `[token][d]`.
     pub keys: Joined<'a>,
 }
 
-/// The candidates of one position, from which was picked.
+/// The candidates and scores that one position selected from.
 pub(crate) struct SelectionSource<'a, I> {
     /// `[query of the group][page]`.
     pub scores: &'a [f32],
@@ -171,7 +171,7 @@ pub(crate) struct SelectionSource<'a, I> {
 
 /// Some candidates of a position.
 pub(crate) struct Part<'a, I> {
-    /// What is stored of them, and maybe of more behind them.
+    /// Their index, which may hold further tokens behind them.
     pub index: &'a I,
     /// How many there are.
     pub tokens: usize,

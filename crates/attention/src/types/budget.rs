@@ -17,21 +17,22 @@ use crate::types::schedule::LayerShare;
 /// How many tokens a method may pick beyond the static ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// So many tokens.
+    /// A number of tokens.
     Tokens(usize),
-    /// This share of the tokens in context, rounded up.
+    /// A share of the tokens in context, rounded up.
     Ratio(f64),
-    /// What is missing to this share of the tokens in context, static ones included.
+    /// A density: a share of the tokens in context, static ones included.
     Density(f64),
 }
 
 impl Budget {
-    /// Tokens to pick in this context: the layer's share of what all have on average.
+    /// Tokens to select in this context: the layer's share of the mean over layers.
     pub fn tokens(self, context: Context) -> usize {
         context.share.of(self.mean_tokens(context))
     }
 
-    /// Tokens to pick, mean over layers. For a density at least 1: a method that picks nothing is another one.
+    /// Tokens to select, mean over layers. At least 1 for a density: a method that selects nothing is a different
+    /// method.
     fn mean_tokens(self, context: Context) -> usize {
         match self {
             Budget::Tokens(k) => k,
@@ -40,12 +41,12 @@ impl Budget {
         }
     }
 
-    /// Whether nothing is ever to be picked.
+    /// Whether it never selects anything.
     pub fn is_none(self) -> bool {
         self == Budget::Tokens(0)
     }
 
-    /// Blocks of `size` tokens to pick; tokens and ratios are rounded up to whole blocks, a density to the nearest.
+    /// Blocks of `size` tokens to select; tokens and ratios are rounded up to whole blocks, a density to the nearest.
     pub fn blocks(self, context: Context, size: usize) -> usize {
         let tokens = self.mean_tokens(context);
         context.share.of(match self {
@@ -55,34 +56,35 @@ impl Budget {
     }
 }
 
-/// How many tokens are in context, and how many of these are attended whatever is picked.
+/// The number of tokens in context, and of the static ones among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
-    /// All of them, the current one included.
+    /// All tokens, the current one included.
     pub tokens: usize,
     /// The static ones.
     pub fixed: usize,
-    /// What the layer is given of a budget.
+    /// The layer's share of a budget.
     pub share: LayerShare,
 }
 
 impl Context {
-    /// `tokens` in context, of which `candidates` may be picked, at a layer that is given what all are on average.
+    /// `tokens` in context, of which `candidates` may be selected, at a layer with the mean budget.
     pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
         Self { tokens, fixed: tokens.saturating_sub(candidates.len()), share: LayerShare::default() }
     }
 
-    /// At a layer that is given this share of a budget.
+    /// The same at a layer with this share of the budget.
     pub fn at(self, share: LayerShare) -> Self {
         Self { share, ..self }
     }
 
-    /// Tokens that may be picked.
+    /// Number of candidates.
     pub fn candidates(self) -> usize {
         self.tokens - self.fixed
     }
 
-    /// How many candidates bring the tokens attended to a share `density` of all; 0 if the static ones exceed it.
+    /// Number of candidates that bring the attended tokens to a share `density` of the context; 0 if the static ones
+    /// exceed it.
     pub fn missing(self, density: f64) -> usize {
         ((density * self.tokens as f64).round() as usize).saturating_sub(self.fixed).min(self.candidates())
     }
@@ -100,8 +102,7 @@ pub enum Tuned<T> {
 impl<T: Copy> Tuned<T> {
     /// The value.
     ///
-    /// # Panics
-    /// If it is still to be solved; the engine does that before it asks a method for anything else.
+    /// # Panics If it is not solved yet; the engine solves it before any other call.
     pub fn value(self) -> T {
         match self {
             Tuned::Value(value) => value,

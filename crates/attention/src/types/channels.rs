@@ -1,4 +1,4 @@
-//! How many channels of a head a parameter asks for.
+//! A number of channels of a head, as a parameter.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use spattn_base::error::UsageError;
 /// How many of a head's `d` channels: a number or a share such as `d/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Channels {
-    /// So many.
+    /// A number.
     Count(usize),
-    /// This part of `d`.
+    /// `d` divided by this.
     Share(usize),
 }
 

@@ -17,34 +17,34 @@ pub struct Policy {
     pub local: usize,
     /// Layers that attend everything.
     pub dense_layers: DenseLayers,
-    /// What becomes of the tokens after the prefix.
+    /// How tokens after the prefix are treated.
     pub tail: Tail,
-    /// How the method's budget of tokens is dealt out to layers that are not dense.
+    /// How the method's budget of tokens is distributed over sparse layers.
     pub schedule: Schedule,
 }
 
 impl Policy {
-    /// By layer of a model with so many: whether it attends everything.
+    /// Whether each of `layers` layers is dense.
     pub fn dense(&self, layers: usize) -> Vec<bool> {
         (0..layers).map(|layer| self.dense_layers.contains(layer, layers)).collect()
     }
 }
 
-/// What becomes of the tokens that follow the prefix: part of what is static, or candidates like those of the prefix.
+/// How tokens after the prefix are treated: as static tokens, or as candidates like those of the prefix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Tail {
-    /// All are attended exactly, however many they become.
+    /// All are static, however many there are.
     #[default]
     Exact,
-    /// Only the last so many tokens of the context are; what leaves this window becomes a candidate.
+    /// Only the last tokens of the context, this many, are static; tokens that leave this window become candidates.
     Window(usize),
     /// As a window of the policy's `local` tokens.
     Indexed,
 }
 
 impl Tail {
-    /// Length of the window that moves on with the context, of which the current token is always part; `None` if all that
-    /// follows the prefix stays exact.
+    /// Length of the sliding window, at least 1 as it contains the current token; `None` if all tokens after the prefix
+    /// are static.
     pub fn window(self, local: usize) -> Option<usize> {
         match self {
             Self::Exact => None,

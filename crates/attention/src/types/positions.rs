@@ -1,5 +1,5 @@
-//! Grouped positions, by which a model reads contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM
-//! Maybe LongLM", §3.2).
+//! The positions at which tokens are attended: their own, those within a cache, or grouped ones. Grouped positions let
+//! a model read contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM Maybe LongLM", §3.2).
 //!
 //! A query at position `p` sees the tokens at a distance below `w`, its neighbours, where they are. Tokens further off are
 //! far ones: they stand at `⌊position/g⌋` for a query that stands at `⌊p/g⌋ + w − ⌊w/g⌋`, so that their distances go on
@@ -20,17 +20,17 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// How many tokens are far ones for a query at `position`: the first so many of the context.
+    /// Number of far tokens for a query at `position`: the first ones of the context.
     pub fn far(self, position: usize) -> usize {
         (position + 1).saturating_sub(self.neighbours)
     }
 
-    /// How much earlier than `position` a query there stands for its far tokens; 0 if it has none.
+    /// Distance by which a query at `position` is moved back for its far tokens; 0 if it has none.
     pub fn query_shift(self, position: usize) -> usize {
         self.key_shift(position).saturating_sub(self.key_shift(self.neighbours))
     }
 
-    /// How much earlier than `position` a far token there stands.
+    /// Distance by which a far token at `position` is moved back.
     fn key_shift(self, position: usize) -> usize {
         position - position / self.group
     }
@@ -63,17 +63,18 @@ impl Grouped<'_> {
 /// The positions that RoPE gives to tokens in context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
-    /// Where they were read.
+    /// Their positions in the text.
     Original,
-    /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
-    /// the last one, however far apart they were read. For methods that pick nothing.
+    /// Positions within a cache that holds only the static tokens: the sink stands directly before the recent tokens,
+    /// however far apart they are in the text. For methods that select nothing.
     WithinCache,
-    /// Those of Self-Extend, in layers that are dense by policy too: tokens far from a query stand in groups.
+    /// Positions of Self-Extend, also in layers that are dense by policy: tokens far from a query share positions in
+    /// groups.
     Grouped(Grouping),
 }
 
 impl Positions {
-    /// Grouped positions in a model with this rotation; `None` for others.
+    /// The grouped positions of a model with this rotation; `None` for the other variants.
     ///
     /// # Panics
     /// If there is no rotation to lead to them.
@@ -83,7 +84,7 @@ impl Positions {
     }
 }
 
-/// Plans refuse such methods on models whose positions cannot be moved.
+/// Panic message; plans refuse such methods on models whose positions cannot be moved.
 pub(crate) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
 
 /// Moves rotated vectors to other positions; only the model knows its frequencies.

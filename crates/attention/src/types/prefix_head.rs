@@ -15,9 +15,9 @@ use spattn_kernels::Rows;
 pub struct HeadPrefix<'a> {
     /// Layer, from 0.
     pub layer: usize,
-    /// Where the layer stands among those that are not dense.
+    /// Rank of the layer among the sparse layers.
     pub depth: SparseLayerRank,
-    /// How the model's positions are moved; `None` where no turn leads from one to another.
+    /// The model's rotation; `None` if its positions cannot be moved.
     pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
     pub kv_head: usize,
@@ -29,9 +29,9 @@ pub struct HeadPrefix<'a> {
     pub d: usize,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// Tokens that may be picked; the others are attended anyway.
+    /// Tokens that may be selected; the others are static.
     pub candidates: Range<usize>,
-    /// What the method asked for by [`Method::prompt_needs`].
+    /// The statistics that the method needs ([`Method::prompt_needs`](crate::Method::prompt_needs)).
     pub prompt: PromptHead<'a>,
     /// Seed of this example, layer and head.
     pub seed: u64,
@@ -45,20 +45,20 @@ impl HeadPrefix<'_> {
         scores
     }
 
-    /// The prefix as a context, for methods that spend their budget when it ends.
+    /// The prefix as a context, for methods that spend their budget at the end of prefill.
     pub fn context(&self) -> Context {
         Context::new(self.keys.elements() / self.d, &self.candidates).at(self.depth.share)
     }
 }
 
-/// Where a layer stands among those that are not dense.
+/// Rank of a layer among the sparse layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseLayerRank {
-    /// Layers before it, dense ones left out.
+    /// Sparse layers before it.
     pub rank: usize,
-    /// Layers that are not dense.
+    /// Number of sparse layers.
     pub of: usize,
-    /// What it is given of a budget.
+    /// Its share of the budget.
     pub share: LayerShare,
 }
 

@@ -1,6 +1,6 @@
-//! The shape of a prompt: what room for it, and for what is found in it, depends on.
+//! The shape of a prompt, on which the memory for it and for its indexes depends.
 
-/// The prefix that is going to be read.
+/// The shape of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptShape {
     /// Layers of the model.

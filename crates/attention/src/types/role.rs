@@ -1,21 +1,21 @@
 //! What a method is for, among those that it is compared with.
 
-/// One for each registered method: conclusions and figures go by it.
+/// The role of a registered method, by which conclusions and figures treat it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Attention over all tokens, which every other is held against.
+    /// Attention over all tokens: the reference of all comparisons.
     Reference,
-    /// A method that somebody published to be used.
+    /// A published method.
     Method,
-    /// It sees exact scores of all candidates before it chooses: what it reaches shows what the budget allows, not
-    /// what can be had for it.
+    /// It sees exact scores of all candidates before it selects: an upper bound of what a budget allows, not a usable
+    /// method.
     Oracle,
-    /// It chooses without looking: what it reaches is had for nothing.
+    /// It selects without looking at the data: a lower bound.
     Floor,
 }
 
 impl Role {
-    /// A word for it.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Role::Reference => "reference",
@@ -25,7 +25,7 @@ impl Role {
         }
     }
 
-    /// A line that says what it means.
+    /// Its meaning, in one line.
     pub fn about(self) -> &'static str {
         match self {
             Role::Reference => "reference: attends all, and is what every other is held against",

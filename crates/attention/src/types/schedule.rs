@@ -1,4 +1,4 @@
-//! How a method's budget of tokens is dealt out to layers.
+//! How a method's budget of tokens is distributed over layers.
 //!
 //! A schedule gives each layer a weight. With a budget of `k` tokens a layer, `n` layers that are not dense, and weights `w` that
 //! sum to `W` over these, the i-th of them gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`: so all together
@@ -14,28 +14,27 @@ use spattn_base::error::UsageError;
 /// The weights of layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// All alike.
+    /// Equal weights.
     #[default]
     Uniform,
-    /// In proportion to a layer's place among those that are not dense.
+    /// In proportion to a layer's rank among the sparse layers, from 1.
     Linear,
-    /// One for each layer of the model; those of dense layers count for nothing.
+    /// One for each layer of the model; those of dense layers are ignored.
     Weights(Vec<u32>),
 }
 
-/// The greatest weight that a layer can have.
+/// The largest weight of a layer.
 const MOST_WEIGHT: u32 = 1_000_000;
 
 impl Schedule {
-    /// Whether every layer gets the same.
+    /// Whether all layers have equal budgets.
     pub fn is_uniform(&self) -> bool {
         *self == Self::Uniform
     }
 
-    /// Makes sure that the schedule fits a model, whose `dense` layers it leaves out.
+    /// Checks that the schedule fits a model with these `dense` layers.
     ///
-    /// # Errors
-    /// If it has weights for more or fewer layers than there are, or none above 0 for those that are not dense.
+    /// # Errors If the number of weights is not the number of layers, or all weights of sparse layers are 0.
     pub fn check(&self, dense: &[bool]) -> Result<(), UsageError> {
         let Self::Weights(weights) = self else { return Ok(()) };
         if weights.len() != dense.len() {
@@ -51,7 +50,7 @@ impl Schedule {
         }
     }
 
-    /// What the layer numbered `layer` is given, in a model with these `dense` layers.
+    /// The share of layer `layer`, in a model with these `dense` layers.
     pub fn share(&self, dense: &[bool], layer: usize) -> LayerShare {
         let weight = |rank: usize, at: usize| match self {
             Self::Uniform => 1,
@@ -74,28 +73,28 @@ impl Schedule {
     }
 }
 
-/// What a layer is given of the budgets of all layers that are not dense.
+/// A layer's share of the budgets of all sparse layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerShare {
-    /// Weights of the layers before it.
+    /// Sum of the weights of the sparse layers before it.
     before: u64,
     /// Its own weight.
     own: u64,
-    /// Those of all layers.
+    /// Sum of the weights of all sparse layers.
     all: u64,
-    /// How many layers these are.
+    /// Number of sparse layers.
     layers: u64,
 }
 
 impl Default for LayerShare {
-    /// Of the only layer: all.
+    /// The only layer: the whole budget.
     fn default() -> Self {
         Self { before: 0, own: 1, all: 1, layers: 1 }
     }
 }
 
 impl LayerShare {
-    /// What the layer gets of whatever there is `mean` of for each.
+    /// The layer's part of a budget that is `mean` on average.
     pub fn of(self, mean: usize) -> usize {
         let up_to = |weights: u64| u128::from(self.layers) * mean as u128 * u128::from(weights) / u128::from(self.all);
         (up_to(self.before + self.own) - up_to(self.before)) as usize

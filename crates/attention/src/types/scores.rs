@@ -4,7 +4,7 @@ use crate::cost::Cost;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::{Joined, Rows, linear};
 
-/// More queries than these are multiplied as a matrix; of fewer each has the bits that it has alone.
+/// More queries than this are multiplied as a matrix. With fewer, each result is bit-equal to that of the query alone.
 pub(crate) const FEW_QUERIES: usize = 16;
 
 /// `queries: [g][d]` against stored rows into `out: [g][rows]`.

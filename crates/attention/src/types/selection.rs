@@ -14,12 +14,12 @@ pub struct StaticTokens {
 }
 
 impl StaticTokens {
-    /// Everything.
+    /// All tokens.
     pub fn all() -> Self {
         Self { sink: 0, recent: 0 }
     }
 
-    /// Sink, and either the last `local` tokens of the prefix with all after it, or a window that moves on.
+    /// The sink, and either the last `local` tokens of the prefix with everything after it, or a sliding window.
     pub fn policy(policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Self {
         let recent = match policy.tail.window(policy.local) {
             None => prefix_tokens.saturating_sub(policy.local),
@@ -28,24 +28,24 @@ impl StaticTokens {
         Self { sink: policy.sink.min(recent), recent }
     }
 
-    /// Sink and the last tokens of so many: the window of a row of a prompt, which always moves on.
+    /// The sink and the sliding window of a prompt row with `total_tokens` tokens in context.
     pub fn sliding(policy: &Policy, total_tokens: usize) -> Self {
         let recent = total_tokens.saturating_sub(policy.tail.window(policy.local).unwrap_or(policy.local.max(1)));
         Self { sink: policy.sink.min(recent), recent }
     }
 
-    /// How many these are, of `total` tokens in context.
+    /// Number of static tokens, of `total` in context.
     pub fn tokens(&self, total: usize) -> usize {
         self.sink + total - self.recent
     }
 
-    /// Tokens of the prefix that are left to pick from.
+    /// Candidates: tokens of the prefix that are not static.
     pub fn candidates(&self, prefix_tokens: usize) -> Range<usize> {
         self.sink..self.recent.min(prefix_tokens).max(self.sink)
     }
 }
 
-/// What a method picked for a step.
+/// What a method selected for a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Selection {
     /// One set for the whole group: keys and values are read once.
@@ -55,7 +55,7 @@ pub enum Selection {
 }
 
 impl Selection {
-    /// Tokens that each query head of a group of so many attends of it.
+    /// Number of selected tokens of each of `group` query heads.
     pub(crate) fn of_heads(&self, group: usize) -> Vec<usize> {
         match self {
             Selection::Shared(picks) => vec![picks.tokens.len(); group],
@@ -63,7 +63,7 @@ impl Selection {
         }
     }
 
-    /// Different tokens of it, of `total` in context: what is read once for the group.
+    /// Number of distinct tokens, of `total` in context: each is read once for the group.
     pub(crate) fn distinct(&self, total: usize) -> usize {
         match self {
             Selection::Shared(picks) => picks.tokens.len(),
@@ -72,7 +72,7 @@ impl Selection {
         }
     }
 
-    /// The tokens that any query head attends of it, of `total` in context.
+    /// Union of the tokens of all query heads, of `total` in context.
     pub(crate) fn tokens(&self, total: usize) -> TokenSet {
         match self {
             Selection::Shared(picks) => TokenSet::of(picks.tokens.iter().copied(), total),
@@ -80,7 +80,7 @@ impl Selection {
         }
     }
 
-    /// How many query heads attend a vector that stands for what was not picked.
+    /// Number of query heads that attend a residual vector in place of the tokens not selected.
     pub(crate) fn remainders(&self) -> usize {
         let of = |picks: &SelectedTokens| match &picks.weighting {
             Weighting::Remainder { shares, .. } => shares.len(),
@@ -93,24 +93,24 @@ impl Selection {
     }
 }
 
-/// Some of the tokens in context.
+/// A set of tokens in context, as a bit set.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenSet(Vec<u64>);
 
 impl TokenSet {
-    /// These, of `total` in context.
+    /// The set of `tokens`, of `total` in context.
     pub fn of(tokens: impl IntoIterator<Item = u32>, total: usize) -> Self {
         let mut words = vec![0u64; total.div_ceil(u64::BITS as usize)];
         tokens.into_iter().for_each(|token| words[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS));
         Self(words)
     }
 
-    /// How many they are.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Those that are not in another set of as many in context.
+    /// Set difference; `other` has as many tokens in context.
     pub fn without(mut self, other: &Self) -> Self {
         self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= !other);
         self
@@ -126,7 +126,7 @@ impl TokenSet {
     }
 }
 
-/// Tokens of the prefix and how they are weighted.
+/// Selected tokens and how they are weighted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SelectedTokens {
     /// Distinct positions among the candidates, in any order.
@@ -136,16 +136,16 @@ pub struct SelectedTokens {
 }
 
 impl SelectedTokens {
-    /// Tokens that enter the common softmax as they are.
+    /// Tokens that enter the common softmax by their logits.
     pub fn softmax(tokens: Vec<u32>) -> Self {
         Self { tokens, weighting: Weighting::Softmax }
     }
 }
 
-/// How picked tokens are weighted.
+/// How selected tokens are weighted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Weighting {
-    /// Ordinary logits, in one softmax with the exact tokens.
+    /// Ordinary logits, in one softmax with the static tokens.
     Softmax,
     /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
     LogBias(Vec<f32>),
@@ -157,27 +157,27 @@ pub enum Weighting {
         /// Log-sum-exp of the scaled logits of all candidates.
         log_mass: f32,
     },
-    /// Ordinary logits, which are taken to make up but a part of the candidates' exponentials: the rest
-    /// is given to one vector that stands for the candidates not picked (SparQ's mean value).
+    /// Ordinary logits that cover only a part of the candidates' softmax mass; the rest goes to one vector in place of
+    /// the candidates not selected (SparQ's mean value).
     Remainder {
-        /// What is not picked, as a share of the candidates' exponentials, in `0..1`; one for each query head.
+        /// Mass of the candidates not selected, as a share of all candidates' mass, in `0..1`; one for each query head.
         shares: Vec<f32>,
         /// The vector, `[d]`.
         value: Vec<f32>,
     },
 }
 
-/// What one KV head of a run attends at a step.
+/// What one KV head attends at a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendedTokens {
-    /// What is attended whatever is picked.
+    /// The static tokens, which are always attended.
     pub exact: StaticTokens,
-    /// What was picked, if there was anything to pick from.
+    /// The selection; `None` if there were no candidates.
     pub selection: Option<Selection>,
 }
 
 impl AttendedTokens {
-    /// Tokens attended by each query head of a group, of `total` in context.
+    /// Number of tokens that each query head of a group attends, of `total` in context.
     pub(crate) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
         let fixed = self.exact.tokens(total);
         match &self.selection {
@@ -186,7 +186,7 @@ impl AttendedTokens {
         }
     }
 
-    /// Different tokens that the group attends: what a kernel that takes its query heads together reads.
+    /// Number of distinct tokens that the group attends: what a kernel that processes its query heads together reads.
     pub(crate) fn read(&self, total: usize) -> usize {
         self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
     }

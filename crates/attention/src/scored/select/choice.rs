@@ -12,16 +12,16 @@ use crate::spec::{ParamInfo, Params};
 use crate::types::budget::Budget;
 use spattn_base::error::UsageError;
 
-/// What scores are, as far as pickers must know.
+/// The meaning of scores, as far as pickers depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoresAre {
     /// Estimates (or bounds) of `q·k`.
     Logits,
-    /// Larger for better candidates, and nothing else.
+    /// Only their order has a meaning: larger is better.
     AnOrder,
 }
 
-/// Parameters of methods that can pick in several ways.
+/// The parameter of methods that have several ways of selecting.
 pub(crate) const PICK: ParamInfo = ParamInfo {
     key: "pick",
     default: "topk",
@@ -61,7 +61,7 @@ pub(crate) const SHARE: ParamInfo = ParamInfo {
     about: "with pick=topp: share of the candidates' mass, above 0 to 1 (0.95); with rescore: of what was scored again",
 };
 
-/// For methods that can score again what they picked.
+/// For methods with an optional second score.
 pub(crate) const RESCORE: ParamInfo = ParamInfo {
     key: "rescore",
     default: "none",
@@ -72,23 +72,23 @@ pub(crate) const RESCORE: ParamInfo = ParamInfo {
 pub(crate) const SECOND: ParamInfo =
     ParamInfo { key: "k2", default: "-", about: "with rescore, instead of p: tokens picked by the second score" };
 
-/// What a method lets be picked.
+/// The ways of selecting that a method offers.
 pub(crate) struct Choice {
     /// The budget if none is given.
     pub default: Budget,
-    /// Whether a budget of no token is one.
+    /// Whether a budget of 0 tokens is allowed.
     pub from_zero: bool,
     /// What its scores are.
     pub scores: ScoresAre,
 }
 
 impl Choice {
-    /// The best by scores that estimate logits, 1 at least if a number of tokens is given.
+    /// For scores that estimate logits; a budget in tokens is at least 1.
     pub fn by_logits(default: Budget) -> Self {
         Self { default, from_zero: false, scores: ScoresAre::Logits }
     }
 
-    /// The best by scores that only order candidates.
+    /// For scores that only order candidates.
     pub fn by_order(default: Budget) -> Self {
         Self { scores: ScoresAre::AnOrder, ..Self::by_logits(default) }
     }

@@ -1,7 +1,7 @@
 //! Pickers: which of the scored candidates a query attends, and with which weights.
 //!
-//! A [`Picker`] sees the scores of one query (or what a GQA group's reduce to) and nothing of how they came about, so
-//! that any [`Scorer`](super::scorer::Scorer) goes with any of them.
+//! A [`Picker`] sees the scores of one query (or the reduced scores of a GQA group), but not how they were computed. So
+//! any picker can be combined with any [`Scorer`](super::scorer::Scorer).
 
 mod choice;
 mod draws;

@@ -17,30 +17,30 @@ use spattn_kernels::{Joined, linear};
 
 /// Chooses among scored candidates.
 pub(crate) trait Picker: Send + Sync {
-    /// What is picked by the scores of one query. Adds the passes over them (`select_bytes`).
+    /// Selects by the scores of one query. Adds the passes over the scores (`select_bytes`) to `cost`.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens;
 
-    /// Whether it picks nothing whatever the scores, so that they need not be computed.
+    /// True if it never selects anything, so that scores need not be computed.
     fn is_nothing(&self) -> bool {
         false
     }
 
-    /// Whether it can pick while the prompt is read, before anything is known of it.
+    /// Whether it can select during prefill, when nothing is known of the prompt yet.
     fn is_known(&self) -> bool {
         true
     }
 
-    /// How it picks without a look at scores, if it does.
+    /// Its data-independent form, if it ignores scores.
     fn blind(&self) -> Option<&dyn DataIndependentPicker> {
         None
     }
 
-    /// Its form on a device, which picks what this one picks; `None` if it has none.
+    /// Its form on a device, with equal selections; `None` if it has none.
     fn device(&self) -> Option<&dyn DevicePicker> {
         None
     }
 
-    /// By what it scores tokens again, if it does.
+    /// The second score, if it has two stages.
     fn finer(&self) -> Option<Finer> {
         None
     }
@@ -51,16 +51,16 @@ pub(crate) trait Picker: Send + Sync {
     }
 }
 
-/// Chooses among candidates without a look at any.
+/// Chooses among candidates without queries, keys or scores.
 pub(crate) trait DataIndependentPicker {
     /// Distinct candidates, ascending.
     fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> SelectedTokens;
 }
 
-/// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
+/// Second scores (unscaled `q·k`, or the group's reduced ones) of some candidates. Counts the codes read.
 pub(crate) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
 
-/// Counts products with tokens, ascending, that are not attended.
+/// Counts exact products with tokens, ascending, that are not attended.
 pub(crate) type PassOver<'a> = dyn Fn(&[u32], &mut Cost) + Sync + 'a;
 
 /// Norms of the candidates' values.
@@ -73,9 +73,9 @@ pub(crate) struct ScoredRow<'a> {
     pub scores: &'a [f32],
     /// Tokens a page; the last one may have fewer.
     pub page: usize,
-    /// Pages picked at least.
+    /// Pages selected at least.
     pub least: usize,
-    /// Tokens that may be picked.
+    /// Tokens that may be selected.
     pub candidates: Range<usize>,
     /// What is in context, and what is static.
     pub context: Context,
@@ -85,7 +85,7 @@ pub(crate) struct ScoredRow<'a> {
     pub seed: u64,
     /// Query head within its group.
     pub head: usize,
-    /// Heads that it picks for: one, or those of a group together.
+    /// Query heads that share the selection: one, or all of the group.
     pub heads: usize,
     /// Their rotated, unscaled queries `[head][d]`.
     pub queries: &'a [f32],
@@ -93,7 +93,7 @@ pub(crate) struct ScoredRow<'a> {
     pub keys: Joined<'a>,
     /// Scores tokens again.
     pub rescore: &'a Rescore<'a>,
-    /// Counts the products of these heads with keys that were looked at and that they do not attend; what is attended is counted there.
+    /// Counts the products with keys that these heads do not attend; those with attended keys are counted by attention.
     pub pass_over: &'a PassOver<'a>,
     /// `‖v‖` of every candidate; counts what reading all values costs.
     pub value_norms: &'a ValueNorms<'a>,
@@ -110,13 +110,13 @@ impl ScoredRow<'_> {
         size_of_val(self.scores) as u64
     }
 
-    /// Tokens that are attended whatever is picked.
+    /// The static tokens.
     pub fn fixed(&self) -> impl Iterator<Item = u32> + use<> {
         (0..self.candidates.start as u32).chain(self.candidates.end as u32..self.keys.tokens() as u32)
     }
 
-    /// Exact logits of some tokens in context, for each head that it picks for. Counts nothing: products with tokens that
-    /// are attended are counted there, others by [`pass_over`](Self::pass_over).
+    /// Exact logits of some tokens in context, for each head of the selection. Counts nothing: products with attended
+    /// tokens are counted by attention, others by [`pass_over`](Self::pass_over).
     pub fn exact_logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         let keys = self.keys.gather(tokens);
         let d = self.queries.len() / self.heads;
@@ -129,7 +129,7 @@ impl ScoredRow<'_> {
         self.queries.chunks_exact(d).map(of_head).collect()
     }
 
-    /// A generator, the same whenever this row is picked from.
+    /// A random generator that depends on the row's seed and head alone.
     pub fn rng(&self) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, self.head as u64))
     }
@@ -138,7 +138,7 @@ impl ScoredRow<'_> {
 /// Tokens of some pages (blocks) of `page` tokens, cut over the candidates; the last one may be shorter.
 pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>) -> Vec<u32> {
     if page == 1 {
-        // Most methods, and much sooner done than a range for each.
+        // The common case, and much faster than a range per token.
         return pages.iter().map(|token| candidates.start as u32 + token).collect();
     }
     let tokens = |p: &u32| {
@@ -148,7 +148,7 @@ pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>)
     pages.iter().flat_map(tokens).collect()
 }
 
-/// By what tokens are scored again.
+/// What the second score is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finer {
     /// Their keys.

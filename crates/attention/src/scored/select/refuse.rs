@@ -3,7 +3,7 @@
 use crate::spec::Params;
 use spattn_base::error::UsageError;
 
-/// Refuses parameters that the way of picking does not take.
+/// Errs if one of `keys` is given, which this way of selecting does not use.
 pub(super) fn refuse(params: &mut Params, keys: &[&'static str], why: &str) -> Result<(), UsageError> {
     for key in keys {
         if params.take(key).is_some() {

@@ -21,7 +21,7 @@ use crate::types::budget::Budget;
 use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
 
-/// The best, scored again.
+/// A top-k whose tokens are scored again.
 pub(crate) struct Rescored {
     first: Top,
     finer: Finer,
@@ -29,7 +29,7 @@ pub(crate) struct Rescored {
 }
 
 impl Rescored {
-    /// Takes in the first stage's budget, and reads the second one's: `p`, or `k2`.
+    /// With the first stage's budget; reads the second one's, `p` or `k2`.
     pub(crate) fn read(params: &mut Params, budget: Budget, finer: Finer) -> Result<Self, UsageError> {
         if let Budget::Density(density) = budget {
             crate::scored::select::refuse::refuse(

@@ -1,4 +1,4 @@
-//! The largest scores, as many as the budget says.
+//! Top-k by score.
 
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
@@ -20,7 +20,7 @@ pub(crate) struct Top {
 }
 
 impl Top {
-    /// Pages to pick.
+    /// Pages to select.
     fn pages(&self, context: Context, size: usize, least: usize) -> usize {
         self.budget.blocks(context, size).max(least)
     }
@@ -43,7 +43,7 @@ impl Picker for Top {
 }
 
 impl DevicePicker for Top {
-    /// Scores are written once, and passed over once: what a sample has not ruled out is few.
+    /// Scores are written once and passed over once; a sample rules out all but few of them.
     fn cost(&self, scores: usize) -> Cost {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
