@@ -21,7 +21,7 @@ pub(crate) const AT_ONCE: &str = "`fused_top_k` called although `supports_fused_
 
 /// A scorer's form on a device.
 pub(crate) trait DeviceScorer: Send + Sync {
-    /// As [`DeviceForm::fits`]; every shape by default.
+    /// As [`DeviceForm::fits`](crate::DeviceForm::fits); every shape by default.
     fn fits(&self, _shape: KvShape) -> bool {
         true
     }
@@ -29,7 +29,7 @@ pub(crate) trait DeviceScorer: Send + Sync {
     /// Cost of scoring the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
 
-    /// As [`DeviceForm::index_bytes`], of one layer; nothing by default.
+    /// As [`DeviceForm::index_bytes`](crate::DeviceForm::index_bytes), of one layer; nothing by default.
     fn layer_bytes(&self, _prefix: &PromptShape, _dtype: KvDtype) -> usize {
         0
     }
@@ -102,7 +102,8 @@ pub(crate) trait DevicePicker: Send + Sync {
         false
     }
 
-    /// As [`DeviceForm::budget_units`], for candidates in pages: how many pages are selected, or an upper bound.
+    /// As [`DeviceForm::budget_units`](crate::DeviceForm::budget_units), for candidates in pages: how many pages are selected, or
+    /// an upper bound.
     fn budget_units(&self, context: Context, pages: &LeastPages) -> u32;
 
     /// Reserves `lists` lists for each row in `to`, and uploads what the rows need.
