@@ -897,7 +897,7 @@ fn perplexity<'a>(out: &'a Out, file: &Path, more: &[&'a str]) -> Spattn {
 fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
     let (one, two, shards) = (out(), out(), [out(), out()]);
     let methods = ["-m", "topk:k={8,256}", "-m", "random:k=8"];
     let ran = perplexity(&one, &file, &methods).args(&["--threads", "1"]).ok();
@@ -925,7 +925,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
 fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
     let (exact, one, two) = (out(), out(), out());
     let methods = ["-m", "quest:k=64", "--dtype", "f32"];
     let rounded = ["--matmul-precision", "bf16", "--threads"];
@@ -952,7 +952,7 @@ fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads(
 fn perplexity_of_full_is_the_same_in_one_pass() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
     let rows = |protocol: &str, method: &str| {
         let (out, more) = (out(), ["--json", "--sparse-from", protocol, "-m", method, "--dtype", "f32"]);
         summary(&perplexity(&out, &file, &more).ok())

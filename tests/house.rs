@@ -159,6 +159,9 @@ impl<'ast> Visit<'ast> for Named<'_> {
         }
     }
 
+    /// Who may see an item is no import.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.segments.len() > 1 {
             self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
@@ -172,16 +175,15 @@ fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), M
     let mut passed = BTreeMap::new();
     for (module, source) in sources {
         for item in &source.items {
+            // Modules below may name what is imported for this one alone, too.
             let syn::Item::Use(item) = item else { continue };
-            if matches!(item.vis, syn::Visibility::Inherited) {
-                continue;
-            }
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
             for (path, name) in paths {
-                let path = match path.first().map(String::as_str) {
-                    Some("crate" | "self" | "super") => path,
-                    _ => [vec!["self".to_owned()], path].concat(),
+                let is_child = |first: &String| sources.contains_key(&[module.clone(), vec![first.clone()]].concat());
+                let path = match path.first().is_some_and(is_child) {
+                    true => [vec!["self".to_owned()], path].concat(),
+                    false => path,
                 };
                 passed.extend(absolute(&path, module).map(|path| ((module.clone(), name), path)));
             }
