@@ -52,11 +52,11 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
 }
 
 /// The specs on both sides of a `+`, which no shell takes for anything else, or of the `>` of canonical names. A `+` within a value,
-/// as in `dense_layers=0+50%`, has no letter behind it.
+/// as in `dense_layers=0+50%`, has no name behind it: names of methods begin with two letters.
 fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     let is_between = |(at, sign): &(usize, char)| match sign {
         '>' => true,
-        '+' => text[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic()),
+        '+' => text[at + 1..].bytes().take(2).filter(u8::is_ascii_alphabetic).count() == 2,
         _ => false,
     };
     let (at, _) = text.char_indices().find(is_between)?;
@@ -508,7 +508,9 @@ mod tests {
             assert!(specs.iter().all(|spec| spec.reader.is_some()), "{plus}");
             assert_eq!(specs, expand_grid(canonical).unwrap(), "{plus}");
         }
-        assert_eq!(expand_grid("topk:dense_layers=0+50%").unwrap()[0].reader, None);
+        for value in ["topk:dense_layers=0+50%", "topk:schedule=4+2+1+1", "topk:schedule=1+x"] {
+            assert_eq!(expand_grid(value).unwrap()[0].reader, None, "{value}");
+        }
     }
 
     #[test]
