@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spattn::eval::records::store::SAMPLES;
 use spattn::eval::records::manifest_keys::MANIFEST;
+use spattn::eval::records::store::SAMPLES;
 use spattn::report::pivot::{self, Layout};
 use spattn::report::table::Form;
 use spattn::report::{Report, csv, json, latex, markdown, merge, page, plots, table};

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::model::config::ModelConfig;
-use spattn::model::source::{ModelTexts, TextFile};
+use spattn::model::texts::{ModelTexts, TextFile};
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
 use spattn_fuzz::{files, read_usage};
 
