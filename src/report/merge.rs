@@ -17,7 +17,7 @@ use super::format::distinct;
 use super::shards;
 
 mod questions;
-mod source;
+pub mod source;
 
 pub use self::source::Source;
 

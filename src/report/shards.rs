@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::Value;
 
-use super::merge::Source;
+use super::merge::source::Source;
 use crate::eval::plan::shard_statement::Stated;
 use crate::eval::records::manifest_keys::IDENTITY;
 use crate::eval::records::record::Record;

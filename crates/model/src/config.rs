@@ -778,7 +778,7 @@ mod tests {
         assert!(told.contains(&expected.to_owned()), "{told:?}");
     }
 
-    /// What is said of a file may be put in other words without another identity.
+    /// Identity leaves notes out, so that they can be reworded and old folders can still be resumed.
     #[test]
     fn notes_are_no_part_of_what_a_run_is() {
         let config = serde_json::to_value(parse(&with(json!({"model_type": "qwen3"}))).unwrap()).unwrap();

@@ -476,7 +476,7 @@ mod tests {
                 tokens
             }
             fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> crate::PromptPlan<'p> {
-                unreachable!("nobody asks")
+                unreachable!("the test asks for no plan")
             }
         }
         // A block takes a sixteenth of a piece, and more by what its rows have.

@@ -422,7 +422,7 @@ mod tests {
         let bytes = |mask: &dyn PromptMask, tokens: usize| {
             PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()))
         };
-        // All blocks of a short prompt; of a long one as many as there is room for; at least one.
+        // A piece holds all blocks of a short prompt, and of a long one as many as fit into the bytes for lists, at least one.
         let (plain, each) = (Costly { plan: 0, block: 0 }, 4 * 32);
         assert_eq!(bytes(&plain, 1000), 32 * each * 1000);
         assert_eq!(bytes(&plain, 131_072), PLANNED_LIST_BYTES);
@@ -447,7 +447,7 @@ mod tests {
         }
 
         fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
-            unreachable!("nobody asks")
+            unreachable!("the test asks for no plan")
         }
     }
 

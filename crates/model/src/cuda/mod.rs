@@ -1,13 +1,18 @@
-//! The engine on an NVIDIA GPU: weights, the prefix, the tails and all arithmetic on rows live there.
+//! The engine on an NVIDIA GPU. Weights, the KV cache of the prefix and of tails, and all arithmetic on rows are in device memory.
 //!
-//! Methods with a [form on a device](spattn_attention::DeviceForm) pick where the prefix is, into lists that are attended there;
-//! these, and runs that only attend exactly, wait for nothing within a step. The others pick on the host, by the code that all
-//! engines share: queries and the new keys and values come down, picks go up, and the GPU attends them; who picks without a look
-//! at anything has nothing come down. A prefix is copied to the host, layer by layer, when somebody looks at it there. Rows that
-//! are attended at other positions than they were read at are attended on the host as well. A prompt that is read by a mask is
-//! attended on the device where it can be told there what blocks of rows attend ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
+//! How tokens are selected in a decode step depends on the method:
 //!
-//! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
+//! - Methods with a [device form](spattn_attention::DeviceForm) select on the GPU, into lists that are attended there. Nothing waits
+//!   for the host within a step. The same holds for sequences that attend static tokens only.
+//! - All other methods select on the host, by the code that every engine uses: the step's queries, keys and values are copied to the
+//!   host, the selected tokens are copied back, and the GPU attends them.
+//! - Methods whose selection is independent of the data also select on the host, but nothing is copied to it.
+//!
+//! A layer of the prefix is copied to the host when host code reads it for the first time. Rows that are attended at other positions
+//! than they were rotated for are attended on the host. A prompt that is read with a mask is attended on the GPU where the mask can be
+//! given as lists of blocks ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
+//!
+//! The residual stream and sums are f32. Inputs of products, keys and values have the storage type.
 
 mod alone;
 mod batch;
