@@ -507,10 +507,21 @@ fn what_is_reached_by_another_path_is_the_same() {
         let rows = summary(&resumed);
         assert!(rows.iter().all(|r| r["model"] == "model" && r["delta_full"].is_number()), "{task}: {rows:?}");
     }
-    // Other weights, and other data, at another path are others.
+    // Other data and other weights at another path are others.
     place.write("copy/longbench/hotpotqa.jsonl", &qa_rows("hotpotqa", 1));
     let refused = place.eval_from(["model", "copy"], "run0", SETS[0].0, &[FIRST, &["--resume"]].concat());
     assert!(refused.status == Some(2) && refused.stderr.contains("`--data` was"), "{}", refused.stderr);
+    let weights = place.path("model/model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    // The lowest digit of the last number.
+    let at = bytes.len() - 2;
+    bytes[at] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    for model in ["model", "./model/"] {
+        let refused = place.eval_from([model, "data"], "run0", SETS[0].0, &[FIRST, &["--resume"]].concat());
+        let told = "weights have changed since the folder's records were made";
+        assert!(refused.status == Some(2) && refused.stderr.contains(told), "{model}: {}", refused.stderr);
+    }
 }
 
 /// All files below a folder.

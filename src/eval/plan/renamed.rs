@@ -16,16 +16,16 @@ use spattn_tasks::Task;
 pub struct Recorded(pub Option<Value>);
 
 impl Recorded {
-    /// Names a model and its tokenizer as they were recorded, where they are the same.
+    /// Names a model as it was recorded if both names lead to one folder, and its tokenizer if it is the same but for its layout.
     pub fn name_model(&self, model: &mut OpenModel) {
         let Some(manifest) = &self.0 else { return };
         let known = identities(manifest);
         let name = |identity: &&Value| identity["model"].as_str().map(str::to_owned);
-        if !known.iter().filter_map(name).any(|known| known == model.id) {
-            let same = known.iter().filter(|identity| identity["weights_sha256"] == *model.weights_sha256);
-            if let Some(known) = same.filter_map(name).find(|known| is_same_place(known, &model.id)) {
-                model.id = known;
-            }
+        // Whether the weights in that folder are still those of the records is compared later, with the rest of the identity.
+        if !known.iter().filter_map(name).any(|known| known == model.id)
+            && let Some(known) = known.iter().filter_map(name).find(|known| is_same_place(known, &model.id))
+        {
+            model.id = known;
         }
         let of_model =
             |part: &&Value| part["id"] == *model.id && part[TOKENIZER_VALUE] == *model.tokenizer.value_sha256();
