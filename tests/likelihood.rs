@@ -14,8 +14,8 @@ use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::source::ModelSource;
+use spattn::model::tensors::Weights;
 use spattn::model::tokenizer::TokenizerOptions;
-use spattn::model::weights::Weights;
 
 fn golden(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);

@@ -25,9 +25,9 @@ use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
 use spattn::model::source::{ModelFiles, ModelSource};
+use spattn::model::tensors::{StoredType, Weights};
 use spattn::model::texts::TextFile;
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
-use spattn::model::weights::{WeightType, Weights};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> PathBuf {
@@ -208,9 +208,9 @@ fn stored_types_and_shards_are_read() {
         let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
         weights.read("model.norm.weight", &[64]).unwrap().dtype
     };
-    assert_eq!(dtype("llama-linear"), WeightType::F32);
-    assert_eq!(dtype("llama-dynamic"), WeightType::Bf16);
-    assert_eq!(dtype("llama-sharded"), WeightType::F16);
+    assert_eq!(dtype("llama-linear"), StoredType::F32);
+    assert_eq!(dtype("llama-dynamic"), StoredType::Bf16);
+    assert_eq!(dtype("llama-sharded"), StoredType::F16);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use spattn_model::decoder::Decoder;
 use spattn_model::device::Device;
 use spattn_model::dimensions::Dimensions;
 use spattn_model::source::{ModelSource, RANDOM};
-use spattn_model::weights::Weights;
+use spattn_model::tensors::Weights;
 
 /// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
 const METHODS: [&str; 9] =

@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::config::ModelConfig;
 use super::formats;
 use super::layers::{self, EMBEDDING, HEAD};
-use super::weights::Weights;
+use super::tensors::Weights;
 use spattn_base::error::UsageError;
 
 /// Tensors that are named in a note, the rest is counted.
@@ -28,7 +28,7 @@ const LONGEST_NAME: usize = 100;
 /// A [`UsageError`] if the checkpoint is of a format that is not read, has no output matrix, or has other layers or shapes than
 /// its config; weights that cannot be read.
 pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
-    if weights.is_drawn() {
+    if weights.is_random() {
         return Ok(Vec::new());
     }
     // First, since all else goes through every layer that the config asks for.

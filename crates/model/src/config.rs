@@ -3,7 +3,7 @@
 //! Both spellings of the RoPE parameters are read: `rope_theta` + `rope_scaling`, and the newer
 //! `rope_parameters`. Whatever the decoder could not honour is refused here with the file and the
 //! key, so that no model runs with a setting ignored. Rotary frequencies live in
-//! [`rope`](super::rope); weights in [`weights`](super::weights).
+//! [`rope`](super::rope); weights in [`tensors`](super::tensors).
 
 use std::fmt;
 

@@ -13,7 +13,7 @@ use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, fi
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
 use super::rope::{RopeTable, apply};
-use super::weights::{Weights, WeightsError};
+use super::tensors::{Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{LayerKv, Prefix};
@@ -115,14 +115,14 @@ impl Engine for Cpu {
 impl Cpu {
     /// Reads the weights, converted to the storage type.
     pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let source = Checkpoint { weights, dtype: dimensions.dtype };
+        let source = Checkpoint { weights, dtype: dimensions.storage.weights };
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 
     /// Caches of all layers without a token, with room for so many.
     fn nothing_read(&self, tokens: usize) -> Vec<LayerKv> {
         let c = &self.config;
-        (0..c.layers).map(|_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens)).collect()
+        (0..c.layers).map(|_| LayerKv::new(self.storage.kv, c.kv_heads, c.head_dim, tokens)).collect()
     }
 
     fn prefill_layer(

@@ -20,6 +20,11 @@ pub const ADDED_TOKENS: &str = "added_tokens.json";
 /// The settings of a PEFT adapter, which is not applied.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
+/// Weights in one piece.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The index of weights in shards.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
 /// What a model folder has to hold, for hints.
 pub(super) const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and safetensors weights";
 

@@ -10,8 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::config::ModelConfig;
-use super::weights::{RawTensor, Weights, WeightsError};
-use spattn_attention::kv::KvDtype;
+use super::tensors::{StoredTensor, WeightDtype, Weights, WeightsError};
 
 /// The embedding table.
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -169,12 +168,17 @@ pub(super) struct Checkpoint<'a> {
     /// Where they are read from.
     pub weights: &'a Weights,
     /// What they have to fit into.
-    pub dtype: KvDtype,
+    pub dtype: WeightDtype,
 }
 
 impl Checkpoint<'_> {
     /// Matrices of equal width.
-    pub fn matrices(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Vec<RawTensor>, WeightsError> {
+    pub fn matrices(
+        &self,
+        names: &[&str],
+        outputs: &[usize],
+        inputs: usize,
+    ) -> Result<Vec<StoredTensor>, WeightsError> {
         let read =
             |(name, n): (&&str, &usize)| self.weights.read_for(&format!("{name}.weight"), &[*n, inputs], self.dtype);
         names.iter().zip(outputs).map(read).collect()
@@ -188,6 +192,6 @@ impl Checkpoint<'_> {
 
     /// A vector.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
-        Ok(self.weights.read_for(name, &[len], KvDtype::F32)?.to_f32())
+        Ok(self.weights.read_for(name, &[len], WeightDtype::F32)?.to_f32())
     }
 }

@@ -34,9 +34,9 @@ mod markup;
 mod patterns;
 pub mod rope;
 pub mod source;
+pub mod tensors;
 pub mod texts;
 pub mod tokenizer;
-pub mod weights;
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -52,8 +52,8 @@ use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
+use tensors::{Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
-use weights::{Weights, WeightsError};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
 /// other programs' too.

@@ -18,8 +18,8 @@ use super::files::{
 };
 use super::formats;
 use super::hub::{self, HubOptions, Wanted};
+use super::tensors::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use super::texts::{ModelTexts, TextFile};
-use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;

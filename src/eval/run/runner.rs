@@ -1116,7 +1116,7 @@ mod tests {
             };
             // Reading n tokens takes so many multiplications: by all weights, and of every query with half of the keys in the mean.
             let (c, decoder) = (runner.model.decoder.config(), &runner.model.decoder);
-            let weights = decoder.weight_bytes() / decoder.dtype().bytes();
+            let weights = decoder.weight_numbers();
             let work =
                 |n: usize| (((weights + c.layers * c.heads * c.head_dim * (n / 2)) * n) as f64 / 1e6).ceil() as u64;
             let (long, short) = (work(512), work(400));

@@ -49,10 +49,10 @@ impl Cuda {
     /// If a tensor is not what it should be, or the device cannot take them.
     pub(crate) fn load(
         dimensions: &Dimensions,
-        weights: &crate::weights::Weights,
+        weights: &crate::tensors::Weights,
         gpu: Gpu,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.dtype };
+        let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let name = gpu.info()?.name;
         Ok(Self {
@@ -66,11 +66,11 @@ impl Cuda {
     }
 
     pub(super) fn storage(&self) -> Storage {
-        storage(self.dtype)
+        storage(self.dtype())
     }
 
     pub(super) fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype }
+        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype() }
     }
 
     /// Numbers in a row of queries, and in one of queries, keys and values.
@@ -103,7 +103,7 @@ impl Cuda {
     }
 
     pub(super) fn make_room(&self, rows: usize) -> Result<Workspace, GpuError> {
-        let (c, bytes) = (&self.config, self.dtype.bytes());
+        let (c, bytes) = (&self.config, self.dtype().bytes());
         let (width, stacked) = self.widths();
         let gpu = &self.gpu;
         Ok(Workspace {

@@ -360,7 +360,7 @@ impl Cuda {
             let Some((form, index)) = fork.device_form(layer) else { continue };
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
             let prefix =
-                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
+                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype(), candidates: candidates.clone() };
             let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
             let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
@@ -422,7 +422,7 @@ impl Cuda {
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
                 let numbers = Numbers::narrow(out.clone(), self.storage());
-                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype.bytes())?;
+                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype().bytes())?;
             }
         }
         if watched {

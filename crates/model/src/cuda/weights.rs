@@ -1,10 +1,9 @@
 //! A checkpoint's tensors on their way to a GPU.
 
-use spattn_attention::kv::KvDtype;
 use spattn_cuda::{Buffer, Gpu, GpuError, Plain};
 
 use crate::layers::{Checkpoint, Source};
-use crate::weights::{RawTensor, WeightsError};
+use crate::tensors::{StoredTensor, WeightDtype, WeightsError};
 
 /// A weight matrix on the device.
 pub(super) struct Matrix {
@@ -37,7 +36,7 @@ pub(super) struct ToDevice<'a> {
 }
 
 impl ToDevice<'_> {
-    fn put<T: Plain>(&self, tensors: &[RawTensor], to: fn(&RawTensor) -> Vec<T>) -> Result<Buffer, GpuError> {
+    fn put<T: Plain>(&self, tensors: &[StoredTensor], to: fn(&StoredTensor) -> Vec<T>) -> Result<Buffer, GpuError> {
         let total: usize = tensors.iter().map(|tensor| tensor.len() * size_of::<T>()).sum();
         let mut buffer = self.gpu.alloc(total)?;
         let mut at = 0;
@@ -61,9 +60,9 @@ impl Source for ToDevice<'_> {
     fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
         let data = match self.checkpoint.dtype {
-            KvDtype::F32 => self.put(&tensors, RawTensor::to_f32),
-            KvDtype::F16 => self.put(&tensors, RawTensor::to_f16),
-            KvDtype::Bf16 => self.put(&tensors, RawTensor::to_bf16),
+            WeightDtype::F32 => self.put(&tensors, StoredTensor::to_f32),
+            WeightDtype::F16 => self.put(&tensors, StoredTensor::to_f16),
+            WeightDtype::Bf16 => self.put(&tensors, StoredTensor::to_bf16),
         }?;
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
     }

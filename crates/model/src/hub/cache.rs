@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 
 use crate::checksum::Blob;
-use crate::weights::Weights;
+use crate::tensors::Weights;
 
 /// A repository's folder in the cache.
 #[derive(Debug)]

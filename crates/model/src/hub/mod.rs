@@ -29,7 +29,7 @@ use super::files::{
 };
 use super::formats::lacking;
 use super::http::{Client, HttpError, Refusal, Timeouts, parse_url, without_user};
-use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
+use super::tensors::{INDEX_FILE, SINGLE_FILE, shard_names};
 use cache::{Lack, RepoCache};
 use env::{Variables, check_token};
 use remote::{Listing, Remote, RepoKind};
