@@ -149,13 +149,13 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     for layer in 0..c.layers {
         let mut add = |name: &str, shape: &[usize]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         let linears = [
-            ("self_attn.q_proj", q, h, c.qkv_bias),
-            ("self_attn.k_proj", kv, h, c.qkv_bias),
-            ("self_attn.v_proj", kv, h, c.qkv_bias),
-            ("self_attn.o_proj", h, q, c.output_bias),
-            ("mlp.gate_proj", c.intermediate_size, h, c.mlp_bias),
-            ("mlp.up_proj", c.intermediate_size, h, c.mlp_bias),
-            ("mlp.down_proj", h, c.intermediate_size, c.mlp_bias),
+            ("self_attn.q_proj", q, h, c.block.qkv_bias),
+            ("self_attn.k_proj", kv, h, c.block.qkv_bias),
+            ("self_attn.v_proj", kv, h, c.block.qkv_bias),
+            ("self_attn.o_proj", h, q, c.block.output_bias),
+            ("mlp.gate_proj", c.intermediate_size, h, c.block.mlp_bias),
+            ("mlp.up_proj", c.intermediate_size, h, c.block.mlp_bias),
+            ("mlp.down_proj", h, c.intermediate_size, c.block.mlp_bias),
         ];
         for (name, rows, columns, bias) in linears {
             add(&format!("{name}.weight"), &[rows, columns]);
@@ -165,7 +165,7 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         }
         add("input_layernorm.weight", &[h]);
         add("post_attention_layernorm.weight", &[h]);
-        if c.qk_norm {
+        if c.block.names.qk_norm.is_some() {
             add("self_attn.q_norm.weight", &[c.head_dim]);
             add("self_attn.k_norm.weight", &[c.head_dim]);
         }
@@ -197,8 +197,8 @@ fn the_golden_configs_are_what_they_are_named_for() {
     assert_eq!(config_of("llama-dynamic").context_limit(), 1024);
     assert!(matches!(config_of("llama-yarn").rope.scaling, RopeScaling::Yarn(_)));
     assert_eq!(config_of("mistral").sliding_window, None);
-    assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").qk_norm), (32, true));
-    let bias = config_of("llama-bias");
+    assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").block.names.qk_norm.is_some()), (32, true));
+    let bias = config_of("llama-bias").block;
     assert!(bias.qkv_bias && bias.output_bias && bias.mlp_bias);
 }
 

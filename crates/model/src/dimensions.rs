@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::config::ModelConfig;
+use super::layers;
 use super::rope::{Rope, RopeTable, Turn};
 use super::tensors::{StorageTypes, WeightDtype};
 use spattn_attention::kv::KvDtype;
@@ -56,11 +57,7 @@ impl Dimensions {
 
     /// Numbers of all weight matrices.
     pub fn weight_numbers(&self) -> usize {
-        let c = &self.config;
-        let (attention, kv) = (product([c.heads, c.head_dim]), product([c.kv_heads, c.head_dim]));
-        let inputs = sum([product([2, sum([attention, kv])]), product([3, c.intermediate_size])]);
-        let ends = product([if c.tie_word_embeddings { 1 } else { 2 }, c.vocab_size]);
-        product([sum([ends, product([c.layers, inputs])]), c.hidden_size])
+        layers::matrix_numbers(&self.config)
     }
 
     /// Numbers of the weight matrices that a decode step reads: all but the embedding table, of which it reads a row a token,
@@ -148,6 +145,9 @@ impl Dimensions {
                 kv.name()
             ));
         }
+        if let Some(what) = self.config.block.gpu_obstacle() {
+            return Some(format!("the kernels for GPUs take no {what}, which {} has", self.config.family));
+        }
         let (d, inner) = (self.config.head_dim, self.config.intermediate_size);
         if d % 8 != 0 || d > 256 {
             return Some(format!(
@@ -181,6 +181,7 @@ impl Dimensions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::Gate;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -236,6 +237,8 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
+        let gelu = of("llama-3.2-1b", |c| c.block.gate = Gate::GeluTanh).gpu_obstacle().unwrap();
+        assert_eq!(gelu, "the kernels for GPUs take no gate other than SiLU, which LlamaForCausalLM has");
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");

@@ -21,6 +21,7 @@ pub mod device;
 pub mod dimensions;
 pub mod download;
 pub mod engine;
+pub mod families;
 pub mod files;
 mod formats;
 mod generation;
@@ -31,6 +32,8 @@ mod layers;
 pub mod linear;
 pub mod lock;
 mod markup;
+#[cfg(test)]
+mod naive_tests;
 mod patterns;
 pub mod rope;
 pub mod source;

@@ -57,7 +57,7 @@ impl Source for ToDevice<'_> {
     type Vector = Buffer;
     type Error = LoadFailure;
 
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
+    fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
         let data = match self.checkpoint.dtype {
             WeightDtype::F32 => self.put(&tensors, StoredTensor::to_f32),
@@ -67,7 +67,7 @@ impl Source for ToDevice<'_> {
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
     }
 
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, LoadFailure> {
+    fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, LoadFailure> {
         let bias = match bias {
             true => Some(self.gpu.upload(&self.checkpoint.biases(names, outputs)?)?),
             false => None,
@@ -75,8 +75,8 @@ impl Source for ToDevice<'_> {
         Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias })
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Buffer, LoadFailure> {
-        let vector = self.checkpoint.vector(name, len)?;
-        Ok(self.gpu.upload(&vector)?)
+    fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Buffer, LoadFailure> {
+        let weights = self.checkpoint.norm(name, width, offset)?;
+        Ok(self.gpu.upload(&weights)?)
     }
 }
