@@ -171,14 +171,14 @@ impl Cuda {
         let room = self.reserve(&mut guard, rows)?;
         self.start(room, tokens, (first..first + rows).map(|position| position as u32).collect())?;
         prefix.tokens = first + rows;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.project(room, rows, index, first, layer)?;
-            let Workspace { qkv, positions, .. } = &mut *room;
-            let at = Positions { positions, inverse, by_row: false, scaling };
-            let norms = self.norms(layer);
-            self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
-            self.attend_chunk(room, prefix, index, first, rows, reading)?;
-            self.finish_layer(room, rows, index, first, layer)?;
+        for index in 0..c.layers {
+            self.forward_layer(room, rows, index, first, |room, layer| {
+                let Workspace { qkv, positions, .. } = &mut *room;
+                let at = Positions { positions, inverse, by_row: false, scaling };
+                let norms = self.norms(layer);
+                self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
+                self.attend_chunk(room, prefix, index, first, rows, reading)
+            })?;
         }
         // The last norm looks at what the last layer left.
         self.norm(room, 0, rows, &self.parts.norm, c.layers, first)?;

@@ -8,10 +8,8 @@ use rayon::prelude::*;
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::model::Cuda;
-use super::weights::Linear;
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
-use crate::layers::Layer;
 use spattn_attention::{
     AttendedTokens, AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, RowSeed, SelectedTokens, Selection,
     SelectionSite, StaticTokens, Weighting,
@@ -27,6 +25,13 @@ pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
     pub(super) by_row: bool,
     pub(super) scaling: f32,
+}
+
+impl StepPlan<'_> {
+    /// Whether each row has frequencies of its own, and the factor of cos and sin.
+    fn angles(&self) -> (bool, f32) {
+        (self.by_row, self.scaling)
+    }
 }
 
 /// What one row of a step attends at a layer.
@@ -157,12 +162,14 @@ impl Cuda {
         room.timeline.clear();
         room.work.clear();
         self.gpu.mark(&mut room.timeline)?;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.begin_layer(room, index, layer, plan)?;
-            self.gpu.mark(&mut room.timeline)?;
-            self.attend_streams(room, index, streams, plan.rows, &groups)?;
-            self.gpu.mark(&mut room.timeline)?;
-            self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+        let rows = plan.rows.len();
+        for index in 0..self.config.layers {
+            self.forward_layer(room, rows, index, 0, |room, layer| -> Result<(), EngineError> {
+                self.rotate_rows(room, rows, index, layer, plan.angles())?;
+                self.gpu.mark(&mut room.timeline)?;
+                self.attend_streams(room, index, streams, plan.rows, &groups)?;
+                Ok(self.gpu.mark(&mut room.timeline)?)
+            })?;
             self.gpu.mark(&mut room.timeline)?;
         }
         Ok(())
@@ -212,12 +219,14 @@ impl Cuda {
         let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
         let key = self.key_of(room, device, &prepared, &attention_of, plan);
         let launch = |room: &mut Workspace| -> Result<(), EngineError> {
-            for (index, layer) in self.parts.layers.iter().enumerate() {
-                self.begin_layer(room, index, layer, plan)?;
-                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
-                let Workspace { qkv, attended, .. } = &mut *room;
-                self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
-                self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            let rows = plan.rows.len();
+            for index in 0..c.layers {
+                self.forward_layer(room, rows, index, 0, |room, layer| {
+                    self.rotate_rows(room, rows, index, layer, plan.angles())?;
+                    let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
+                    let Workspace { qkv, attended, .. } = &mut *room;
+                    self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
+                })?;
             }
             Ok(())
         };
@@ -235,24 +244,6 @@ impl Cuda {
         self.gpu.replay(&mut recording)?;
         room.recorded = Some(Recorded { key, recording: Some(recording) });
         Ok(())
-    }
-
-    /// Projections of all rows at a layer, rotated; keys and values are stored.
-    fn begin_layer(
-        &self,
-        room: &mut Workspace,
-        index: usize,
-        layer: &Layer<Linear, Buffer>,
-        plan: &StepPlan<'_>,
-    ) -> Result<(), GpuError> {
-        let (c, rows) = (&self.config, plan.rows.len());
-        self.project(room, rows, index, 0, layer)?;
-        let shape = (c.kv_heads, c.head_dim, self.storage());
-        let Workspace { qkv, positions, places, inverse, .. } = room;
-        let (Some(inverse), Some(places)) = (inverse, places) else { unreachable!("both were sent") };
-        let at = Positions { positions, inverse, by_row: plan.by_row, scaling: plan.scaling };
-        let offset = index * rows * size_of::<Place>();
-        self.gpu.rope_scattered(qkv, rows, &at, c.heads, self.norms(layer).as_ref(), shape, places, offset)
     }
 
     /// Sends what the layers attend, each list once; and says which of them each layer attends.
