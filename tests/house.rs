@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
 /// Crates with the folder of their source.
-const CRATES: [(&str, &str); 8] = [
+const CRATES: [(&str, &str); 9] = [
     ("spattn-base", "crates/base/src"),
+    ("spattn-hub", "crates/hub/src"),
     ("spattn-stats", "crates/stats/src"),
     ("spattn-kernels", "crates/kernels/src"),
     ("spattn-cuda", "crates/cuda/src"),

@@ -16,8 +16,8 @@ use spattn_attention::{
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Positions, Prepared, Queries,
-    Timeline, TokenLists, Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, Timeline,
+    TokenLists, Tokens, Unit, Weights,
 };
 
 /// What is the same at all layers of a step.

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::error::WeightsError;
 use super::source::{TensorInfo, TensorSource};
 use super::stored::{StoredTensor, StoredType};
-use crate::checksum::sha256_hex;
+use spattn_hub::checksum::sha256_hex;
 
 /// Tensors drawn from a seed: every tensor that is asked for is there.
 ///

@@ -15,11 +15,11 @@ use safetensors::tensor::Metadata;
 use super::error::WeightsError;
 use super::source::{TensorInfo, TensorSource};
 use super::stored::{StoredTensor, StoredType};
-use crate::checksum::{Blob, sha256_hex, sha256_of_file};
 use crate::files::{INDEX_FILE, SINGLE_FILE};
 use spattn_base::disk::is_lfs_pointer;
 use spattn_base::error::in_plain_words;
 use spattn_base::given;
+use spattn_hub::checksum::{Blob, sha256_hex, sha256_of_file};
 
 /// Bytes of an index at most.
 const MOST_OF_INDEX: u64 = 256 << 20;

@@ -6,8 +6,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::files::matching_files;
-use super::hub::{self, HubOptions, Wanted};
+use crate::cache::Lack;
+use crate::id;
+use crate::options::HubOptions;
+use crate::patterns::{is_match, matching_files};
+use crate::remote::RepoKind;
+use crate::repository::{CachedCommit, FetchedCommit, Obstacle};
+use crate::snapshot::snapshot;
+use crate::wanted::Wanted;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 
@@ -51,7 +57,7 @@ impl DataSource {
         let Some(id) = spec.to_str().and_then(|s| s.strip_prefix(PREFIX)) else {
             return Ok(Self::Folder(spec.to_owned()));
         };
-        let (repo, revision) = hub::parse_id(id).ok_or_else(|| {
+        let (repo, revision) = id::parse_id(id).ok_or_else(|| {
             UsageError::new(format!("`{PREFIX}{id}` is no data set on the hub"))
                 .hint("give `hub:organisation/name` or `hub:organisation/name@revision`, or a folder")
         })?;
@@ -74,10 +80,64 @@ impl DataSource {
     /// As [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, patterns: &[&str], options: &HubOptions) -> Result<DataFolder> {
         let Self::Hub { repo, revision } = self else { return self.resolve(patterns) };
-        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Data(patterns), options)?;
+        let snapshot = snapshot(repo, revision.as_deref(), &DataFiles(patterns), options)?;
         let files = matching_files(&snapshot.folder, patterns).len();
         let id = format!("{PREFIX}{repo}@{} (files: {files})", snapshot.commit);
         Ok(DataFolder { folder: snapshot.folder, id, notes: snapshot.notes })
+    }
+}
+
+/// The files of a data set whose paths match one of these patterns.
+///
+/// They do not say themselves whether one is missing, so the names of all files of a commit are kept in the cache beside them.
+struct DataFiles<'a>(&'a [&'a str]);
+
+impl DataFiles<'_> {
+    /// The files that the commit has and that match, if its names are cached.
+    fn names(&self, cached: &CachedCommit<'_>) -> Option<Vec<String>> {
+        Some(cached.names()?.into_iter().filter(|name| is_match(name, self.0)).collect())
+    }
+}
+
+impl Wanted for DataFiles<'_> {
+    fn kind(&self) -> RepoKind {
+        RepoKind::Dataset
+    }
+
+    fn first(&self) -> Lack {
+        Lack::Missing("the data set".to_owned())
+    }
+
+    fn first_lack(&self, cached: &CachedCommit<'_>) -> Option<Lack> {
+        if let Some(names) = self.names(cached).filter(|names| !names.is_empty()) {
+            return names.iter().find_map(|name| cached.lack(name));
+        }
+        let found = matching_files(&cached.folder(), self.0);
+        match found.is_empty() {
+            true => Some(self.first()),
+            false => found.iter().find_map(|name| cached.lack(name)),
+        }
+    }
+
+    fn is_known(&self, cached: &CachedCommit<'_>) -> bool {
+        self.names(cached).is_some()
+    }
+
+    fn doubt(&self, repo: &str, cached: &CachedCommit<'_>, obstacle: &Obstacle) -> Option<String> {
+        let doubt = || format!("{repo}: the cache may not have all files of this data set ({obstacle})");
+        (!self.is_known(cached)).then(doubt)
+    }
+
+    fn fetch(&self, commit: &FetchedCommit<'_>) -> Result<()> {
+        let mut names = commit.names();
+        names.retain(|name| is_match(name, self.0));
+        if names.is_empty() {
+            let what = format!("{}: this data set has none of the files that are looked for", commit.repo());
+            return Err(UsageError::new(what).hint(format!("it may have {}", self.0.join(", "))).into());
+        }
+        // First, so that a download that was broken off is known to be one.
+        commit.note_names()?;
+        names.into_iter().try_for_each(|name| commit.fetch(name))
     }
 }
 

@@ -1,5 +1,12 @@
-//! Requests over HTTP. Redirects are followed by hand, so that a token stays with the host that it is for; what goes
-//! wrong is told apart, so that hints name the true cause.
+//! Requests over HTTP. Redirects are followed by hand, so that a token stays with the host that it is for.
+
+mod address;
+mod error;
+mod timeouts;
+
+pub use address::{parse_url, without_user};
+pub use error::{HttpError, LEAST_RATE, Refusal};
+pub use timeouts::Timeouts;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -7,244 +14,17 @@ use ureq::http::{HeaderMap, Response, StatusCode, header};
 use ureq::{Body, BodyReader};
 use url::{Origin, Url};
 
-use spattn_base::error::UsageError;
+use address::host_of;
 use spattn_base::foreign::contain;
 
 /// As many redirects as browsers follow, at most.
 const MOST_REDIRECTS: usize = 10;
-/// What tells the servers of the hub's files why they refuse.
+/// The header in which the servers of the hub's files say why they refuse.
 const ERROR_CODE: &str = "x-error-code";
 /// Error codes are single words; whatever else a server sends is not repeated.
 const LONGEST_ERROR_CODE: usize = 40;
-
-/// How long servers may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
-    /// To be found, to be connected, and to begin to answer; each.
-    pub answer: Duration,
-    /// Between one byte of a file, or of what comes before it, and the next. A whole file may take any time, as long as
-    /// [`LEAST_RATE`] is kept up: over six times as long as this, that is looked at.
-    pub stall: Duration,
-}
-
-/// Bytes a second below which an answer does not get anywhere.
-pub const LEAST_RATE: u64 = 1024;
 /// How many times as long as a stall the rate is measured over.
 const STALLS_A_WINDOW: u32 = 6;
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self { answer: Duration::from_secs(10), stall: Duration::from_secs(10) }
-    }
-}
-
-impl Timeouts {
-    /// From the variables that other Hugging Face tools use: `HF_HUB_ETAG_TIMEOUT` for the answer,
-    /// `HF_HUB_DOWNLOAD_TIMEOUT` for a stall, both in seconds.
-    ///
-    /// # Errors
-    /// If one of them is no number of seconds above 0.
-    pub fn from_env() -> Result<Self, UsageError> {
-        let default = Self::default();
-        Ok(Self {
-            answer: seconds("HF_HUB_ETAG_TIMEOUT", default.answer)?,
-            stall: seconds("HF_HUB_DOWNLOAD_TIMEOUT", default.stall)?,
-        })
-    }
-}
-
-fn seconds(variable: &str, default: Duration) -> Result<Duration, UsageError> {
-    let Some(text) = std::env::var_os(variable).filter(|text| !text.is_empty()) else { return Ok(default) };
-    let read = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
-    let seconds = read.filter(|seconds| *seconds > 0.0).and_then(|s| Duration::try_from_secs_f64(s).ok());
-    seconds.ok_or_else(|| {
-        UsageError::new(format!("{variable} is `{}`, no number of seconds", text.display()))
-            .hint(format!("give a number above 0, such as {variable}=30, or leave it out"))
-    })
-}
-
-/// Why there is no answer, or no whole one.
-#[derive(Debug, thiserror::Error)]
-pub enum HttpError {
-    /// The server answers that it does not.
-    #[error("{0}")]
-    Refused(Refusal),
-    /// The host's address cannot be found.
-    #[error("the address of {host} cannot be found ({detail})")]
-    Unresolved {
-        /// The host.
-        host: String,
-        /// What the system said.
-        detail: String,
-    },
-    /// The host cannot be reached.
-    #[error("no connection to {host} ({detail})")]
-    Unconnected {
-        /// The host.
-        host: String,
-        /// What the system said.
-        detail: String,
-    },
-    /// There is a connection, but none that can be trusted.
-    #[error("no secure connection to {host} ({detail})")]
-    Insecure {
-        /// The host.
-        host: String,
-        /// What TLS said.
-        detail: String,
-    },
-    /// The answer does not begin.
-    #[error("{host} does not answer within {} s", after.as_secs_f64())]
-    Unanswered {
-        /// The host.
-        host: String,
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// A file, or the answer that it comes with, does not go on.
-    #[error("{host} sent nothing for {} s", after.as_secs_f64())]
-    Stalled {
-        /// The host.
-        host: String,
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// A file does go on, but so slowly that it would never be there.
-    #[error("{host} sent {bytes} bytes in {:.0} s, which leads nowhere", during.as_secs_f64())]
-    Slow {
-        /// The host.
-        host: String,
-        /// How much came.
-        bytes: u64,
-        /// How long that took.
-        during: Duration,
-    },
-    /// The connection ended before the answer did.
-    #[error("the connection to {host} broke ({detail})")]
-    Broken {
-        /// The host.
-        host: String,
-        /// How far it got, or what the system said.
-        detail: String,
-    },
-    /// The answer makes no sense.
-    #[error("{host} does not answer as it should ({detail})")]
-    Unintelligible {
-        /// The host.
-        host: String,
-        /// What is wrong with it.
-        detail: String,
-    },
-}
-
-/// An answer that is none: the status and what came with it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The host.
-    pub host: String,
-    /// The status.
-    pub status: u16,
-    /// What the server calls the reason, such as `GatedRepo`.
-    pub code: Option<String>,
-    /// How long the server asks to wait.
-    pub retry_after: Option<Duration>,
-    /// Whether it is the host that was asked, not one that it redirected to.
-    pub by_first_host: bool,
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = StatusCode::from_u16(self.status).ok().and_then(|status| status.canonical_reason());
-        write!(f, "{} answers {} {}", self.host, self.status, name.unwrap_or_default())?;
-        self.code.as_ref().map_or(Ok(()), |code| write!(f, ", {code}"))
-    }
-}
-
-impl HttpError {
-    /// Whether the server was there, and may do better at once or soon.
-    pub fn is_busy(&self) -> bool {
-        match self {
-            Self::Refused(refusal) => matches!(refusal.status, 408 | 429 | 500..=599),
-            Self::Broken { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// Whether the same request may do better later.
-    pub fn is_transient(&self) -> bool {
-        self.is_busy()
-            || matches!(
-                self,
-                Self::Unresolved { .. } | Self::Unconnected { .. } | Self::Unanswered { .. } | Self::Stalled { .. }
-            )
-    }
-
-    /// How long the server asks to wait.
-    pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Refused(refusal) => refusal.retry_after,
-            _ => None,
-        }
-    }
-
-    /// What the user can do about it; `again` says what the same command would do.
-    pub fn hint(&self, again: &str) -> String {
-        match self {
-            Self::Refused(refusal) => refusal.hint(again),
-            Self::Unresolved { host, .. } => {
-                format!("check the network, the name {host}, and HF_ENDPOINT and HTTPS_PROXY if they are set; {again}")
-            }
-            Self::Unconnected { host, .. } => format!(
-                "check the network, whether a firewall blocks {host}, and HF_ENDPOINT and HTTPS_PROXY if they are set; {again}"
-            ),
-            Self::Insecure { host, .. } => format!(
-                "check the clock and HTTPS_PROXY; a proxy that replaces the certificate of {host} is not trusted; {again}"
-            ),
-            Self::Unanswered { .. } => format!("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer; {again}"),
-            Self::Stalled { .. } => format!("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer for the next byte; {again}"),
-            Self::Slow { .. } => format!(
-                "less than {LEAST_RATE} bytes a second is given up; HF_HUB_DOWNLOAD_TIMEOUT=60 gives it longer; {again}"
-            ),
-            Self::Broken { .. } => format!("the network or {} ended it; {again}", self.host()),
-            Self::Unintelligible { host, .. } => {
-                format!("look at what is between here and {host} (HF_ENDPOINT, HTTPS_PROXY, a login page); {again}")
-            }
-        }
-    }
-
-    fn host(&self) -> &str {
-        match self {
-            Self::Refused(Refusal { host, .. })
-            | Self::Unresolved { host, .. }
-            | Self::Unconnected { host, .. }
-            | Self::Insecure { host, .. }
-            | Self::Unanswered { host, .. }
-            | Self::Stalled { host, .. }
-            | Self::Slow { host, .. }
-            | Self::Broken { host, .. }
-            | Self::Unintelligible { host, .. } => host,
-        }
-    }
-}
-
-impl Refusal {
-    fn hint(&self, again: &str) -> String {
-        let host = &self.host;
-        match (self.status, self.retry_after) {
-            (401 | 403 | 407, _) if !self.by_first_host => format!(
-                "the file's store {host} denies it, not the server that names it: a firewall or proxy may block {host}, or the link has expired; {again}"
-            ),
-            (401 | 403 | 407, _) => format!("{host} denies access: check the address, and what may block it; {again}"),
-            (404 | 410, _) => "the file was moved, or the address is wrong".to_owned(),
-            (429, Some(wait)) => {
-                format!("{host} limits the number of requests; wait {} s, then {again}", wait.as_secs())
-            }
-            (429, None) => format!("{host} limits the number of requests; wait some minutes, then {again}"),
-            (500..=599, _) => format!("{host} has a problem of its own; later {again}"),
-            _ => format!("{again} if what {host} says was mended"),
-        }
-    }
-}
 
 /// What a server said on the way to an answer.
 #[derive(Debug)]
@@ -533,43 +313,6 @@ impl Client {
     }
 }
 
-/// An address that can be asked.
-///
-/// # Errors
-/// If it is none with `https://` or `http://` and a host.
-pub fn parse_url(text: &str) -> Result<Url, UsageError> {
-    let no_address = || {
-        let what = match may_hold_password(text) {
-            true => "it is no address (and is not repeated here, as it may hold a password)".to_owned(),
-            false => format!("`{text}` is no address"),
-        };
-        UsageError::new(what).hint("give one that begins with https:// or http://")
-    };
-    let url = Url::parse(text).map_err(|_| no_address())?;
-    let usable = matches!(url.scheme(), "https" | "http") && url.has_host();
-    usable.then_some(url).ok_or_else(no_address)
-}
-
-/// Whether a text that is no address may have a user's name and password in it: an `@`, or a `:` that neither ends a scheme
-/// nor begins a port.
-fn may_hold_password(text: &str) -> bool {
-    let after = text.split_once("://").map_or(text, |(_, after)| after);
-    let is_port = |rest: &str| rest.bytes().take_while(|b| *b != b'/').all(|b| b.is_ascii_digit());
-    text.contains('@') || after.split_once(':').is_some_and(|(_, rest)| !is_port(rest))
-}
-
-/// An address as it may be shown: without a user's name and password.
-pub fn without_user(address: &str) -> String {
-    let Ok(mut url) = parse_url(address) else { return "the hub".to_owned() };
-    if url.username().is_empty() && url.password().is_none() {
-        return address.to_owned();
-    }
-    // Of an address with a host neither fails.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.as_str().trim_end_matches('/').to_owned()
-}
-
 /// What an error says, without the words that the library puts before it.
 fn plain(error: &ureq::Error) -> String {
     match error {
@@ -578,12 +321,6 @@ fn plain(error: &ureq::Error) -> String {
         ureq::Error::Timeout(_) => "it takes too long".to_owned(),
         other => other.to_string(),
     }
-}
-
-/// Host and, unless it is the usual one, port.
-fn host_of(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
 fn redirect(response: &Response<Body>, at: &Url) -> Result<Option<Url>, HttpError> {
@@ -661,33 +398,5 @@ mod tests {
         assert_eq!(waits("Sun, 06 Nov 1994 08:50:07 GMT"), Some(30));
         assert_eq!(waits("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0), "a date that has passed");
         assert_eq!((waits("soon"), waits("-1")), (None, None));
-    }
-
-    #[test]
-    fn only_addresses_of_web_servers_are_asked() {
-        for text in ["", "hub", "hub.example:80", "file:///etc/passwd", "https://", "gopher://x"] {
-            assert_eq!(parse_url(text).unwrap_err().what, format!("`{text}` is no address"));
-        }
-    }
-
-    #[test]
-    fn a_password_in_an_address_is_never_repeated() {
-        for text in [
-            "https//user:s3cret@hub.example",
-            "user:s3cret@hub.example",
-            "https://user:s3cret@",
-            "https://user:s3cret",
-            "https://user:s3/cret@hub.example",
-            "https://user:s3cret@hub.example:port",
-            "ftp://user:s3cret@hub.example",
-            "https:user:s3cret",
-        ] {
-            match parse_url(text) {
-                Err(error) => assert!(!error.what.contains("cret"), "{error}"),
-                Ok(url) => assert!(!host_of(&url).contains("cret") && !without_user(text).contains("cret"), "{url}"),
-            }
-        }
-        assert_eq!(without_user("https://user:s3cret@hub.example/x/"), "https://hub.example/x");
-        assert_eq!(without_user("https://hub.example"), "https://hub.example");
     }
 }

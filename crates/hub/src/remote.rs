@@ -16,14 +16,32 @@ const LONGEST_VERSION: usize = 128;
 
 /// A kind of repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RepoKind {
+pub enum RepoKind {
+    /// A model.
     Model,
+    /// A data set.
     Dataset,
 }
 
 impl RepoKind {
+    /// What messages call one.
+    pub(crate) fn noun(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Dataset => "data set",
+        }
+    }
+
+    /// The option that tells the hub's own tool about the kind of repository.
+    pub(crate) fn tool_option(self) -> &'static str {
+        match self {
+            Self::Model => "",
+            Self::Dataset => " --repo-type dataset",
+        }
+    }
+
     /// What the hub and its cache call them.
-    pub fn plural(self) -> &'static str {
+    pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
             Self::Dataset => "datasets",
@@ -32,7 +50,7 @@ impl RepoKind {
 }
 
 /// A repository on the hub.
-pub(super) struct Remote<'a> {
+pub(crate) struct Remote<'a> {
     pub downloader: Downloader,
     pub endpoint: Url,
     pub repo: &'a str,
@@ -41,7 +59,7 @@ pub(super) struct Remote<'a> {
 
 /// A commit and its files.
 #[derive(Debug, Deserialize)]
-pub(super) struct Listing {
+pub(crate) struct Listing {
     /// The commit.
     #[serde(rename = "sha")]
     pub commit: String,
@@ -68,7 +86,7 @@ impl Listing {
 
 /// What the hub states of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stated {
+pub(crate) struct Stated {
     /// What it calls this version; most often a hash of the content.
     pub version: String,
     bytes: Option<u64>,

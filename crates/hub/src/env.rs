@@ -14,7 +14,7 @@ const OFFLINE: [&str; 2] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
 const MOST_READ: u64 = 1 << 16;
 
 /// The variables of this process, or of a test.
-pub(super) struct Variables<'a>(pub &'a dyn Fn(&str) -> Option<OsString>);
+pub(crate) struct Variables<'a>(pub &'a dyn Fn(&str) -> Option<OsString>);
 
 impl Variables<'_> {
     fn get(&self, name: &str) -> Option<OsString> {
@@ -141,7 +141,7 @@ fn read(path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// If it has a character that no header of a request can have. What it is, is not repeated.
-pub(super) fn check_token(token: &str) -> Result<(), UsageError> {
+pub(crate) fn check_token(token: &str) -> Result<(), UsageError> {
     match token.bytes().all(|b| b.is_ascii_graphic()) {
         true => Ok(()),
         false => {

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::checksum::Expected;
-use super::http::{Answer, Client, HttpError, Refusal, parse_url};
-use super::lock::Lock;
+use crate::checksum::Expected;
+use crate::http::{Answer, Client, HttpError, Refusal, parse_url};
+use crate::lock::Lock;
 use spattn_base::error::UsageError;
 use spattn_base::text;
 

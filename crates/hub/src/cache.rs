@@ -11,20 +11,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 
 use crate::checksum::Blob;
-use crate::tensors::Weights;
 
 /// A repository's folder in the cache.
 #[derive(Debug)]
-pub(super) struct RepoCache {
+pub(crate) struct RepoCache {
     /// The folder of the cache.
     pub cache: PathBuf,
     /// The folder's name in it.
     pub name: String,
+    /// How files are compared with what was published.
+    pub damage: DamageCheck,
 }
 
-/// A file that is not there as it should be.
+/// Says in what a file of the cache differs from the published one, by its name in the repository; nothing if it does not, as far as
+/// it is looked at.
+pub type DamageCheck = fn(&str, &Blob) -> Option<String>;
+
+/// Compares all of a file with the hash that it is named by.
+pub fn by_hash(_: &str, blob: &Blob) -> Option<String> {
+    blob.difference().unwrap_or_else(|e| Some(format!("it cannot be read: {e}")))
+}
+
+/// A file that is not in the cache as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Lack {
+pub enum Lack {
     /// It is not there; with what errors call it.
     Missing(String),
     /// It is there, and not what it was when it was published.
@@ -103,19 +113,13 @@ impl RepoCache {
         let _ = std::fs::write(path, "");
     }
 
-    /// What is wrong with a file of a commit; nothing if it is there and, as far as can be told without reading weights
-    /// to their end, what was published.
+    /// What is wrong with a file of a commit; nothing if it is there and, as far as it is looked at, what was published.
     pub fn lack(&self, commit: &str, name: &str) -> Option<Lack> {
         let path = self.snapshot(commit).join(name);
         if !path.is_file() {
             return Some(Lack::Missing(format!("`{name}`")));
         }
-        let blob = Blob::behind(&path)?;
-        // The hash of weights is taken where they are opened; what broke off is seen at once by the sizes in them.
-        let difference = match name.ends_with(".safetensors") {
-            true => Weights::open_file(&blob.path).err().map(|e| e.to_string()),
-            false => blob.difference().unwrap_or_else(|e| Some(format!("it cannot be read: {e}"))),
-        };
+        let difference = (self.damage)(name, &Blob::behind(&path)?);
         difference.map(|difference| Lack::Damaged { name: name.to_owned(), difference })
     }
 
