@@ -21,6 +21,7 @@ use spattn::model::chat::{ChatTemplate, Message};
 use spattn::model::config::{ModelConfig, RopeScaling};
 use spattn::model::data::{DataFolder, DataSource};
 use spattn::model::device::Device;
+use spattn::model::families::FAMILIES;
 use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
@@ -185,6 +186,13 @@ fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
             let values = weights.read(tensor, shape).unwrap().to_f32();
             assert!(values.iter().all(|v| v.is_finite()), "{name}: {tensor}");
         }
+    }
+}
+
+#[test]
+fn every_family_has_a_golden_checkpoint() {
+    for family in FAMILIES {
+        assert!(MODELS.iter().any(|name| config_of(name).family == family), "{family}");
     }
 }
 

@@ -26,13 +26,15 @@ pub struct Dimensions {
     pub(super) config: ModelConfig,
     pub(super) rope: Rope,
     pub(super) storage: StorageTypes,
+    /// Numbers of all weight matrices.
+    weight_numbers: usize,
 }
 
 impl Dimensions {
     /// Of a decoder that stores its numbers in `storage`; a [`KvDtype`] stands for weights of the same type too.
     pub fn new(config: &ModelConfig, storage: impl Into<StorageTypes>) -> Self {
         let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        Self { config: config.clone(), rope, storage: storage.into() }
+        Self { config: config.clone(), rope, storage: storage.into(), weight_numbers: layers::matrix_numbers(config) }
     }
 
     /// The model's configuration.
@@ -57,7 +59,7 @@ impl Dimensions {
 
     /// Numbers of all weight matrices.
     pub fn weight_numbers(&self) -> usize {
-        layers::matrix_numbers(&self.config)
+        self.weight_numbers
     }
 
     /// Numbers of the weight matrices that a decode step reads: all but the embedding table, of which it reads a row a token,

@@ -21,6 +21,7 @@ pub(super) use spattn_hub::{parse_id, snapshot};
 /// Files a model may do without. They come before the weights, so that complete weights imply they were looked for.
 const OPTIONAL: [&str; 6] =
     [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS, ADAPTER_CONFIG];
+
 /// A model in the hub's cache.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CachedModel {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared, storage};
-use super::step::{HeadPlan, RowOfLists, RowPlan};
+use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};

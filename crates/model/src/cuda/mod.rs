@@ -20,6 +20,7 @@ mod host;
 mod kv;
 mod model;
 mod prompt;
+mod row_plan;
 mod step;
 mod weights;
 mod workspace;
