@@ -1,4 +1,4 @@
-//! What is known of a file before it is there, and in what it differs.
+//! Expected size and hash of a file, and comparing the file with them.
 
 use std::fs::File;
 use std::io::{self, Read};

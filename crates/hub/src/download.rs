@@ -1,7 +1,8 @@
-//! Files from the network, or from a folder that stands in for it. A file is only there once it is whole and checked.
+//! Downloads of files, from the network or from a folder that stands in for it. A file is moved to its place only once it is complete
+//! and checked.
 //!
-//! What has arrived of it is kept beside it and gone on with, after a break as well as in a later process, where a hash
-//! will tell whether the parts belong together.
+//! Bytes that have arrived are kept in a file beside it. A later attempt, also of another process, continues with them if the expected
+//! hash is known, since only that tells whether the parts belong together.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -18,27 +19,27 @@ use spattn_base::error::UsageError;
 use spattn_base::text;
 
 const LOCAL: &str = "file://";
-/// Failures in a row, without a byte more, after which it is given up.
+/// Failures in a row, without a further byte, after which a download is given up.
 const MOST_FAILURES: u32 = 5;
-/// Whole files with a wrong content after which it is given up: the first may have gone on from a bad part.
+/// Complete files with a wrong hash after which a download is given up: the first may have continued a bad part.
 const MOST_WRONG: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// A server that asks for more is not waited for; the user is told.
+/// If a server asks to wait longer than this, the download ends with an error.
 const MOST_PATIENT: Duration = Duration::from_secs(120);
 
-/// Why a file cannot be had.
+/// Why a download failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// No answer, or none to go on with.
+    /// A request failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// What arrives is another file.
+    /// The content is not that of the published file.
     #[error("what arrives is not the published file: {difference}")]
     Wrong {
         /// In what it differs.
         difference: String,
     },
-    /// Nothing tells whether the file is whole.
+    /// Neither hash nor size is known, so nothing tells whether the file is complete.
     #[error("neither size nor hash of it are known, and the server states no size")]
     Unverifiable,
     /// The file of a folder that stands in for the network cannot be read.
@@ -49,7 +50,7 @@ pub enum DownloadError {
         /// What the system said.
         source: io::Error,
     },
-    /// What arrived cannot be kept.
+    /// The file, its part or its lock cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Unwritable {
         /// The file.
@@ -57,7 +58,7 @@ pub enum DownloadError {
         /// What the system said.
         source: io::Error,
     },
-    /// It was asked for wrongly.
+    /// The address is not one that requests can be sent to.
     #[error(transparent)]
     Usage(#[from] UsageError),
 }
@@ -110,37 +111,37 @@ impl Retryable for DownloadError {
     }
 }
 
-/// What the same command does where a part is kept.
+/// What running the same command again does where a part is kept.
 pub const GOES_ON: &str = "the same command goes on where this one stopped";
-/// What the same command does where none is.
+/// What it does where no part is kept.
 pub const FROM_START: &str = "the same command fetches the file again";
 
-/// A file to get.
+/// A file to download.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
     /// What messages call it.
     pub name: &'a str,
     /// Where it is: `https://`, `http://` or `file://`.
     pub url: &'a str,
-    /// Where it goes once it is right.
+    /// Where it is moved once it is complete and checked.
     pub target: &'a Path,
-    /// Where what has arrived of it is kept until then.
+    /// Where arrived bytes are kept until then.
     pub unfinished: &'a Path,
-    /// Where another program may have kept it, to be taken over.
+    /// Where another program may have kept a part, which is taken over.
     pub earlier: Option<&'a Path>,
     /// Where processes that want the same file wait for each other.
     pub lock: &'a Path,
-    /// What it should be.
+    /// Its expected size and hash.
     pub expected: Expected<'a>,
 }
 
 impl Job<'_> {
-    /// What the same command does after a failure.
+    /// What running the same command again does after a failure.
     pub fn again(&self) -> &'static str {
         if self.can_resume() { GOES_ON } else { FROM_START }
     }
 
-    /// Parts are put together only where a hash tells whether they belong together.
+    /// Whether a part may be continued: a hash has to tell whether the parts belong together.
     fn can_resume(&self) -> bool {
         self.expected.digest.is_some()
     }
@@ -150,10 +151,10 @@ impl Job<'_> {
     }
 }
 
-/// Gets files.
+/// Downloads files.
 #[derive(Debug)]
 pub struct Downloader {
-    /// Asks for them.
+    /// Sends the requests.
     pub client: Client,
     /// The pause before the second try; those that follow double.
     pub backoff: Duration,
@@ -162,11 +163,11 @@ pub struct Downloader {
 }
 
 impl Downloader {
-    /// Gets a file, unless it is there by the time that it is this process's turn. Waits, failures that are tried again
-    /// and damaged files are told on standard error.
+    /// Downloads a file, unless it is complete once this process holds the lock. Waits, retries and damaged files are reported on
+    /// standard error.
     ///
     /// # Errors
-    /// Why it cannot be had. What has arrived of it is kept if it can be gone on with.
+    /// [`DownloadError`]. Arrived bytes are kept if they can be continued.
     pub fn get(&self, job: &Job<'_>) -> Result<(), DownloadError> {
         let meter = Meter::new(job, self.progress);
         let waits = || meter.say(&format!("{}: another process is downloading it; waiting for that", job.name));
@@ -189,7 +190,7 @@ impl Downloader {
             .map_err(|source| DownloadError::Unwritable { path: job.target.to_owned(), source })
     }
 
-    /// Tries until all has arrived and is right.
+    /// Tries until the file is complete and right.
     fn receive(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
         let mut failures = Failures::new(self.backoff);
         let mut wrong = 0;
@@ -217,7 +218,7 @@ impl Downloader {
         }
     }
 
-    /// One request for what is missing.
+    /// Sends one request for the bytes that are missing.
     fn attempt(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
         let mut part = Part::open(job)?;
         if let Some(path) = job.url.strip_prefix(LOCAL) {
@@ -245,7 +246,7 @@ struct Wait<E> {
     pause: Duration,
 }
 
-/// Failures since something new has arrived.
+/// Failures since the last new byte.
 struct Failures {
     backoff: Duration,
     in_a_row: u32,
@@ -286,8 +287,8 @@ fn humane(pause: Duration) -> String {
     format!("{:.1} s", pause.as_secs_f64())
 }
 
-/// Tries a request for something small, as a file is tried, as long as a failure is `worth_another`; `name` is what
-/// messages call it.
+/// Tries a request for something small, with the pauses of a download, as long as a failure is `worth_another`. Messages call it
+/// `name`.
 ///
 /// # Errors
 /// The last failure.
@@ -329,7 +330,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What has arrived of a file.
+/// The bytes of a file that have arrived.
 struct Part<'a> {
     job: &'a Job<'a>,
     file: File,
@@ -337,7 +338,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// What an earlier try has left, or nothing yet.
+    /// Opens what an earlier attempt has left, or an empty part.
     fn open(job: &'a Job<'a>) -> Result<Self, DownloadError> {
         let open = || File::options().create(true).append(true).open(job.unfinished);
         let file = open().map_err(|e| job.unwritable(e))?;
@@ -408,7 +409,7 @@ impl<'a> Part<'a> {
         self.file.write_all(bytes).map_err(|e| self.job.unwritable(e))
     }
 
-    /// Takes a file from a folder that stands in for the network.
+    /// Copies a file from a folder that stands in for the network.
     fn copy(&mut self, from: &Path, meter: &Meter) -> Result<(), DownloadError> {
         let unreadable = |source| DownloadError::Unreadable { path: from.to_owned(), source };
         self.start_over()?;
@@ -430,7 +431,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// How far a file is, and a place for a word about it.
+/// A progress bar, and lines beside it.
 struct Meter(ProgressBar);
 
 impl Meter {

@@ -1,7 +1,7 @@
-//! Waiting for each other: one process downloads a file, others that want it wait.
+//! Locks between processes: one downloads a file, others that want it wait.
 //!
-//! The system gives a lock back when its process ends, however it ends; a lock file that was left behind holds up
-//! nobody. These are the locks that other Hugging Face tools take.
+//! The system releases a lock when its process ends, however it ends, so a lock file that was left behind blocks nobody. Other Hugging
+//! Face tools take the same locks.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -12,8 +12,8 @@ use std::path::Path;
 pub struct Lock(#[expect(dead_code, reason = "an open file is what holds the lock")] Option<File>);
 
 impl Lock {
-    /// Takes the lock of the file at `path`, making it if it is not there. If another process has it, `waiting` is told
-    /// so before it is waited for; if the file system has no locks, `unlocked` hears why, and there is none.
+    /// Takes the lock of the file at `path`, which is made if it is not there. If another process holds it, `waiting` is called before
+    /// the wait. If the file system has no locks, `unlocked` is called with the reason, and nothing is locked.
     ///
     /// # Errors
     /// If the file cannot be made.

@@ -1,4 +1,4 @@
-//! What the hub is asked: a commit and its files, and what is to be known of one of them.
+//! Requests to the hub: the files of a commit, and size and version of one of them.
 
 use serde::Deserialize;
 use ureq::http::header;
@@ -84,10 +84,10 @@ impl Listing {
     }
 }
 
-/// What the hub states of a file.
+/// What the hub states about a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stated {
-    /// What it calls this version; most often a hash of the content.
+    /// Its name for this version; usually a hash of the content.
     pub version: String,
     bytes: Option<u64>,
 }
@@ -121,7 +121,7 @@ impl Remote<'_> {
         }
     }
 
-    /// What is to be known of a file before it is downloaded.
+    /// Asks for size and version of a file.
     pub fn stated(&self, name: &str, url: &Url) -> Result<Stated, HttpError> {
         // A redirect to where the file is stored says what the store does not know; the store is not asked then.
         let enough = |hop: &Hop| hop.headers.contains_key(LINKED_VERSION);

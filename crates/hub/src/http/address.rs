@@ -1,13 +1,13 @@
-//! Addresses: which can be asked, and how they are shown.
+//! Addresses: which ones requests can be sent to, and how they are shown without passwords.
 
 use url::Url;
 
 use spattn_base::error::UsageError;
 
-/// An address that can be asked.
+/// Reads an address that requests can be sent to.
 ///
 /// # Errors
-/// If it is none with `https://` or `http://` and a host.
+/// If it is not one with `https://` or `http://` and a host.
 pub fn parse_url(text: &str) -> Result<Url, UsageError> {
     let no_address = || {
         let what = match may_hold_password(text) {

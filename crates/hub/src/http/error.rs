@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use ureq::http::StatusCode;
 
-/// Bytes a second below which an answer does not get anywhere.
+/// Bytes a second below which a download is given up.
 pub const LEAST_RATE: u64 = 1024;
-/// Why there is no answer, or no whole one.
+/// Why a request has no complete answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The server answers that it does not.
+    /// The server answers with a status that is no success.
     #[error("{0}")]
     Refused(Refusal),
     /// The host's address cannot be found.
@@ -28,7 +28,7 @@ pub enum HttpError {
         /// What the system said.
         detail: String,
     },
-    /// There is a connection, but none that can be trusted.
+    /// TLS does not accept the connection.
     #[error("no secure connection to {host} ({detail})")]
     Insecure {
         /// The host.
@@ -36,7 +36,7 @@ pub enum HttpError {
         /// What TLS said.
         detail: String,
     },
-    /// The answer does not begin.
+    /// No answer begins within [`Timeouts::answer`](super::Timeouts::answer).
     #[error("{host} does not answer within {} s", after.as_secs_f64())]
     Unanswered {
         /// The host.
@@ -44,7 +44,7 @@ pub enum HttpError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// A file, or the answer that it comes with, does not go on.
+    /// No byte comes within [`Timeouts::stall`](super::Timeouts::stall).
     #[error("{host} sent nothing for {} s", after.as_secs_f64())]
     Stalled {
         /// The host.
@@ -52,7 +52,7 @@ pub enum HttpError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// A file does go on, but so slowly that it would never be there.
+    /// Fewer bytes come than [`LEAST_RATE`].
     #[error("{host} sent {bytes} bytes in {:.0} s, which leads nowhere", during.as_secs_f64())]
     Slow {
         /// The host.
@@ -70,7 +70,7 @@ pub enum HttpError {
         /// How far it got, or what the system said.
         detail: String,
     },
-    /// The answer makes no sense.
+    /// The answer is not what the protocol, or the hub, promises.
     #[error("{host} does not answer as it should ({detail})")]
     Unintelligible {
         /// The host.
@@ -80,18 +80,18 @@ pub enum HttpError {
     },
 }
 
-/// An answer that is none: the status and what came with it.
+/// An answer whose status is no success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The host.
     pub host: String,
     /// The status.
     pub status: u16,
-    /// What the server calls the reason, such as `GatedRepo`.
+    /// The reason in the server's header, such as `GatedRepo`.
     pub code: Option<String>,
-    /// How long the server asks to wait.
+    /// How long the server asks to wait before the next request.
     pub retry_after: Option<Duration>,
-    /// Whether it is the host that was asked, not one that it redirected to.
+    /// Whether the host that was asked answered it, not one that it redirected to.
     pub by_first_host: bool,
 }
 
@@ -104,7 +104,7 @@ impl std::fmt::Display for Refusal {
 }
 
 impl HttpError {
-    /// Whether the server was there, and may do better at once or soon.
+    /// Whether the server was reached, and the same request may succeed at once or soon.
     pub fn is_busy(&self) -> bool {
         match self {
             Self::Refused(refusal) => matches!(refusal.status, 408 | 429 | 500..=599),
@@ -113,7 +113,7 @@ impl HttpError {
         }
     }
 
-    /// Whether the same request may do better later.
+    /// Whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
         self.is_busy()
             || matches!(
@@ -130,7 +130,7 @@ impl HttpError {
         }
     }
 
-    /// What the user can do about it; `again` says what the same command would do.
+    /// What the user can do about it; `again` says what running the same command again would do.
     pub fn hint(&self, again: &str) -> String {
         match self {
             Self::Refused(refusal) => refusal.hint(again),

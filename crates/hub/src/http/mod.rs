@@ -23,25 +23,25 @@ const MOST_REDIRECTS: usize = 10;
 const ERROR_CODE: &str = "x-error-code";
 /// Error codes are single words; whatever else a server sends is not repeated.
 const LONGEST_ERROR_CODE: usize = 40;
-/// How many times as long as a stall the rate is measured over.
+/// Length of the window over which the rate is measured, in units of [`Timeouts::stall`].
 const STALLS_A_WINDOW: u32 = 6;
 
-/// What a server said on the way to an answer.
+/// The head of one response on the way to an answer: a redirect, or the last one.
 #[derive(Debug)]
 pub struct Hop {
-    /// What it said.
+    /// Its headers.
     pub headers: HeaderMap,
     /// Whether it is the host that was asked.
     pub by_first_host: bool,
-    /// Whether it only names another address.
+    /// Whether it redirects to another address.
     pub is_redirect: bool,
 }
 
-/// An answer, of which the content is still to be read.
+/// An answer whose content is still to be read.
 pub struct Answer {
-    /// Whether only the part of the file that was asked for comes.
+    /// Whether the content is the part of the file that was asked for, not the whole file.
     pub is_part: bool,
-    /// What the server said.
+    /// Its headers.
     pub headers: HeaderMap,
     host: String,
     stall: Duration,
@@ -49,7 +49,7 @@ pub struct Answer {
     body: BodyReader<'static>,
 }
 
-/// What came of an answer while it was waited for, which is not while the program was stopped.
+/// Bytes that came, and time spent waiting for them; time in which the program itself was stopped does not count.
 #[derive(Debug, Default)]
 struct Window {
     waited: Duration,
@@ -57,7 +57,7 @@ struct Window {
 }
 
 impl Window {
-    /// Takes in what came after a wait; where a window of this length is over in which too little came, that window.
+    /// Adds bytes that came after a wait. Returns the window as an error if it has this `length` and too few bytes came in it.
     fn take(&mut self, read: usize, waited: Duration, length: Duration) -> Result<(), Self> {
         self.bytes += read as u64;
         self.waited += waited;
@@ -71,23 +71,23 @@ impl Window {
 }
 
 impl Answer {
-    /// The size of what comes, if the server says it.
+    /// Bytes of the content, if the server states them.
     pub fn length(&self) -> Option<u64> {
         number(&self.headers, header::CONTENT_LENGTH.as_str())
     }
 
-    /// Whether the end of what comes can be told from a connection that breaks.
+    /// Whether the end of the content can be told from a broken connection.
     pub fn has_end(&self) -> bool {
         self.length().is_some() || self.headers.contains_key(header::TRANSFER_ENCODING)
     }
 
-    /// The first byte's place in the file and the file's size, where they are said.
+    /// Offset of the first byte in the file, and bytes of the whole file, where the server states them.
     pub fn range(&self) -> Option<(u64, Option<u64>)> {
         let (range, total) = text(&self.headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
         Some((range.split_once('-')?.0.trim().parse().ok()?, total.trim().parse().ok()))
     }
 
-    /// The next bytes; none at the end.
+    /// Reads the next bytes; returns how many, 0 at the end.
     ///
     /// # Errors
     /// If the connection breaks or stalls, or too little comes for too long.
@@ -167,7 +167,7 @@ impl std::fmt::Debug for Bearer {
     }
 }
 
-/// A request but for its address.
+/// A request without its address.
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Head,
@@ -205,7 +205,7 @@ impl Client {
     /// Asks for a file from the byte `from` on, and follows redirects to it.
     ///
     /// # Errors
-    /// Why there is no answer that begins.
+    /// [`HttpError`], if no answer begins.
     pub fn get(&self, url: &Url, from: u64) -> Result<Answer, HttpError> {
         let (response, at) = self.follow(Request::Get { from }, url, |_| false)?;
         let (host, stall) = (host_of(&at), self.timeouts.stall);
@@ -215,10 +215,10 @@ impl Client {
         Ok(Answer { is_part, headers: head.headers, host, stall, window, body: body.into_reader() })
     }
 
-    /// Asks what there is to know about a file, and follows redirects until `enough`; all that was said on the way.
+    /// Sends HEAD requests, following redirects until `enough` holds of a response; returns the heads of all responses.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// [`HttpError`].
     pub fn head(&self, url: &Url, enough: impl Fn(&Hop) -> bool) -> Result<Vec<Hop>, HttpError> {
         let mut hops = Vec::new();
         self.follow(Request::Head, url, |hop| {
@@ -253,7 +253,7 @@ impl Client {
         Err(HttpError::Unintelligible { host: host_of(&at), detail: format!("more than {MOST_REDIRECTS} redirects") })
     }
 
-    /// One request, to this address and no other.
+    /// Sends one request, without following redirects.
     fn ask(&self, request: Request, at: &Url) -> Result<Response<Body>, HttpError> {
         let built = match request {
             // Nothing comes after the answer that could stall.

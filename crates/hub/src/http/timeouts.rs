@@ -7,10 +7,10 @@ use spattn_base::error::UsageError;
 /// How long servers may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// To be found, to be connected, and to begin to answer; each.
+    /// For each of: finding the host's address, connecting to it, and the beginning of its answer.
     pub answer: Duration,
-    /// Between one byte of a file, or of what comes before it, and the next. A whole file may take any time, as long as
-    /// [`LEAST_RATE`](super::LEAST_RATE) is kept up: over six times as long as this, that is looked at.
+    /// Between one byte of an answer and the next. A whole file may take any time, as long as at least
+    /// [`LEAST_RATE`](super::LEAST_RATE) is kept up, measured over windows of six times this duration.
     pub stall: Duration,
 }
 
