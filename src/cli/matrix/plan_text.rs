@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::cli::numbers::{duration, megabytes};
 use crate::eval::plan::planner::{Cell, Planner};
 use crate::eval::run::estimate::{Estimate, estimate_by_products};
-use crate::eval::run::runner::{RemainingWork, Runner};
+use crate::eval::run::run_plan::RemainingWork;
+use crate::eval::run::runner::Runner;
 
 /// What is left to run on a model.
 pub(super) struct PlanSummary {

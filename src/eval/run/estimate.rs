@@ -8,10 +8,11 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::generate::{GenerationRequest, run_example};
+use super::example_request::ExampleRequest;
+use super::example_runner::ExampleRunner;
+use super::generate::Generation;
 use super::runner::Runner;
 use super::solo;
-use super::stopwatch::PhaseTimes;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::Settings;
@@ -241,29 +242,29 @@ impl Runner<'_> {
         let methods = spread(&self.config.methods, MOST_PROBED);
         // Those that are not run take as much as those that are, on average.
         let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
-        let request = GenerationRequest {
+        let request = ExampleRequest {
             prompt: &text,
             prefix_tokens: tokens - PROBE_QUESTION,
             longer: &[],
             methods: &methods,
-            max_new_tokens: PROBE_ANSWER,
-            line_end: None,
-            until: &[],
-            seed: 0,
+            index_seed: 0,
             step_seed: 0,
             fidelity: self.config.fidelity,
             solo: false,
         };
-        let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false))?;
-        let (spent, runs) = outcome.map_or((PhaseTimes::default(), Vec::new()), |o| (o.spent, o.runs));
+        let tokenizer = &self.model.tokenizer;
+        let policy = Generation { tokenizer, max_new_tokens: PROBE_ANSWER, line_end: None, until: &[] };
+        let never = AtomicBool::new(false);
+        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
+        let (spent, runs) = (result.spent, result.runs);
         let c = self.model.decoder.config();
-        let steps = runs.iter().map(|r| r.steps).max().unwrap_or(0).max(1);
+        let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
         Ok(Sample {
             tokens: tokens as f64,
             prefill: spent.prefill.as_secs_f64(),
             index: share * spent.index.as_secs_f64(),
             step: share * spent.steps.as_secs_f64() / steps as f64,
-            index_bytes: share * runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0
+            index_bytes: share * runs.iter().map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
                 * (tokens * c.kv_heads * c.layers) as f64,
         })
     }

@@ -49,13 +49,13 @@ impl Piece {
 }
 
 /// A step of some lanes that is being measured.
-pub(crate) struct Step {
+pub(crate) struct StepTimer {
     piece: Piece,
     /// What attention had taken each lane before.
     before: Vec<AttentionTime>,
 }
 
-impl Step {
+impl StepTimer {
     /// Begins, before the lanes with these forks take it.
     pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Sequence>) -> Self {
         Self { before: forks.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
