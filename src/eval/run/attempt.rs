@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use super::example_request::ExampleRequest;
 use super::example_runner::ExampleRunner;
 use super::generate::Generation;
-use super::prepared_example::{PendingExample, PreparedExample};
+use super::prepared_example::PreparedExample;
 use super::runner::Runner;
 use super::score_text::{GivenText, TextToScore};
 use super::shared_prefill;
@@ -20,7 +20,7 @@ use crate::eval::examples::example_input::ExampleInput;
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::examples::truncate::TruncatedExample;
 use crate::eval::plan::given_prompts::passage_tokens;
-use crate::eval::plan::planner::Plan;
+use crate::eval::plan::planner::RunPlan;
 use crate::eval::records::record::Record;
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
@@ -37,10 +37,10 @@ impl Runner<'_> {
         &self,
         item: &PreparedExample,
         examples: &mut ExampleRunner<'_>,
-        plan: &mut Plan,
+        plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<Option<Vec<Record>>> {
-        let PendingExample { place, variant, methods, .. } = &item.wanted;
+        let PreparedExample { place, variant, methods, .. } = item;
         if methods.is_empty() {
             return Ok(Some(Vec::new()));
         }
@@ -53,8 +53,7 @@ impl Runner<'_> {
             let (unread, others) = sharing(variant.protocol, methods);
             plan.leave_out(*place, &[*variant], &unread);
             watch.failed(SkippedWork { what, error })?;
-            let item =
-                PreparedExample { wanted: PendingExample { methods: others, ..item.wanted.clone() }, ..item.clone() };
+            let item = PreparedExample { methods: others, ..item.clone() };
             return self.run_example(&item, examples, plan, watch);
         }
         let first = SkippedWork { what, error };
@@ -70,11 +69,11 @@ impl Runner<'_> {
         item: &PreparedExample,
         first: SkippedWork,
         examples: &mut ExampleRunner<'_>,
-        plan: &mut Plan,
+        plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<Option<Vec<Record>>> {
         let (mut all, mut is_told) = (Vec::new(), false);
-        for method in &item.wanted.methods {
+        for method in &item.methods {
             match self.attempt(item, std::slice::from_ref(method), examples) {
                 Ok(Some(records)) => all.extend(records),
                 Ok(None) => return Ok(None),
@@ -96,10 +95,10 @@ impl Runner<'_> {
         item: &PreparedExample,
         method: &Configured,
         error: anyhow::Error,
-        plan: &mut Plan,
+        plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<()> {
-        let PendingExample { place, variant, .. } = &item.wanted;
+        let PreparedExample { place, variant, .. } = item;
         let cell = self.name_with_seed(*place, variant.seed);
         plan.leave_out(*place, &[*variant], std::slice::from_ref(method));
         watch.failed(SkippedWork { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
@@ -122,7 +121,7 @@ impl Runner<'_> {
             let broken = records.iter().flatten().find_map(|record| record.check().err());
             broken.map_or(Ok(records), |why| Err(anyhow!("{why}: nothing can be said of it")))
         });
-        records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
+        records.with_context(|| self.example_name(item.place, item.index))
     }
 
     /// Generates the answers of an example's prompt, and scores them.
@@ -142,7 +141,7 @@ impl Runner<'_> {
             until: example.rules.until,
         };
         let request = self.request(item, methods);
-        let result = match item.wanted.variant.protocol {
+        let result = match item.variant.protocol {
             Protocol::Prefill => examples.run_from_first_token(request, &policy),
             _ => examples.run(request, &policy),
         }?;
@@ -163,7 +162,7 @@ impl Runner<'_> {
         // Nothing is drawn for a context that several passages share: each has a context of its own.
         let own = self.request(item, methods);
         let request = ExampleRequest { index_seed: own.step_seed, ..own };
-        let result = match item.wanted.variant.protocol {
+        let result = match item.variant.protocol {
             Protocol::Prefill => examples.score_in_one_pass(request, &policy),
             _ => examples.run(request, &policy),
         }?;
@@ -171,7 +170,7 @@ impl Runner<'_> {
     }
 
     fn request<'r>(&self, item: &'r PreparedExample, methods: &'r [Configured]) -> ExampleRequest<'r> {
-        let PendingExample { place, index, variant, .. } = item.wanted;
+        let PreparedExample { place, index, variant, .. } = *item;
         let task = &self.tasks[place.task];
         let seed_of = |number: usize| example_seed(variant.seed, task.name(), place.length, number);
         ExampleRequest {

@@ -12,24 +12,25 @@ use crate::eval::config::run_config::Variant;
 use crate::eval::examples::example_input::ExampleInput;
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::plan::manifest::{identity, without_content};
-use crate::eval::plan::planner::{Place, Plan};
+use crate::eval::plan::planner::{RunPlan, TaskLength};
 use spattn_attention::Configured;
 
 /// An example under a variant, with the methods whose records are missing.
-#[derive(Clone)]
-pub(super) struct PendingExample {
-    pub place: Place,
-    /// Index of the example in its task.
-    pub index: usize,
-    pub variant: Variant,
-    /// Methods whose records are missing.
-    pub methods: Vec<Configured>,
+struct PendingExample {
+    index: usize,
+    variant: Variant,
+    methods: Vec<Configured>,
 }
 
 /// An example that is ready to be run.
 #[derive(Clone)]
 pub(super) struct PreparedExample {
-    pub wanted: PendingExample,
+    pub place: TaskLength,
+    /// Index of the example in its task.
+    pub index: usize,
+    pub variant: Variant,
+    /// Methods whose records are missing.
+    pub methods: Vec<Configured>,
     pub input: Rc<ExampleInput>,
     /// Tokens of the prompt, from the first on, that are the dense prefix.
     pub prefix_tokens: usize,
@@ -57,15 +58,26 @@ fn link_nested_prefixes(items: &mut [PreparedExample]) {
 }
 
 impl Runner<'_> {
-    /// The examples of a context under all variants, with the methods whose records are not there.
-    pub(super) fn pending_examples(
+    /// Number of records of a context's examples that are missing, where `has` says whether there is one of a key.
+    pub(super) fn missing_records(
         &self,
-        plan: &Plan,
-        place: Place,
+        plan: &RunPlan,
+        place: TaskLength,
+        context: &[usize],
+        has: impl Fn(&str) -> bool,
+    ) -> usize {
+        self.pending_examples(plan, place, context, has).iter().map(|pending| pending.methods.len()).sum()
+    }
+
+    /// The examples of a context under all variants, with the methods whose records are missing.
+    fn pending_examples(
+        &self,
+        plan: &RunPlan,
+        place: TaskLength,
         context: &[usize],
         has: impl Fn(&str) -> bool,
     ) -> Vec<PendingExample> {
-        let mut wanted = Vec::new();
+        let mut pending = Vec::new();
         for variant in self.config.variants() {
             let identity = identity(self.config, variant, self.model, self.data);
             let [identity, before] = [identity.to_string(), without_content(&identity).to_string()];
@@ -77,25 +89,30 @@ impl Runner<'_> {
                 let is_missing = |m: &&Configured| plan.has(place, variant, m) && !is_there(m);
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
                 if !methods.is_empty() {
-                    wanted.push(PendingExample { place, index, variant, methods });
+                    pending.push(PendingExample { index, variant, methods });
                 }
             }
         }
-        wanted
+        pending
     }
 
-    /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
-    /// next to each other. A context that cannot be made takes what is left of its seed with it.
+    /// Prepares the examples of a context whose records are missing, each made once for all protocols, and puts those that
+    /// begin alike next to each other. An example that cannot be made takes what is left of its seed with it.
+    ///
+    /// # Errors
+    /// What `watch` returns of an example that cannot be made.
     pub(super) fn prepare(
         &self,
-        wanted: Vec<PendingExample>,
-        plan: &mut Plan,
+        plan: &mut RunPlan,
+        place: TaskLength,
+        context: &[usize],
+        has: impl Fn(&str) -> bool,
         watch: &mut dyn RunObserver,
     ) -> Result<Vec<PreparedExample>> {
         let mut made: BTreeMap<(u64, usize), Option<Rc<ExampleInput>>> = BTreeMap::new();
         let mut items = Vec::new();
-        for wanted in wanted {
-            let PendingExample { place, index, variant: Variant { seed, .. }, .. } = wanted;
+        for PendingExample { index, variant, methods } in self.pending_examples(plan, place, context, has) {
+            let seed = variant.seed;
             let known = made.get(&(seed, index)).cloned();
             let input = match known {
                 Some(input) => input,
@@ -106,11 +123,11 @@ impl Runner<'_> {
                 }
             };
             if let Some(input) = input {
-                let prefix_tokens = input.prefix_tokens(wanted.variant.protocol);
-                items.push(PreparedExample { wanted, input, prefix_tokens, longer: Vec::new() });
+                let (prefix_tokens, longer) = (input.prefix_tokens(variant.protocol), Vec::new());
+                items.push(PreparedExample { place, index, variant, methods, input, prefix_tokens, longer });
             }
         }
-        items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
+        items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.variant.seed.cmp(&b.variant.seed)));
         link_nested_prefixes(&mut items);
         Ok(items)
     }
@@ -118,10 +135,10 @@ impl Runner<'_> {
     /// Makes an example; if it cannot be made, leaves what is left of its cell under its seed out.
     fn make_or_skip(
         &self,
-        place: Place,
+        place: TaskLength,
         index: usize,
         seed: u64,
-        plan: &mut Plan,
+        plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<Option<ExampleInput>> {
         let error = match self.material(place, index, seed) {
@@ -145,7 +162,10 @@ mod tests {
     fn items_foresee_the_prefixes_that_go_on_from_theirs() {
         let variant = Variant { seed: 1, protocol: Protocol::Question };
         let item = |prompt: &[u32], prefix_tokens| PreparedExample {
-            wanted: PendingExample { place: Place { task: 0, length: 0 }, index: 0, variant, methods: Vec::new() },
+            place: TaskLength { task: 0, length: 0 },
+            index: 0,
+            variant,
+            methods: Vec::new(),
             input: Rc::new(ExampleInput::Passage(passage(prompt.to_vec(), 1))),
             prefix_tokens,
             longer: Vec::new(),

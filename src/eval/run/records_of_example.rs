@@ -8,7 +8,7 @@ use super::example_runner::{ExampleResult, MethodResult};
 use super::generate::GeneratedAnswer;
 use super::method_costs::MethodCosts;
 use super::prefix_reading::PrefillTime;
-use super::prepared_example::{PendingExample, PreparedExample};
+use super::prepared_example::PreparedExample;
 use super::record_key::record_key;
 use super::runner::Runner;
 use super::score_text::Sums;
@@ -102,7 +102,7 @@ impl Runner<'_> {
 
     /// What a run is identified by in the keys of its records, and the digest of what the example asks.
     fn identity_and_digest(&self, item: &PreparedExample) -> [String; 2] {
-        let identity = identity(self.config, item.wanted.variant, self.model, self.data);
+        let identity = identity(self.config, item.variant, self.model, self.data);
         [identity.to_string(), question_digest::digest(&item.input)]
     }
 
@@ -117,7 +117,7 @@ impl Runner<'_> {
         run: MethodCosts,
         prefill: PrefillTime,
     ) -> Record {
-        let PendingExample { place, index, variant, .. } = item.wanted;
+        let PreparedExample { place, index, variant, .. } = *item;
         // What a method read by itself was read anew.
         let prefill = run.prefill.map_or(prefill, |whole| PrefillTime { whole, ..PrefillTime::default() });
         let task = self.tasks[place.task].name();

@@ -13,8 +13,8 @@ use super::example_runner::ExampleRunner;
 use super::prepared_example::PreparedExample;
 use super::runner::Runner;
 use super::stopwatch::PhaseTimes;
-use crate::eval::examples::observer::{Progress, RunObserver};
-use crate::eval::plan::planner::{Cell, Plan};
+use crate::eval::examples::observer::{RunObserver, RunProgress};
+use crate::eval::plan::planner::{PlanCell, RunPlan};
 use crate::eval::records::prompts;
 use crate::eval::records::record::Record;
 use crate::eval::records::store::Store;
@@ -32,7 +32,7 @@ pub enum RunEnd {
 #[derive(Debug, Clone)]
 pub struct RemainingWork {
     /// The contexts of which anything is missing.
-    pub plan: Plan,
+    pub plan: RunPlan,
     /// Number of records to be made.
     pub records: usize,
 }
@@ -45,15 +45,15 @@ impl Runner<'_> {
     /// If a record cannot be written, or with what `watch` makes of a failure; earlier records stay.
     pub fn run(
         &self,
-        mut plan: Plan,
+        mut plan: RunPlan,
         store: &mut Store,
         stop: &AtomicBool,
         watch: &mut dyn RunObserver,
     ) -> Result<(RunEnd, PhaseTimes)> {
         let variants = self.config.variants();
         let cells = std::mem::take(&mut plan.cells);
-        let examples = |cell: &Cell| cell.examples().saturating_mul(variants.len());
-        let work_of = |cell: &Cell| self.work(cell.place.length).saturating_mul(examples(cell) as u64);
+        let examples = |cell: &PlanCell| cell.examples().saturating_mul(variants.len());
+        let work_of = |cell: &PlanCell| self.work(cell.place.length).saturating_mul(examples(cell) as u64);
         let total = cells.iter().map(examples).fold(0, usize::saturating_add);
         let work = cells.iter().map(work_of).fold(0, u64::saturating_add);
         let (mut done, mut work_done, mut work_found) = (0, 0, 0);
@@ -65,11 +65,21 @@ impl Runner<'_> {
                 (done, work_done) = (done + 1, work_done + of_example);
                 work_found += if records.is_empty() { of_example } else { 0 };
                 let (task, length) = (self.tasks[cell.place.task].name(), cell.place.length);
-                watch.progress(Progress { done, total, work_done, work_found, work, task, length, ends_cell, records });
+                watch.progress(RunProgress {
+                    done,
+                    total,
+                    work_done,
+                    work_found,
+                    work,
+                    task,
+                    length,
+                    ends_cell,
+                    records,
+                });
             };
             for context in cell.contexts.iter() {
-                let wanted = self.pending_examples(&plan, cell.place, &context, |key| store.contains(key));
-                let items = self.prepare(wanted, &mut plan, watch)?;
+                let has = |key: &str| store.contains(key);
+                let items = self.prepare(&mut plan, cell.place, &context, has, watch)?;
                 // Those that are recorded already, or cannot be made.
                 for _ in items.len()..context.len() * variants.len() {
                     left -= 1;
@@ -79,7 +89,7 @@ impl Runner<'_> {
                     if stop.load(Ordering::Relaxed) {
                         return Ok((RunEnd::Interrupted, runner.spent()));
                     }
-                    item.wanted.methods.retain(|m| plan.has(item.wanted.place, item.wanted.variant, m));
+                    item.methods.retain(|m| plan.has(item.place, item.variant, m));
                     let Some(records) = self.run_example(&item, &mut runner, &mut plan, watch)? else {
                         return Ok((RunEnd::Interrupted, runner.spent()));
                     };
@@ -104,16 +114,16 @@ impl Runner<'_> {
     }
 
     /// The part of a plan that has no records among `known`.
-    pub fn remaining(&self, plan: &Plan, known: &[Record]) -> RemainingWork {
+    pub fn remaining(&self, plan: &RunPlan, known: &[Record]) -> RemainingWork {
         let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();
         let recorded = known.iter().map(|record| record.sample + 1).max().unwrap_or(0);
         let (mut left, mut records) = (plan.clone(), 0usize);
         for cell in &mut left.cells {
             let place = cell.place;
             let others = cell.contexts.retain(recorded, |context| {
-                let wanted = self.pending_examples(plan, place, context, |key| keys.contains(key));
-                records += wanted.iter().map(|w| w.methods.len()).sum::<usize>();
-                !wanted.is_empty()
+                let missing = self.missing_records(plan, place, context, |key| keys.contains(key));
+                records += missing;
+                missing > 0
             });
             records = records.saturating_add(others.saturating_mul(self.records_of_example(plan, place)));
         }

@@ -12,7 +12,7 @@ use super::testing::{Given, Seen, passage, with_runner};
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::Settings;
 use crate::eval::examples::example_input::ExampleInput;
-use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::examples::truncate::fit;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::manifest::identity;
@@ -32,7 +32,7 @@ struct Steps(Vec<Told>);
 type Told = ([usize; 2], [u64; 3], usize, bool, usize);
 
 impl RunObserver for Steps {
-    fn progress(&mut self, p: Progress<'_>) {
+    fn progress(&mut self, p: RunProgress<'_>) {
         assert_eq!(p.task, "ruler/niah_single_1");
         self.0.push(([p.done, p.total], [p.work_done, p.work_found, p.work], p.length, p.ends_cell, p.records.len()));
     }

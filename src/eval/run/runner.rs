@@ -8,7 +8,7 @@ use std::ops::Deref;
 use anyhow::{Context, Result};
 
 use crate::eval::examples::example_input::{self, ExampleInput};
-use crate::eval::plan::planner::{Place, Planner};
+use crate::eval::plan::planner::{Planner, TaskLength};
 use crate::eval::plan::work::prefill_work;
 use spattn_model::Model;
 
@@ -35,13 +35,13 @@ impl Runner<'_> {
     }
 
     /// A cell as it is named to the user, with the seed if there are several.
-    pub(super) fn name_with_seed(&self, place: Place, seed: u64) -> String {
+    pub(super) fn name_with_seed(&self, place: TaskLength, seed: u64) -> String {
         let seed = if self.config.seeds.len() > 1 { format!(", seed {seed}") } else { String::new() };
         self.name_of(place) + &seed
     }
 
     /// What errors of an example begin with.
-    pub(super) fn example_name(&self, place: Place, index: usize) -> String {
+    pub(super) fn example_name(&self, place: TaskLength, index: usize) -> String {
         let task = &self.tasks[place.task];
         match task.is_sized() {
             true => format!("{} at {}, example {index}", task.name(), place.length),
@@ -50,7 +50,7 @@ impl Runner<'_> {
     }
 
     /// What an example is made of.
-    pub(crate) fn material(&self, place: Place, index: usize, seed: u64) -> Result<ExampleInput> {
+    pub(crate) fn material(&self, place: TaskLength, index: usize, seed: u64) -> Result<ExampleInput> {
         let task = &self.tasks[place.task];
         let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);

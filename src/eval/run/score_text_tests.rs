@@ -79,7 +79,7 @@ fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
         assert_eq!(full.costs.kv_tokens.context, ids.len() - 1, "the longest");
 
         let alone = run(&model, ExampleRequest { methods: &methods[..1], ..request }, &texts, true);
-        assert_eq!(alone.runs[0].answers, topk.answers, "the lane of `full` is there, asked for or not");
+        assert_eq!(alone.runs[0].answers, topk.answers, "the sequence of `full` is there, asked for or not");
         assert_eq!(alone.runs[0].costs.streams, 4);
         let plain = run(&model, request, &texts, false);
         assert!(plain.runs[0].answers[0].kl.is_empty() && plain.runs[0].answers[0].nll == topk.answers[0].nll);

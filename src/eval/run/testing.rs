@@ -9,7 +9,7 @@ use super::runner::Runner;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::Settings;
-use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::manifest::identity;
 use crate::eval::plan::planner::Planner;
@@ -31,7 +31,7 @@ pub(super) struct Seen {
 }
 
 impl RunObserver for Seen {
-    fn progress(&mut self, progress: Progress<'_>) {
+    fn progress(&mut self, progress: RunProgress<'_>) {
         self.examples = progress.done;
     }
 
