@@ -13,7 +13,9 @@ use spattn::attention::{
     expand_grid,
 };
 use spattn::cost::Cost;
-use spattn::eval::calibration::calibrate::{Checkpoints, Order, Outcome, Plan, Text, supply};
+use spattn::eval::calibration::calibrate::{
+    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Text, supply,
+};
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;
@@ -288,10 +290,10 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
 }
 
 /// Trains on a few prompts, stopping after some blocks if told to.
-fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<Outcome>> {
-    let orders = Order::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
+fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<CalibrationOutcome>> {
+    let orders = CalibrationOrder::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
     let texts: [Text; 1] = [orders[0].calibration.reading.text.into()];
-    let plan = Plan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
+    let plan = CalibrationPlan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
     plan.run(&MODEL, Some(checkpoints), |done, _| match done >= stop_after {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
@@ -303,7 +305,7 @@ fn a_training_that_was_stopped_goes_on_to_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
     let resume = Checkpoints { resume: true, ..start.clone() };
-    let error = |result: anyhow::Result<Option<Outcome>>| result.err().unwrap().to_string();
+    let error = |result: anyhow::Result<Option<CalibrationOutcome>>| result.err().unwrap().to_string();
     assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to go on from: no "));
     let whole = train(5, &start, usize::MAX).unwrap().unwrap();
     assert!(whole.blocks > 3, "{} blocks", whole.blocks);

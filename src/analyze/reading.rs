@@ -464,7 +464,7 @@ impl Document {
             let behind = &self.behind[*layer];
             let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
-            rows.map(|((queries, key), value)| fork.select(*layer, queries, key, value)).collect()
+            rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
         };
         self.layers.iter().map(&mut of_layer).collect()
     }

@@ -24,7 +24,8 @@ pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
-pub use decode::sequence::{SelectionSite, Sequence};
+pub use decode::layer_step::{DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, SelectionSite, StaticStep};
+pub use decode::sequence::Sequence;
 pub use decode::timing::{AttentionTime, IndexTime};
 #[cfg(feature = "cuda")]
 pub use device::form::MaterializesScores;

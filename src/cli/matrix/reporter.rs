@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 
 use super::request::OnFailure;
 use crate::cli::progress::Meter;
-use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::folder::attempts::Log;
 use crate::eval::records::record::Record;
 use crate::eval::summary::running_scores::{Place, Scored, Scores};
@@ -81,7 +81,7 @@ impl ProgressReporter {
 }
 
 impl RunObserver for ProgressReporter {
-    fn progress(&mut self, p: Progress<'_>) {
+    fn progress(&mut self, p: RunProgress<'_>) {
         p.records.iter().for_each(|record| self.scores.add(&record.into()));
         let scores = &self.scores;
         self.meter.at(p.work_done, p.work, p.work_found, || {

@@ -22,7 +22,7 @@ use spattn_tasks::Task;
 
 /// A task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct TaskLength {
     /// Index of the task.
     pub task: usize,
     /// Length asked for; 0 if a file fixes it.
@@ -31,14 +31,14 @@ pub struct Place {
 
 /// The examples of a task at a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
+pub struct PlanCell {
     /// Which task at which length.
-    pub place: Place,
+    pub place: TaskLength,
     /// Indices of this share's examples, those on one context together.
     pub contexts: Contexts,
 }
 
-impl Cell {
+impl PlanCell {
     /// Number of examples.
     pub fn examples(&self) -> usize {
         self.contexts.examples()
@@ -47,24 +47,24 @@ impl Cell {
 
 /// What there is to run on a model.
 #[derive(Debug, Clone, Default)]
-pub struct Plan {
+pub struct RunPlan {
     /// By task and length, in the order asked for.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<PlanCell>,
     /// What of them cannot be run.
-    holes: HashSet<(Place, Variant, String)>,
+    holes: HashSet<(TaskLength, Variant, String)>,
     /// What the user should know of what was left out, one line each.
     pub notes: Vec<String>,
 }
 
-impl Plan {
+impl RunPlan {
     /// Leaves methods out at a place under some variants.
-    pub(crate) fn leave_out(&mut self, place: Place, variants: &[Variant], methods: &[Configured]) {
+    pub(crate) fn leave_out(&mut self, place: TaskLength, variants: &[Variant], methods: &[Configured]) {
         let holes = variants.iter().flat_map(|v| methods.iter().map(move |m| (place, *v, m.label())));
         self.holes.extend(holes);
     }
 
     /// Whether a method is to be run at a place under a variant.
-    pub fn has(&self, place: Place, variant: Variant, method: &Configured) -> bool {
+    pub fn has(&self, place: TaskLength, variant: Variant, method: &Configured) -> bool {
         self.holes.is_empty() || !self.holes.contains(&(place, variant, method.label()))
     }
 }
@@ -104,7 +104,7 @@ pub struct Planner<'a> {
 #[derive(Debug)]
 pub struct ShardedCell {
     /// Which task at which length.
-    pub place: Place,
+    pub place: TaskLength,
     /// Work of its contexts, estimated.
     pub work: Work,
     all: UnassignedContexts,
@@ -146,15 +146,15 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If no length was given where one is needed, or files cannot be read; what `watch` returns.
-    pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<Plan> {
+    pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<RunPlan> {
         if self.config.lengths.is_empty() && self.tasks.iter().any(|t| t.is_sized()) {
             return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
         }
-        let mut plan = Plan::default();
+        let mut plan = RunPlan::default();
         for cell in self.dealt()? {
             match cell.failure {
                 Some(error) => watch.failed(SkippedWork { what: self.name_of(cell.place), error })?,
-                None => plan.cells.push(Cell { place: cell.place, contexts: cell.of_shard(self.shard) }),
+                None => plan.cells.push(PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
         self.check_methods(&mut plan, watch)?;
@@ -166,9 +166,9 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If files cannot be read.
-    pub fn outline(&self) -> Result<Plan> {
-        let mut plan = Plan::default();
-        let of_shard = |cell: ShardedCell| Cell { place: cell.place, contexts: cell.of_shard(self.shard) };
+    pub fn outline(&self) -> Result<RunPlan> {
+        let mut plan = RunPlan::default();
+        let of_shard = |cell: ShardedCell| PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) };
         plan.cells = self.dealt()?.into_iter().map(of_shard).collect();
         Ok(plan)
     }
@@ -191,7 +191,7 @@ impl Planner<'_> {
                 let is_dealt = !is_short && self.is_within_context(task.as_ref(), length);
                 let all = if is_dealt { self.contexts_of(task.as_ref(), length)? } else { UnassignedContexts::none() };
                 let work = sample.map_or(Work::default(), |sample| self.work(task.as_ref(), length, sample));
-                let place = Place { task: at, length };
+                let place = TaskLength { task: at, length };
                 cells.push(ShardedCell { place, work, all, deal: ShardAssignment::Each(Vec::new()), failure });
             }
         }
@@ -273,12 +273,12 @@ impl Planner<'_> {
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.
-    fn check_methods(&self, plan: &mut Plan, watch: &mut dyn RunObserver) -> Result<()> {
-        let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+    fn check_methods(&self, plan: &mut RunPlan, watch: &mut dyn RunObserver) -> Result<()> {
+        let places: Vec<TaskLength> = plan.cells.iter().map(|cell| cell.place).collect();
         let variants = self.config.variants();
         for method in &self.config.methods {
             let alone = std::slice::from_ref(method);
-            let what = |place: Option<Place>| match place {
+            let what = |place: Option<TaskLength>| match place {
                 None => format!("{}, {}", self.model.id, method.label()),
                 Some(place) => format!("{}, {}", self.name_of(place), method.label()),
             };
@@ -323,7 +323,7 @@ impl Planner<'_> {
     }
 
     /// How many records an example gives, under all variants.
-    pub fn records_of_example(&self, plan: &Plan, place: Place) -> usize {
+    pub fn records_of_example(&self, plan: &RunPlan, place: TaskLength) -> usize {
         let of = |variant| self.config.methods.iter().filter(|m| plan.has(place, variant, m)).count();
         self.config.variants().into_iter().map(of).sum()
     }
@@ -339,7 +339,7 @@ impl Planner<'_> {
     }
 
     /// Model, task and length, to read.
-    pub(crate) fn name_of(&self, place: Place) -> String {
+    pub(crate) fn name_of(&self, place: TaskLength) -> String {
         let (model, task) = (&self.model.id, self.tasks[place.task].name());
         match place.length {
             0 => format!("{model}, {task}"),
@@ -449,7 +449,7 @@ mod tests {
     struct Told(Vec<(String, String)>);
 
     impl RunObserver for Told {
-        fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
+        fn progress(&mut self, _: crate::eval::examples::observer::RunProgress<'_>) {}
 
         fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             self.0.push((failure.what, failure.error.to_string()));
@@ -469,6 +469,27 @@ mod tests {
             shard: Shard::WHOLE,
             is_elsewhere: false,
         })
+    }
+
+    #[test]
+    fn shards_are_dealt_by_the_work_that_progress_and_estimates_count() {
+        use crate::eval::plan::work::prefill_work;
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 1024]\nseed = [1, 2]";
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let shard = Shard::WHOLE;
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard, is_elsewhere: false };
+        let (c, weights) =
+            (model.dimensions.config(), model.dimensions.weight_bytes() / model.dimensions.dtype().bytes());
+        for cell in planner.dealt().unwrap() {
+            let tokens = cell.place.length;
+            // By all weights, and of every query with half of the keys in the mean.
+            let products = tokens * (weights + c.layers * c.heads * c.head_dim * (tokens / 2));
+            let expected = (products as f64 / 1e6).ceil() as u64;
+            let of_cell = prefill_work(&model.dimensions, tokens);
+            assert_eq!((of_cell, cell.work.context), (expected, 2 * expected), "under two seeds");
+        }
     }
 
     /// The lengths of the cells, and what failed.
@@ -510,7 +531,7 @@ mod tests {
             let plan = planner.plan(&mut Told::default()).unwrap();
             let cells: Vec<_> = plan.cells.iter().map(|c| (c.place.length, c.examples())).collect();
             assert_eq!(cells, [(700, 3), (512, 3)]);
-            let name = |length| planner.name_of(Place { task: 0, length });
+            let name = |length| planner.name_of(TaskLength { task: 0, length });
             assert_eq!([0, 512].map(name), ["builtin, ruler/niah_single_1", "builtin, ruler/niah_single_1 at 512"]);
             assert_eq!(planner.lengths_of(planner.tasks[0].as_ref()), [700, 512]);
         });
@@ -610,7 +631,7 @@ mod tests {
         with_planner(text, |planner| {
             let plan = planner.plan(&mut told).unwrap();
             let variant = planner.config.variants()[0];
-            let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+            let places: Vec<TaskLength> = plan.cells.iter().map(|cell| cell.place).collect();
             let runs = |m: &Configured| places.iter().map(|p| plan.has(*p, variant, m)).collect::<Vec<_>>();
             let found: Vec<_> = planner.config.methods.iter().map(runs).collect();
             assert_eq!(found, [[true; 2], [true; 2], [false; 2], [true; 2], [false; 2]]);
@@ -631,10 +652,10 @@ mod tests {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nmethods = ['topk']";
         with_planner(text, |planner| {
             let [full, topk] = &planner.config.methods[..] else { panic!("two methods") };
-            let (here, there) = (Place { task: 0, length: 512 }, Place { task: 0, length: 600 });
+            let (here, there) = (TaskLength { task: 0, length: 512 }, TaskLength { task: 0, length: 600 });
             let variant = planner.config.variants()[0];
             let other = Variant { seed: variant.seed + 1, ..variant };
-            let mut plan = Plan::default();
+            let mut plan = RunPlan::default();
             assert!(plan.has(here, variant, topk));
             plan.leave_out(here, &[variant], std::slice::from_ref(topk));
             assert!(!plan.has(here, variant, topk));

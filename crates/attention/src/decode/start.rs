@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::Probe;
 use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexKey};
-use crate::decode::sequence::Sequence;
+use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
@@ -75,6 +75,6 @@ impl IndexCache {
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
         let fork = Sequence::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
-        Sequence { on_device, ..fork }
+        if on_device { Sequence { selector: Selector::device(layers), ..fork } } else { fork }
     }
 }

@@ -14,8 +14,8 @@ use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};
 use spattn_attention::{
-    DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace,
-    MaterializesScores, PrefixStatsView, PromptStats, SelectionSite, Sequence,
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
+    MaterializesScores, PrefixStatsView, PromptStats, Sequence,
 };
 use spattn_cuda::{
     self as kernels, Attention, AttentionWorkspace, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, HostDeviceVec,
@@ -182,10 +182,10 @@ impl LayerAlone {
     /// # Errors
     /// If the device fails.
     pub fn run(self: &Arc<Self>, mut fork: Sequence) -> Result<Option<RunAlone>, GpuError> {
-        let exact = match fork.selection_site(0) {
-            SelectionSite::None => fork.attend_static_only(0, self.heads),
-            SelectionSite::Device => fork.select_on_device(0, self.heads),
-            SelectionSite::Host | SelectionSite::DataIndependent => return Ok(None),
+        let exact = match fork.begin_step(0) {
+            LayerStep::StaticOnly(step) => step.finish(self.heads),
+            LayerStep::Device(step) => step.finish(self.heads),
+            LayerStep::DataIndependent(_) | LayerStep::Host(_) | LayerStep::HostAttends(_) => return Ok(None),
         };
         let mut run = RunAlone {
             layer: self.clone(),

@@ -11,7 +11,9 @@ use super::model::Cuda;
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
-use spattn_attention::{AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, RowSeed, SelectionSite, StaticTokens};
+use spattn_attention::{
+    AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
+};
 use spattn_base::clock::Section;
 use spattn_cuda::{
     self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, Timeline,
@@ -236,12 +238,14 @@ impl Cuda {
         let mut different: Vec<Vec<StaticTokens>> = Vec::new();
         let mut attention_of = Vec::with_capacity(c.layers);
         for layer in 0..c.layers {
-            let exact: Vec<StaticTokens> = streams
-                .iter_mut()
-                .flat_map(|stream| {
-                    (0..stream.tokens.len()).map(|_| stream.fork.attend_static_only(layer, c.heads)).collect::<Vec<_>>()
-                })
-                .collect();
+            let static_tokens = |stream: &mut Stream<'_>| match stream.fork.begin_step(layer) {
+                LayerStep::StaticOnly(step) => step.finish(c.heads),
+                _ => unreachable!("a step that selects takes the other way"),
+            };
+            let of_stream = |stream: &mut Stream<'_>| -> Vec<StaticTokens> {
+                (0..stream.tokens.len()).map(|_| static_tokens(stream)).collect()
+            };
+            let exact: Vec<StaticTokens> = streams.iter_mut().flat_map(of_stream).collect();
             let known = different.iter().position(|other| *other == exact);
             attention_of.push(known.unwrap_or(different.len()));
             if known.is_none() {
@@ -465,30 +469,30 @@ impl Cuda {
         let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> (Vec<RowPlan>, Duration) {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
-                let (fork, heads) = (&mut *stream.fork, self.config.heads);
-                match fork.selection_site(layer) {
-                    SelectionSite::Device => {
-                        return RowPlan::Left(
-                            fork.select_on_device(layer, heads),
-                            lists_of_row(groups, first + i, (number, count)),
-                        );
+                let heads = self.config.heads;
+                // Only the host looks at queries, keys and values.
+                let numbers = || {
+                    let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
+                    let (key, value) = kv.split_at(key_width);
+                    (queries, key, value)
+                };
+                match stream.fork.begin_step(layer) {
+                    LayerStep::StaticOnly(step) => RowPlan::Exact(step.finish(heads)),
+                    LayerStep::DataIndependent(step) => RowPlan::Picked(step.finish(heads)),
+                    LayerStep::Device(step) => {
+                        RowPlan::Left(step.finish(heads), lists_of_row(groups, first + i, (number, count)))
                     }
-                    SelectionSite::DataIndependent => {
-                        return RowPlan::Picked(fork.select_without_queries(layer, heads));
+                    LayerStep::Host(step) => {
+                        let (queries, key, value) = numbers();
+                        RowPlan::Picked(step.select(queries, key, value))
                     }
-                    SelectionSite::None if !fork.needs_host() => {
-                        return RowPlan::Exact(fork.attend_static_only(layer, heads));
+                    LayerStep::HostAttends(step) => {
+                        let (queries, key, value) = numbers();
+                        let mut out = vec![0.0; width];
+                        step.attend(queries, key, value, &mut out);
+                        RowPlan::Done(out)
                     }
-                    SelectionSite::None | SelectionSite::Host => {}
                 }
-                let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
-                let (key, value) = kv.split_at(key_width);
-                if !fork.moves_positions() {
-                    return RowPlan::Picked(fork.select(layer, queries, key, value));
-                }
-                let mut out = vec![0.0; width];
-                fork.step(layer, queries, key, value, &mut out);
-                RowPlan::Done(out)
             };
             let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
             let here = section.end();

@@ -1,4 +1,4 @@
-//! What one method gave on one example: its tokens, and what was counted and timed while it ran.
+//! What one method cost on one example: what was counted and timed while it ran.
 
 use std::time::Duration;
 
@@ -7,25 +7,22 @@ use crate::eval::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spr
 use crate::eval::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
 use spattn_attention::{IndexTime, Sequence};
+use spattn_kernels::topk::argmax;
 
-/// Tokens, counters and times of one method on one example.
-pub struct MethodResult {
-    /// Generated tokens, a final EOS included.
-    pub tokens: Vec<u32>,
-    /// Whether an EOS ended the generation.
-    pub stopped: bool,
-    /// Tokens read or generated after the prefix and fed through the model.
+/// Counters and times of one method on one example, over all of its sequences.
+pub struct MethodCosts {
+    /// Tokens behind the prefix that were fed through the model: the rest of the prompt, and of the answer all but the last.
     pub steps: usize,
-    /// Streams that took each step together.
-    pub together: usize,
-    /// The share of the steps' time that is attributed to this method.
-    pub decode: Duration,
-    /// That time by kind of work; `None` if it was not measured separately.
-    pub parts: Option<StepTime>,
-    /// What steps took with nothing beside them, if asked for.
+    /// Sequences that took each step together.
+    pub streams: usize,
+    /// The share of the steps' time that is attributed to this method, by kind of work.
+    pub step_time: StepTime,
+    /// Whether kinds of work were timed apart; otherwise only their sum is known.
+    pub is_time_split: bool,
+    /// Latency of a step of this method alone on the machine, if it was asked for.
     pub solo: Option<Solo>,
-    /// Where tokens were picked, if the engine computes elsewhere than on the host: `host`, or `device` if none was picked
-    /// there. What is drawn without a look at anything is picked on the host too, though no step waits for it.
+    /// Where tokens were selected, if the engine computes on a device: `host`, or `device` if the host selected none. A
+    /// random selection that looks at no query is made on the host too, though no step waits for it.
     pub select_on: &'static str,
     /// Time of building the method's index, for it or for an earlier run.
     pub index: IndexTime,
@@ -83,60 +80,67 @@ impl StepBytes {
     }
 }
 
-impl MethodResult {
-    /// What `fork` counted over so many steps; nothing was generated.
-    pub(crate) fn of(fork: &Sequence, steps: usize, parts: StepTime) -> Self {
-        let all = fork.costs().total(|_| true);
-        let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
+impl MethodCosts {
+    /// What the sequences of one method, of which there is at least one, cost together: they took `steps` steps.
+    pub(crate) fn of_sequences(mut sequences: Vec<Sequence>, steps: usize, step_time: StepTime) -> Self {
+        let solved = sequences[0].solved().map(str::to_owned);
+        // What has to be kept in the end is what the longest sequence needs.
+        let longest = argmax(&sequences.iter().map(|sequence| sequence.tokens() as f32).collect::<Vec<_>>());
+        let mut all = sequences.swap_remove(longest);
+        sequences.iter().for_each(|other| all.merge_counters(other));
+        Self { solved, ..Self::of_sequence(&all, steps, step_time) }
+    }
+
+    fn of_sequence(sequence: &Sequence, steps: usize, step_time: StepTime) -> Self {
+        let all = sequence.costs().total(|_| true);
+        let sparse = sequence.costs().total(|layer| !sequence.is_dense(layer));
         Self {
-            tokens: Vec::new(),
-            stopped: false,
             steps,
-            together: 1,
-            decode: Duration::from_secs_f64(parts.steps()),
-            parts: (!fork.has_whole_steps()).then_some(parts),
+            streams: 1,
+            step_time,
+            is_time_split: !sequence.has_whole_steps(),
             solo: None,
-            select_on: if fork.selects_on_host() { "host" } else { "device" },
-            index: fork.index_time(),
+            select_on: if sequence.selects_on_host() { "host" } else { "device" },
+            index: sequence.index_time(),
             prefill: None,
             density: all.density(),
             density_sparse_layers: sparse.density(),
             comparable: PublishedCosts::of(&sparse),
             cost1: all.cost1(),
             cost2: all.cost2(),
-            aux_bits: fork.aux_bits(),
+            aux_bits: sequence.aux_bits(),
             bytes: (steps > 0).then(|| StepBytes::of(&all, steps)),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
-            kv_bytes_held: fork.kv_bytes_held(),
-            kv_tokens: KvTokens { held: fork.kv_tokens_held(), context: fork.tokens() },
-            density_by_layer: fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
-            density_spread: spread(fork, &densities(fork)),
-            solved: fork.solved().map(str::to_owned),
-            fidelity: fidelity(fork),
+            kv_bytes_held: sequence.kv_bytes_held(),
+            kv_tokens: KvTokens { held: sequence.kv_tokens_held(), context: sequence.tokens() },
+            density_by_layer: sequence.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
+            density_spread: spread(sequence, &densities(sequence)),
+            solved: sequence.solved().map(str::to_owned),
+            fidelity: fidelity(sequence),
         }
     }
 }
 
 /// Density `[layer][query head]`.
-fn densities(fork: &Sequence) -> Vec<Vec<f64>> {
-    let costs = fork.costs();
+fn densities(sequence: &Sequence) -> Vec<Vec<f64>> {
+    let costs = sequence.costs();
     (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
 }
 
 /// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
-fn spread(fork: &Sequence, by_head: &[Vec<f64>]) -> Option<Spread> {
-    let sparse = by_head.iter().enumerate().filter(|(layer, _)| !fork.is_dense(*layer));
+fn spread(sequence: &Sequence, by_head: &[Vec<f64>]) -> Option<Spread> {
+    let sparse = by_head.iter().enumerate().filter(|(layer, _)| !sequence.is_dense(*layer));
     Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
 }
 
-fn fidelity(fork: &Sequence) -> Option<Fidelity> {
-    let meter = fork.fidelity()?;
+fn fidelity(sequence: &Sequence) -> Option<Fidelity> {
+    let meter = sequence.fidelity()?;
     let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
     // A layer that never attended has missed nothing.
     let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
         heads.iter().map(|layer| if layer.is_empty() { of_none } else { spattn_stats::mean(layer) }).collect()
     };
-    let spread = match (spread(fork, &error), spread(fork, &recall), spread(fork, &dropped)) {
+    let spread = match (spread(sequence, &error), spread(sequence, &recall), spread(sequence, &dropped)) {
         (Some(output_error), Some(recall), Some(dropped_mass)) => {
             Some(FidelitySpread { output_error, recall, dropped_mass })
         }
@@ -151,7 +155,7 @@ fn fidelity(fork: &Sequence) -> Option<Fidelity> {
         dropped_mass: by_layer(&dropped, 0.0),
         spread,
         heads: Some(HeadFidelity {
-            density: short(&densities(fork)),
+            density: short(&densities(sequence)),
             output_error: short(&error),
             recall: short(&recall),
             dropped_mass: short(&dropped),
