@@ -14,7 +14,7 @@ use super::output::listed;
 use super::output::{print, print_json};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
-use crate::eval::config::settings::parse_dtype;
+use crate::eval::config::value::parse_dtype;
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::report::analyses as drawing;
 use crate::version;

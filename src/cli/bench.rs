@@ -14,7 +14,7 @@ use super::output::{print, print_json};
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
-use crate::eval::config::settings::{parse_dtype, parse_matmul_precision};
+use crate::eval::config::value::{parse_dtype, parse_matmul_precision};
 use crate::eval::folder::owned_files;
 use crate::eval::plan::manifest::cpu_name;
 use crate::eval::records::record::REFERENCE;

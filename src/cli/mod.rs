@@ -18,6 +18,7 @@ mod output;
 mod progress;
 pub mod report;
 pub mod reproduce;
+mod run_args;
 pub mod score;
 mod setup;
 pub mod status;
@@ -37,6 +38,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use self::exit::Done;
 use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
+pub use self::run_args::flags;
 use crate::version;
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
@@ -143,8 +145,8 @@ impl Command {
     /// How many threads it is to have, if that was said.
     fn threads(&self) -> Option<usize> {
         match self {
-            Self::Eval(args) => args.run.threads,
-            Self::Sweep(args) => args.run.threads,
+            Self::Eval(args) => args.run.flags.threads,
+            Self::Sweep(args) => args.run.flags.threads,
             Self::Reproduce(args) => args.threads,
             Self::Analyze(args) => args.threads,
             Self::Tune(args) => args.threads,
@@ -163,8 +165,8 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         setup::start_threads(command.threads())?;
     }
     match command {
-        Command::Eval(args) => return eval::run(*args),
-        Command::Sweep(args) => return sweep::run(*args),
+        Command::Eval(args) => return eval::run_eval(*args),
+        Command::Sweep(args) => return sweep::run_sweep(*args),
         Command::Reproduce(args) => return reproduce::run(args),
         Command::Analyze(args) => return analyze::run(&args),
         Command::Tune(args) => return tune::run(*args),

@@ -18,7 +18,8 @@ use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use crate::analyze::units::{Ended, Order, Outlook};
 use crate::eval::calibration::paper_calibrations::Lesson;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{OneOrMany, Settings};
+use crate::eval::config::settings::Settings;
+use crate::eval::config::value::{Given, OneOrMany};
 use crate::eval::folder::owned_files;
 use crate::eval::papers::item::{Item, Variant};
 use crate::eval::papers::learning::Learning;
@@ -216,8 +217,8 @@ impl ReproduceArgs {
     /// What flags say in place of an item.
     fn overrides(&self) -> Settings {
         Settings {
-            model: self.model.clone().map(|model| OneOrMany(vec![model])),
-            device: self.device.clone(),
+            model: self.model.clone().map(OneOrMany::from),
+            device: self.device.clone().map(Given::new),
             data: self.data.clone(),
             samples: self.samples,
             anonymous: self.anonymous.then_some(true),

@@ -12,7 +12,7 @@ use super::analyze::TASKS;
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use crate::analyze::{Document, Loaded, Reader, Request};
-use crate::eval::config::settings::parse_dtype;
+use crate::eval::config::value::parse_dtype;
 use crate::eval::plan::manifest::RESULTS_VERSION;
 use crate::tune::journal::Journal;
 use spattn_attention::PromptNeed;
