@@ -35,5 +35,5 @@ pub struct EvalArgs {
 /// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); whatever keeps the run from going on otherwise.
 pub fn run_eval(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
-    args.run.into_request("eval", vec![config], OnFailure::Stop)?.start()
+    args.run.into_request("eval", vec![config], OnFailure::Stop)?.run_matrix()
 }

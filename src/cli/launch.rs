@@ -13,7 +13,8 @@ use super::exit::Done;
 use super::matrix::{OnFailure, ShardPlan};
 use super::numbers;
 use super::output::{print, print_json};
-use super::run_args::{RunArgs, RunFlags};
+use super::run_args::RunArgs;
+use super::run_flags::RunFlags;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::folder::attempts::now;
 use crate::eval::folder::owned_files;
@@ -119,7 +120,7 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     owned_files::check(&dir, &owned_files::SWEEP)?;
     let jobs = args.jobs.or(known.as_ref().map(|plan| plan.shards.len())).unwrap_or(JOBS);
     let shares = run.into_request("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
-    let sweep = Sweep::of(dir, known, shares)?;
+    let sweep = Sweep::planned(dir, known, shares)?;
     let arguments: Vec<String> = threads.iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]).collect();
     let script = sweep.script(&arguments, &template)?;
     sweep.write(&matrix, &script)?;
@@ -162,7 +163,7 @@ fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
 }
 
 impl Sweep {
-    fn of(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
+    fn planned(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
         let ShardPlan { cells, shards, failed } = shares;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let plan = SweepPlan { version, created: now(), cells, failed, shards, submissions: Vec::new() };

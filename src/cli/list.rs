@@ -59,7 +59,7 @@ enum What {
 ///
 /// # Errors
 /// A name that is none; if standard output cannot be written.
-pub fn run(args: ListArgs) -> Result<()> {
+pub fn list_catalog(args: ListArgs) -> Result<()> {
     let methods = match (args.what, args.names.as_slice()) {
         (_, []) => methods::all().collect(),
         (What::Methods, names) => names.iter().map(|name| methods::find(name)).collect::<Result<Vec<_>, _>>()?,

@@ -6,51 +6,15 @@ use std::time::SystemTime;
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use super::matrix::{OnFailure, RunRequest};
-use crate::eval::config::flag::{Flag, in_order_of_help};
-use crate::eval::config::flags::with_run_flags;
+use super::run_flags::{RunFlags, flags, refused};
+use crate::eval::config::flag::Flag;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::{InvalidValue, SETTINGS, Settings};
-use crate::eval::config::value::Value;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::store::OpenMode;
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_model::source::RANDOM;
-
-/// Makes [`RunFlags`] with its rows.
-macro_rules! define_run_flags {
-    ($( $(#[doc = $doc:literal])* $id:ident: $type:ty, $flag:expr; )*) => {
-        /// Flags that are no settings: `None` of those that were not given.
-        #[derive(Debug, Clone, Default)]
-        pub(super) struct RunFlags {
-            $( $(#[doc = $doc])* pub $id: Option<$type>, )*
-        }
-
-        /// The row of each flag, by the name of its field.
-        struct Rows {
-            $( $id: Flag, )*
-        }
-
-        const ROWS: Rows = Rows {
-            $( $id: $flag.row(stringify!($id), &[$($doc),*], <$type as Value>::argument), )*
-        };
-
-        const RUN_FLAGS: &[Flag] = &[$(ROWS.$id),*];
-
-        impl RunFlags {
-            fn from_arguments(arguments: &mut ArgMatches) -> Result<Self, UsageError> {
-                Ok(Self { $( $id: Value::take(arguments, &ROWS.$id)?, )* })
-            }
-        }
-    };
-}
-
-with_run_flags!(define_run_flags);
-
-/// All flags of `eval` and `sweep` that the table has, and the keys of a config that no flag gives, in the order of help.
-pub fn flags() -> Vec<&'static Flag> {
-    in_order_of_help(SETTINGS.iter().chain(RUN_FLAGS))
-}
 
 /// What `eval` and `sweep` take: settings that override a config's, and how to run.
 #[derive(Debug)]
@@ -79,8 +43,7 @@ impl FromArgMatches for RunArgs {
 
     fn from_arg_matches_mut(arguments: &mut ArgMatches) -> Result<Self, clap::Error> {
         // No flag of these has names of its own, so none is refused here.
-        let flags = RunFlags::from_arguments(arguments)
-            .map_err(|error| clap::Error::raw(clap::error::ErrorKind::ValueValidation, error))?;
+        let flags = RunFlags::from_arguments(arguments).map_err(refused)?;
         let mut settings = Settings::from_arguments(arguments);
         if let (Ok(settings), Some(shape)) = (&mut settings, &flags.random_weights) {
             settings.model = Some(format!("{RANDOM}{shape}").into());

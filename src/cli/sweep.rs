@@ -53,5 +53,5 @@ pub fn run_sweep(args: SweepArgs) -> Result<Done> {
     }
     let configs = RunConfig::resolve(args.run.over(Some(&args.config))?)?;
     let run = args.run.into_request("sweep", configs, OnFailure::GoOn)?;
-    if args.dry_run { run.describe() } else { run.start() }
+    if args.dry_run { run.describe() } else { run.run_matrix() }
 }

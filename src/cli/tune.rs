@@ -33,15 +33,15 @@ use spattn_tasks::likelihood::Measure;
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
-pub fn run(args: TuneArgs) -> Result<Done> {
+pub fn run_tune(args: TuneArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
     }
     if let Some(target) = &args.target {
-        return tune_shapes::run(&args, target.parse()?);
+        return tune_shapes::find_shapes(&args, target.parse()?);
     }
     if args.schedules {
-        return tune_schedules::run(&args);
+        return tune_schedules::find_schedule(&args);
     }
     owned_files::check(&args.out, &owned_files::TUNE)?;
     let settings = args.settings();
@@ -60,7 +60,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
         out: args.out.clone(),
         is_unnamed: false,
         mode: args.mode(),
-        quiet: args.quiet,
+        quiet: args.quiet.0.is_some(),
         json: args.json,
         on_failure: OnFailure::Stop,
         is_elsewhere: false,
@@ -126,10 +126,10 @@ impl TuneArgs {
             dtype: self.dtype.clone().map(Given::new),
             device: self.device.clone().map(Given::new),
             data: self.data.clone(),
-            calibration: self.calibration.clone(),
+            calibration: self.calibration.0.clone(),
             chat: self.no_chat.then_some(false),
             system_prompt: self.system_prompt.clone().map(Given::new),
-            allow_extrapolation: flag(self.allow_extrapolation),
+            allow_extrapolation: self.allow_extrapolation.0,
             anonymous: flag(self.anonymous),
             ..self.policy_settings()
         }

@@ -90,7 +90,7 @@ impl Reading {
         let loaded = Reader::open(&request)?.load()?;
         loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
         let stop = stop_on_interrupt()?;
-        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet, system, stop })
+        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet.0.is_some(), system, stop })
     }
 
     /// The journal of `--out`, for measurements of `method`.

@@ -19,6 +19,8 @@ pub struct Flag {
     pub value_name: &'static str,
     /// Which values there are.
     pub accepts: Accepts,
+    /// How many.
+    pub holds: Holds,
     /// Whether one argument may hold several values, with commas between them.
     pub has_commas: bool,
     /// The flag behind which help shows this one, where that is not the order of the table.
@@ -30,10 +32,21 @@ pub struct Flag {
     pub identity: Option<&'static str>,
     /// Whether errors in its value say without help what they are about.
     pub is_named_in_errors: bool,
-    pub(super) refusal: Option<fn(&Flag, usize) -> UsageError>,
+    refusal: Option<fn(&Flag, usize) -> UsageError>,
     pub(super) check: Option<fn(&str) -> Result<(), UsageError>>,
     doc: &'static [&'static str],
     reader: fn(Arg, &Flag) -> Arg,
+}
+
+/// How many values a flag or key has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// One.
+    One,
+    /// A list, of which everything is run.
+    List,
+    /// One, or several of which a sweep runs each; `eval` takes one.
+    OneOrMany,
 }
 
 /// Which values a flag or key takes.
@@ -61,9 +74,11 @@ pub enum Accepts {
     Seed,
     /// As many threads as make sense on the machine.
     Threads,
-    /// Texts that mean something; some that do not, for tests.
+    /// Texts that mean something.
     Text {
-        /// Texts that are refused before anything is run.
+        /// One that is taken, and is no default.
+        taken: &'static str,
+        /// Some that are refused before anything is run, for tests.
         refused: &'static [&'static str],
     },
     /// Any text or path: whether there is such a thing is seen when it is needed.
@@ -78,6 +93,7 @@ impl Flag {
         short: None,
         value_name: "",
         accepts: Accepts::Unsaid,
+        holds: Holds::One,
         has_commas: false,
         after: None,
         conflicts_with: None,
@@ -119,14 +135,19 @@ impl Flag {
         Self { has_commas: true, ..self }
     }
 
-    /// The same, taking whole numbers; `refusal` says of another number in a config what is wrong.
-    pub const fn whole(self, least: usize, most: usize, refusal: fn(&Flag, usize) -> UsageError) -> Self {
-        Self { accepts: Accepts::Whole { least, most }, refusal: Some(refusal), ..self }
+    /// The same, taking whole numbers.
+    pub const fn whole(self, least: usize, most: usize) -> Self {
+        Self { accepts: Accepts::Whole { least, most }, ..self }
     }
 
-    /// The same, taking numbers of tokens; `refusal` says of another number in a config what is wrong.
-    pub const fn tokens(self, least: usize, most: usize, refusal: fn(&Flag, usize) -> UsageError) -> Self {
-        Self { accepts: Accepts::Tokens { least, most }, refusal: Some(refusal), ..self }
+    /// The same, taking numbers of tokens.
+    pub const fn tokens(self, least: usize, most: usize) -> Self {
+        Self { accepts: Accepts::Tokens { least, most }, ..self }
+    }
+
+    /// The same, with other words for a number that is out of bounds in a config.
+    pub const fn refused_with(self, refusal: fn(&Flag, usize) -> UsageError) -> Self {
+        Self { refusal: Some(refusal), ..self }
     }
 
     /// The same, taking seeds.
@@ -139,9 +160,9 @@ impl Flag {
         Self { accepts: Accepts::Threads, ..self }
     }
 
-    /// The same, taking texts; those in `refused` are wrong ones, for tests.
-    pub const fn refuses(self, refused: &'static [&'static str]) -> Self {
-        Self { accepts: Accepts::Text { refused }, ..self }
+    /// The same, taking texts such as `taken`, which is no default, and not those in `refused`.
+    pub const fn texts(self, taken: &'static str, refused: &'static [&'static str]) -> Self {
+        Self { accepts: Accepts::Text { taken, refused }, ..self }
     }
 
     /// The same, taking any text or path.
@@ -169,19 +190,37 @@ impl Flag {
         Self { identity: Some(field), ..self }
     }
 
-    /// The same with what the table knows of it: the name of its value, the lines of its help, and how values are read.
-    pub(crate) const fn row(
-        self,
-        id: &'static str,
-        doc: &'static [&'static str],
-        reader: fn(Arg, &Flag) -> Arg,
-    ) -> Self {
-        Self { id, doc, reader, ..self }
+    /// The same with the name of its value and the lines of its help.
+    pub(crate) const fn row(self, id: &'static str, doc: &'static [&'static str]) -> Self {
+        Self { id, doc, ..self }
+    }
+
+    /// The same with what the type of its value says: how many there are, and how an argument is read.
+    pub(crate) const fn of_type(self, holds: Holds, reader: fn(Arg, &Flag) -> Arg) -> Self {
+        Self { holds, reader, ..self }
     }
 
     /// The same as a key of configs.
     pub(super) const fn key(self) -> Self {
         Self { is_key: true, ..self }
+    }
+
+    /// Makes sure that a number is within the bounds of the row.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn check_number(&self, number: usize) -> Result<(), UsageError> {
+        let (Accepts::Whole { least, most } | Accepts::Tokens { least, most }) = self.accepts else { return Ok(()) };
+        match (least..=most).contains(&number) {
+            true => Ok(()),
+            false => Err(self.refusal.map_or_else(
+                || {
+                    UsageError::new(format!("{number} is not from {least} to {most}"))
+                        .hint("give a whole number between them")
+                },
+                |refusal| refusal(self, number),
+            )),
+        }
     }
 
     /// The flag as the parser of arguments takes it; `None` for what is only a key.

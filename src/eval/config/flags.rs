@@ -28,32 +28,32 @@ macro_rules! with_settings {
             ///
             /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
             model: OneOrMany<String>,
-                Flag::value("model", "builtin|DIR|HUB_ID[@REV]").refuses(&[""]).identity("model");
+                Flag::value("model", "builtin|DIR|HUB_ID[@REV]").texts("./checkpoint", &[""]).identity("model");
 
             /// Tasks or groups; may be repeated
             ///
             /// Example: --task ruler/vt,ruler/cwe --task jsonl:niah.jsonl, --task ruler
             tasks: Vec<String>,
-                Flag::value("task", "TASK,...").short('t').refuses(&["zzz", ""]);
+                Flag::value("task", "TASK,...").short('t').texts("ruler/vt", &["zzz", ""]);
 
             /// Lengths in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
             /// (before the chat template; without it, to the model's context)
             ///
             /// Example: --length 4096,16K (of 1,024 tokens)
             lengths: Vec<usize>,
-                Flag::value("length", "N,...").short('l').commas().tokens(1, MOST_TOKENS, not_a_length);
+                Flag::value("length", "N,...").short('l').commas().tokens(1, MOST_TOKENS).refused_with(not_a_length);
 
             /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated
             ///
             /// Example: -m 'topk:k={16,64}' -m quest:page=16,ratio=0.05. `full` always runs as the reference.
             methods: Vec<String>,
-                Flag::value("method", "SPEC").short('m').refuses(&["zzz", "topk:k=x"]).checked(check_method);
+                Flag::value("method", "SPEC").short('m').texts("topk:k=16", &["zzz", "topk:k=x"]).checked(check_method);
 
             /// Examples for each task and length, and for each depth of tasks that have depths
             ///
             /// Example: --samples 100
             samples: usize => usize = 10,
-                Flag::value("samples", "N").short('n').whole(1, MOST_SAMPLES, not_so_many_samples);
+                Flag::value("samples", "N").short('n').whole(1, MOST_SAMPLES).refused_with(not_so_many_samples);
 
             /// Seed of the examples and of methods that draw; a sweep takes several
             ///
@@ -66,25 +66,25 @@ macro_rules! with_settings {
             ///
             /// Example: --sparse-from last:32
             sparse_from: OneOrMany<Given<Protocol>>,
-                Flag::value("sparse-from", "WHERE,...").commas().refuses(&["zzz", "last:0", "last:16777217"]).identity("protocol");
+                Flag::value("sparse-from", "WHERE,...").commas().texts("last:32", &["zzz", "last:0", "last:16777217"]).identity("protocol");
 
             /// First tokens that every method attends; a sweep takes several
             ///
             /// Example: --sink 4
             sink: OneOrMany<usize>,
-                Flag::value("sink", "N,...").commas().whole(0, MOST_TOKENS, not_so_many_static_tokens);
+                Flag::value("sink", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
 
             /// Last tokens of the prefix that every method attends; a sweep takes several
             ///
             /// Example: --local 64
             local: OneOrMany<usize>,
-                Flag::value("local", "N,...").commas().whole(0, MOST_TOKENS, not_so_many_static_tokens);
+                Flag::value("local", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
 
             /// Layers that attend everything: none, layers, spans, or shares of the depth; a sweep takes several
             ///
             /// Example: --dense-layers 0,1 or --dense-layers 0+50%
             dense_layers: OneOrMany<Given<DenseLayers>>,
-                Flag::value("dense-layers", "LIST").refuses(&["zzz", "3-1"]);
+                Flag::value("dense-layers", "LIST").texts("0+50%", &["zzz", "3-1"]);
 
             /// What becomes of the tokens after the prefix: exact, window:N or indexed; a sweep takes several
             ///
@@ -94,7 +94,7 @@ macro_rules! with_settings {
             ///
             /// Example: --tail indexed
             tail: OneOrMany<Given<Tail>>,
-                Flag::value("tail", "RULE,...").commas().refuses(&["zzz", "window:0", "window:16777217"]);
+                Flag::value("tail", "RULE,...").commas().texts("indexed", &["zzz", "window:0", "window:16777217"]);
 
             /// Compare every step with exact attention: output error and top-k recall, by layer
             ///
@@ -110,26 +110,26 @@ macro_rules! with_settings {
             ///
             /// Example: --latency solo
             latency: Latency => Latency = Latency::Shared,
-                Flag::value("latency", "HOW").refuses(&["zzz"]).identity("latency");
+                Flag::value("latency", "HOW").texts("solo", &["zzz"]).identity("latency");
 
             /// Storage of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
             ///
             /// Example: --dtype f32
             dtype: Given<KvDtype> => Option<KvDtype> = None,
-                Flag::value("dtype", "TYPE").refuses(&["int8", ""]).identity("dtype");
+                Flag::value("dtype", "TYPE").texts("bf16", &["int8", ""]).identity("dtype");
 
             /// What a CPU rounds factors of matrix products to, of weights and of prompts' attention: f32 (nothing) or bf16, which is faster
             /// where the CPU has AMX or AVX512_BF16; f32 if not given
             ///
             /// Example: --matmul-precision bf16
             matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
-                Flag::value("matmul-precision", "TYPE").refuses(&["f16", ""]).identity("matmul_precision");
+                Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
 
             /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
             ///
             /// Example: --device cpu, --device cuda:1
             device: Given<Device> => Device = Device::Cpu,
-                Flag::value("device", "cpu|cuda[:i]").refuses(&["tpu", "cuda:x"]).after("latency").identity("engine");
+                Flag::value("device", "cpu|cuda[:i]").texts("cuda:1", &["tpu", "cuda:x"]).after("latency").identity("engine");
 
             /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
             ///
@@ -137,7 +137,7 @@ macro_rules! with_settings {
             /// --data hub:zai-org/LongBench
             #[serde(serialize_with = "as_shown")]
             data: PathBuf => Option<PathBuf> = None,
-                Flag::value("data", "DIR|hub:HUB_ID[@REV]").refuses(&["nowhere", ""]).identity("data");
+                Flag::value("data", "DIR|hub:HUB_ID[@REV]").texts("hub:zai-org/LongBench", &["nowhere", ""]).identity("data");
 
             /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
             ///
@@ -150,7 +150,7 @@ macro_rules! with_settings {
             ///
             /// Example: --positions published
             positions: Positions => Positions = Positions::Varied,
-                Flag::value("positions", "HOW").refuses(&["zzz"]).identity("positions");
+                Flag::value("positions", "HOW").texts("published", &["zzz"]).identity("positions");
 
             /// Give the model plain text even if it has a chat template
             ///
@@ -164,7 +164,7 @@ macro_rules! with_settings {
             ///
             /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
             system_prompt: Given<SystemPrompt> => Option<String> = None,
-                Flag::value("system-prompt", "TEXT|@FILE").refuses(&["", "@nowhere"]).identity("system_prompt");
+                Flag::value("system-prompt", "TEXT|@FILE").texts("Be brief.", &["", "@nowhere"]).identity("system_prompt");
 
             /// Leave out `full`, the dense reference
             ///
@@ -211,7 +211,7 @@ macro_rules! with_run_flags {
             ///
             /// Example: --random-weights llama-3.1-8b, --random-weights my/config.json
             random_weights: String,
-                Flag::value("random-weights", "SHAPE|CONFIG").refuses(&["zzz"]).conflicts_with("model").after("model");
+                Flag::value("random-weights", "SHAPE|CONFIG").texts("llama-3.1-8b", &["zzz"]).conflicts_with("model").after("model");
 
             /// Threads to use; all cores if not given
             ///
@@ -241,7 +241,7 @@ macro_rules! with_run_flags {
             ///
             /// Example: --shard 1/4
             shard: String,
-                Flag::value("shard", "I/N").refuses(&["0/4", "5/4", "zzz"]).after("overwrite");
+                Flag::value("shard", "I/N").texts("1/4", &["0/4", "5/4", "zzz"]).after("overwrite");
 
             /// Show no progress
             ///

@@ -6,7 +6,7 @@ use clap::ArgMatches;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::bounds::{MOST_SAMPLES, MOST_VALUES};
-use super::flag::Flag;
+use super::flag::{Flag, Holds};
 use super::flags::with_settings;
 use super::protocol::Protocol;
 use super::value::{Given, OneOrMany, SystemPrompt, Value};
@@ -38,7 +38,7 @@ macro_rules! define_settings {
         }
 
         const ROWS: Rows = Rows {
-            $( $key: $flag.key().row(stringify!($key), &[$($doc),*], <$type as Value>::argument), )*
+            $( $key: $flag.key().row(stringify!($key), &[$($doc),*]).of_type(<$type as Value>::HOLDS, <$type as Value>::argument), )*
         };
 
         /// The rows of settings, in the order of the table.
@@ -70,8 +70,9 @@ macro_rules! define_settings {
 
             /// The first key with several values of which each would be run.
             pub(super) fn key_of_several(&self) -> Option<&'static str> {
-                let counts = [$( (stringify!($key), self.$key.as_ref().map_or(0, Value::alternatives)) ),*];
-                counts.into_iter().find(|(_, count)| *count > 1).map(|(key, _)| key)
+                let counts = [$( self.$key.as_ref().map_or(0, Value::count) ),*];
+                let mut swept = SETTINGS.iter().zip(counts).filter(|(flag, _)| flag.holds == Holds::OneOrMany);
+                swept.find(|(_, count)| *count > 1).map(|(flag, _)| flag.id)
             }
         }
     };

@@ -14,7 +14,7 @@ use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bounds;
-use super::flag::{Accepts, Flag};
+use super::flag::{Accepts, Flag, Holds};
 use super::protocol::Protocol;
 use crate::eval::records::timing::Latency;
 use spattn_attention::kv::KvDtype;
@@ -30,6 +30,9 @@ use spattn_tasks::Positions;
 
 /// The type of a setting.
 pub trait Value: Sized {
+    /// How many values it has.
+    const HOLDS: Holds = Holds::One;
+
     /// The argument that gives it, with its parser.
     fn argument(arg: Arg, flag: &Flag) -> Arg;
 
@@ -47,11 +50,6 @@ pub trait Value: Sized {
 
     /// Values that it lists.
     fn count(&self) -> usize {
-        1
-    }
-
-    /// Values that a sweep runs one after the other, of which `eval` takes one.
-    fn alternatives(&self) -> usize {
         1
     }
 }
@@ -117,6 +115,8 @@ impl<T: Item> Value for T {
 pub struct OneOrMany<T: Clone>(pub Vec<T>);
 
 impl<T: Item> Value for Vec<T> {
+    const HOLDS: Holds = Holds::List;
+
     fn argument(arg: Arg, flag: &Flag) -> Arg {
         let arg = arg.action(ArgAction::Append).value_parser(T::parser(flag)).allow_negative_numbers(T::IS_NUMBER);
         if flag.has_commas { arg.value_delimiter(',') } else { arg }
@@ -137,6 +137,8 @@ impl<T: Item> Value for Vec<T> {
 }
 
 impl<T: Item> Value for OneOrMany<T> {
+    const HOLDS: Holds = Holds::OneOrMany;
+
     fn argument(arg: Arg, flag: &Flag) -> Arg {
         <Vec<T> as Value>::argument(arg, flag)
     }
@@ -150,10 +152,6 @@ impl<T: Item> Value for OneOrMany<T> {
     }
 
     fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn alternatives(&self) -> usize {
         self.0.len()
     }
 }
@@ -479,12 +477,7 @@ impl Item for usize {
     }
 
     fn check(&self, flag: &Flag) -> Result<(), UsageError> {
-        let (Accepts::Whole { least, most } | Accepts::Tokens { least, most }, Some(refusal)) =
-            (flag.accepts, flag.refusal)
-        else {
-            return Ok(());
-        };
-        if (least..=most).contains(self) { Ok(()) } else { Err(refusal(flag, *self)) }
+        flag.check_number(*self)
     }
 
     fn meaning(&self) -> Result<usize, UsageError> {
