@@ -145,3 +145,48 @@ fn not_so_many_static_tokens(flag: &Flag, tokens: usize) -> UsageError {
 fn check_method(spec: &str) -> Result<(), UsageError> {
     expand_grid(spec)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value as Json;
+
+    use super::*;
+    use crate::eval::config::value::Item;
+    use crate::eval::records::changes::in_words;
+
+    #[test]
+    fn what_a_run_is_known_by_has_a_name_that_users_know() {
+        let fields: Vec<(&Flag, &str)> = SETTINGS.iter().filter_map(|flag| Some((flag, flag.identity?))).collect();
+        assert!(fields.len() >= 10, "{fields:?}");
+        for (flag, field) in fields {
+            let words = in_words(field, &Json::Null, &Json::from(1));
+            assert!(!words.starts_with(&format!("`{field}`")), "`{}`: {words}", flag.id);
+        }
+    }
+
+    #[test]
+    fn a_text_is_written_as_it_was_given_and_means_what_it_says() {
+        let settings = Settings::parse("tail = ['window:04', 'exact']\ndtype = 'bf16'", "test.toml").unwrap();
+        assert_eq!(serde_json::to_value(&settings).unwrap()["tail"], serde_json::json!(["window:04", "exact"]));
+        assert_eq!(settings.tail.unwrap().0[0].meaning(), Ok(Tail::Window(4)));
+        assert_eq!(settings.dtype.unwrap().meaning(), Ok(KvDtype::Bf16));
+    }
+
+    #[test]
+    fn what_flags_say_goes_before_a_config_key_by_key() {
+        let flags = Settings { samples: Some(3), sink: Some(8.into()), ..Settings::default() };
+        let config = Settings::parse("samples = 4\nlocal = [16, 32]\nchat = false", "test.toml").unwrap();
+        let both = flags.over(config);
+        let expected = Settings::parse("samples = 3\nsink = 8\nlocal = [16, 32]\nchat = false", "test.toml").unwrap();
+        assert_eq!(both, expected);
+    }
+
+    #[test]
+    fn a_number_out_of_bounds_has_words_where_the_row_has_none() {
+        let flag = Flag::value("some", "N").whole(1, 9);
+        assert_eq!(flag.check_number(9), Ok(()));
+        for number in [0, 10] {
+            assert_eq!(flag.check_number(number).unwrap_err().what, format!("{number} is not from 1 to 9"));
+        }
+    }
+}

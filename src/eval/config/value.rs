@@ -72,7 +72,7 @@ pub trait Item: Clone {
     ///
     /// # Errors
     /// If it is none of the type's names.
-    fn read(argument: Self::Argument, flag: &Flag) -> Result<Self, UsageError>;
+    fn from_argument(argument: Self::Argument, flag: &Flag) -> Result<Self, UsageError>;
 
     /// Takes the argument out of those that were given.
     fn take_argument(arguments: &mut ArgMatches, flag: &Flag) -> Option<Self::Argument> {
@@ -100,7 +100,7 @@ impl<T: Item> Value for T {
     }
 
     fn take(arguments: &mut ArgMatches, flag: &Flag) -> Result<Option<Self>, UsageError> {
-        T::take_argument(arguments, flag).map(|argument| T::read(argument, flag)).transpose()
+        T::take_argument(arguments, flag).map(|argument| T::from_argument(argument, flag)).transpose()
     }
 
     fn check(&self, flag: &Flag) -> Result<(), (usize, UsageError)> {
@@ -124,7 +124,7 @@ impl<T: Item> Value for Vec<T> {
 
     fn take(arguments: &mut ArgMatches, flag: &Flag) -> Result<Option<Self>, UsageError> {
         let given = arguments.remove_many::<T::Argument>(flag.id);
-        given.map(|given| given.map(|argument| T::read(argument, flag)).collect()).transpose()
+        given.map(|given| given.map(|argument| T::from_argument(argument, flag)).collect()).transpose()
     }
 
     fn check(&self, flag: &Flag) -> Result<(), (usize, UsageError)> {
@@ -266,13 +266,13 @@ pub trait Meaning: Clone {
     ///
     /// # Errors
     /// That it means nothing, and what would.
-    fn read(text: &str) -> Result<Self, UsageError>;
+    fn from_text(text: &str) -> Result<Self, UsageError>;
 }
 
 impl<T: Meaning> Given<T> {
     /// A text as the user wrote it.
     pub fn new(text: String) -> Self {
-        Self { meaning: T::read(&text), text }
+        Self { meaning: T::from_text(&text), text }
     }
 
     /// A meaning, written as it is displayed.
@@ -318,7 +318,7 @@ impl<T: Meaning> Item for Given<T> {
         ValueParser::string()
     }
 
-    fn read(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
         Ok(Self::new(argument))
     }
 
@@ -332,37 +332,37 @@ impl<T: Meaning> Item for Given<T> {
 }
 
 impl Meaning for Protocol {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         text.parse()
     }
 }
 
 impl Meaning for DenseLayers {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         Self::parse(text)
     }
 }
 
 impl Meaning for Tail {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         text.parse()
     }
 }
 
 impl Meaning for Device {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         text.parse()
     }
 }
 
 impl Meaning for KvDtype {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         parse_dtype(text)
     }
 }
 
 impl Meaning for MatmulPrecision {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         parse_matmul_precision(text)
     }
 }
@@ -372,7 +372,7 @@ impl Meaning for MatmulPrecision {
 pub struct SystemPrompt(String);
 
 impl Meaning for SystemPrompt {
-    fn read(text: &str) -> Result<Self, UsageError> {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
         system_text(text).map(Self)
     }
 }
@@ -444,7 +444,7 @@ impl Item for bool {
         ValueParser::bool()
     }
 
-    fn read(argument: bool, flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: bool, flag: &Flag) -> Result<Self, UsageError> {
         Ok(argument == (flag.accepts == Accepts::Switch(true)))
     }
 
@@ -472,7 +472,7 @@ impl Item for usize {
         })
     }
 
-    fn read(argument: usize, _flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: usize, _flag: &Flag) -> Result<Self, UsageError> {
         Ok(argument)
     }
 
@@ -494,7 +494,7 @@ impl Item for u64 {
         ValueParser::new(bounds::seed)
     }
 
-    fn read(argument: u64, _flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: u64, _flag: &Flag) -> Result<Self, UsageError> {
         Ok(argument)
     }
 
@@ -511,7 +511,7 @@ impl Item for String {
         ValueParser::string()
     }
 
-    fn read(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
         Ok(argument)
     }
 
@@ -532,7 +532,7 @@ impl Item for PathBuf {
         ValueParser::path_buf()
     }
 
-    fn read(argument: PathBuf, _flag: &Flag) -> Result<Self, UsageError> {
+    fn from_argument(argument: PathBuf, _flag: &Flag) -> Result<Self, UsageError> {
         Ok(argument)
     }
 
@@ -552,7 +552,7 @@ macro_rules! named_values {
                 ValueParser::string()
             }
 
-            fn read(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
+            fn from_argument(argument: String, _flag: &Flag) -> Result<Self, UsageError> {
                 argument.parse()
             }
 
