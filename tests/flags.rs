@@ -82,7 +82,7 @@ fn fault(flag: &Flag, given: &str, ran: &Ran) -> Option<String> {
     // Some say what the value should have been: a shape.
     let kinds = flag.value_name.split('|').map(str::to_lowercase).filter(|kind| kind.len() > 3);
     let names = [flag.id, flag.name.unwrap_or(flag.id)].map(str::to_owned).into_iter().chain(kinds);
-    let is_named = names.into_iter().any(|name| error.contains(&name));
+    let is_named = names.into_iter().any(|name| !name.is_empty() && error.contains(&name));
     match (ran.status, is_named) {
         (Some(2), true) => None,
         (Some(2), false) => Some(format!("{given}: the error does not name it: {error}")),
@@ -118,6 +118,28 @@ fn values_out_of_bounds_are_refused_as_a_flag_and_as_a_key() {
         })
         .collect();
     assert!(faults.is_empty(), "{} of {}:\n{}", faults.len(), inputs.len(), faults.join("\n"));
+}
+
+#[test]
+#[should_panic(expected = "the row `` does not say which values there are")]
+fn a_row_without_bounds_is_refused() {
+    wrong_arguments(&Flag::value("more", "N"));
+}
+
+#[test]
+#[should_panic(expected = "has no text that is refused")]
+fn a_row_of_texts_that_refuses_none_is_refused() {
+    wrong_values(&Flag::value("more", "TEXT").texts("any", &[]));
+}
+
+#[test]
+fn a_value_that_is_taken_or_refused_without_a_name_is_told() {
+    let flag = Flag::value("more", "N").whole(1, 9);
+    let ran = |status, stderr: &str| Ran { status: Some(status), stderr: stderr.to_owned() };
+    assert_eq!(wrong_arguments(&flag), ["0", "10", "-1", "1.5", "x", ""]);
+    assert!(fault(&flag, "--more=10", &ran(0, "")).is_some());
+    assert!(fault(&flag, "--more=10", &ran(2, "error: 10 is too many")).is_some());
+    assert_eq!(fault(&flag, "--more=10", &ran(2, "error: --more: 10 is too many")), None);
 }
 
 // ---- the page ----

@@ -116,7 +116,7 @@ macro_rules! with_settings {
             ///
             /// Example: --dtype f32
             dtype: Given<KvDtype> => Option<KvDtype> = None,
-                Flag::value("dtype", "TYPE").texts("bf16", &["int8", ""]).identity("dtype");
+                Flag::value("dtype", "TYPE").texts("f16", &["int8", ""]).identity("dtype");
 
             /// What a CPU rounds factors of matrix products to, of weights and of prompts' attention: f32 (nothing) or bf16, which is faster
             /// where the CPU has AMX or AVX512_BF16; f32 if not given

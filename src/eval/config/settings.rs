@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_flags_say_goes_before_a_config_key_by_key() {
-        let flags = Settings { samples: Some(3), sink: Some(8.into()), ..Settings::default() };
+        let flags = Settings { samples: Some(3), sink: Some(8_usize.into()), ..Settings::default() };
         let config = Settings::parse("samples = 4\nlocal = [16, 32]\nchat = false", "test.toml").unwrap();
         let both = flags.over(config);
         let expected = Settings::parse("samples = 3\nsink = 8\nlocal = [16, 32]\nchat = false", "test.toml").unwrap();
