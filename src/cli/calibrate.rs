@@ -12,6 +12,7 @@ use super::exit::Done;
 use super::numbers;
 use super::output::print_line;
 use super::progress::Meter;
+use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::stop_on_interrupt;
 use crate::eval::calibration::calibrate::{
     CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
@@ -110,24 +111,18 @@ pub struct CalibrateArgs {
     #[arg(long)]
     resume: bool,
 
-    /// Threads to use; all cores if not given
-    ///
-    /// Example: --threads 4
-    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsFlag,
 
-    /// Show no progress
-    ///
-    /// Example: --quiet
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietFlag,
 }
 
 /// Reads the text and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written otherwise.
-pub fn run(args: CalibrateArgs) -> Result<Done> {
+pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
     let orders = CalibrationOrder::parse(&[&args.methods[..], &args.more_methods].concat())?;
     let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
@@ -161,7 +156,7 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
     for plan in plans {
         let resumable = CalibrationOrder::reading(plan.orders).resumable;
-        let mut meter = Meter::new(args.quiet, "{bar:30} {pos}/{len} blocks, {eta} left");
+        let mut meter = Meter::new(args.quiet.0.is_some(), "{bar:30} {pos}/{len} blocks, {eta} left");
         let mut found = None;
         let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
             // What a checkpoint held is there from the first block on.

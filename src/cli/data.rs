@@ -92,12 +92,12 @@ pub struct ExportArgs {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
-pub fn run(args: DataArgs) -> Result<()> {
+pub fn run_data(args: DataArgs) -> Result<()> {
     match args.what {
         What::Fetch(args) => data_sets::fetch(&args),
         What::List(args) => data_sets::list(&args),
         What::Check(args) => data_sets::check(&args),
-        What::ExportEval(args) => export_eval::run(&args),
+        What::ExportEval(args) => export_eval::export_eval(&args),
         What::ExportTrain(args) => export_train(&args),
     }
 }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::output::{print_json, print_line};
 use crate::analyze::{ANALYSES, Analysis};
-use crate::eval::config::settings::{SHIPPED, Settings};
+use crate::eval::config::settings::Settings;
+use crate::eval::config::shipped::{SHIPPED, ShippedConfig};
 use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::{Item, Variant};
 use spattn_attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
@@ -58,7 +59,7 @@ enum What {
 ///
 /// # Errors
 /// A name that is none; if standard output cannot be written.
-pub fn run(args: ListArgs) -> Result<()> {
+pub fn list_catalog(args: ListArgs) -> Result<()> {
     let methods = match (args.what, args.names.as_slice()) {
         (_, []) => methods::all().collect(),
         (What::Methods, names) => names.iter().map(|name| methods::find(name)).collect::<Result<Vec<_>, _>>()?,
@@ -266,7 +267,7 @@ fn status(item: &Item) -> String {
 }
 
 fn configs_json() -> Result<Value> {
-    let one = |c: &crate::eval::config::settings::ShippedConfig| -> Result<Value> {
+    let one = |c: &ShippedConfig| -> Result<Value> {
         Ok(json!({ "name": c.name, "settings": Settings::parse(c.text, c.name)? }))
     };
     let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {

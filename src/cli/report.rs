@@ -200,7 +200,7 @@ impl ReportArgs {
 ///
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
-pub fn run(args: ReportArgs) -> Result<()> {
+pub fn write_report(args: ReportArgs) -> Result<()> {
     args.settle_privacy()?;
     if let [dir] = &args.dirs[..]
         && bench::is_bench(dir)

@@ -41,7 +41,7 @@ use spattn_model::source::recorded;
 
 impl RunRequest {
     /// Runs what is not recorded yet, and prints the table.
-    pub fn start(self) -> Result<Done> {
+    pub fn run_matrix(self) -> Result<Done> {
         self.run(Self::stated, Self::run_all, Self::finish)
     }
 

@@ -481,7 +481,7 @@ mod tests {
         let shard = Shard::WHOLE;
         let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard, is_elsewhere: false };
         let (c, weights) =
-            (model.dimensions.config(), model.dimensions.weight_bytes() / model.dimensions.dtype().bytes());
+            (model.dimensions.config(), model.dimensions.weight_numbers());
         for cell in planner.dealt().unwrap() {
             let tokens = cell.place.length;
             // By all weights, and of every query with half of the keys in the mean.
