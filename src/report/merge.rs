@@ -8,9 +8,10 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::eval::records::interning::InternedStr;
+use crate::eval::records::loaded::{LoadedRecords, SAMPLES, differing, drop_repeated};
 use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
 use crate::eval::records::record::Record;
-use crate::eval::records::store::{Loaded, SAMPLES, differing, drop_repeated, identities, load_run};
+use crate::eval::records::stored_manifest::{identities, load_run};
 use spattn_base::privacy;
 
 use super::format::distinct;
@@ -120,7 +121,7 @@ fn told(manifest: &Value) -> impl Iterator<Item = String> {
 }
 
 /// Names models anew, and gives the manifest without the user.
-fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
+fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
     let models = privacy::models(manifest);
     let mut named: BTreeMap<InternedStr, InternedStr> = BTreeMap::new();
     for record in &mut loaded.records {
@@ -136,7 +137,7 @@ fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
 }
 
 /// Leaves out densities by layer, which no report shows, and which are long for a large model.
-fn without_layers((mut loaded, manifest): (Loaded, Value)) -> Result<(Loaded, Value)> {
+fn without_layers((mut loaded, manifest): (LoadedRecords, Value)) -> Result<(LoadedRecords, Value)> {
     loaded.records.iter_mut().for_each(|r| r.density_by_layer = Vec::new());
     Ok((loaded, manifest))
 }

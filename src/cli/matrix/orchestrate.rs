@@ -29,7 +29,7 @@ use crate::eval::run::run_plan::RunEnd;
 use crate::eval::run::runner::Runner;
 use crate::eval::run::stopwatch::PhaseTimes;
 use crate::eval::summary::prefill_savings::PrefillSavings;
-use crate::eval::summary::self_checks::in_short;
+use crate::eval::summary::warnings::in_short;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
 use crate::tune::Batch;

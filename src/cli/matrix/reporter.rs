@@ -9,7 +9,7 @@ use crate::cli::progress::Meter;
 use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::folder::attempts::Log;
 use crate::eval::records::record::Record;
-use crate::eval::summary::running_scores::{Place, Scored, Scores};
+use crate::eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 use spattn_base::error::in_one_line;
 
 /// So many of the parts that could not be run are listed at the end; a sweep's folder has all.
@@ -86,8 +86,11 @@ impl RunObserver for ProgressReporter {
         let scores = &self.scores;
         self.meter.at(p.work_done, p.work, p.work_found, || {
             let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
-            let scores =
-                p.records.last().map(|record| scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
+            let scores = p
+                .records
+                .last()
+                .map(|record| scores.line(&ScorePlace::of(&ScoredSample::from(record))))
+                .unwrap_or_default();
             format!("{}/{} examples  {place}  {scores}", p.done, p.total)
         });
         if p.ends_cell {

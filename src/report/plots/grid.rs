@@ -11,7 +11,7 @@ use plotters::style::text_anchor::HPos;
 use super::Pages;
 use super::axis::round_up;
 use super::pen::{
-    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
+    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
 
 /// A figure of shaded cells.
@@ -27,13 +27,13 @@ pub struct Grid {
     /// Names of the lines of every panel.
     pub lines: Vec<String>,
     /// The panels, by rows.
-    pub panels: Vec<Panel>,
+    pub panels: Vec<GridPanel>,
     /// What values mean.
     pub scale: Scale,
 }
 
 /// One block of cells.
-pub struct Panel {
+pub struct GridPanel {
     /// What it is about.
     pub title: String,
     /// Line, column and value; what is missing stays white.
@@ -42,7 +42,7 @@ pub struct Panel {
 
 /// What is drawn together.
 struct Page<'a> {
-    panels: &'a [Panel],
+    panels: &'a [GridPanel],
     lines: Range<usize>,
     title: String,
 }
@@ -104,9 +104,9 @@ const TOP: i32 = 34;
 const RIGHT: i32 = 18;
 const BOTTOM: i32 = 56;
 /// Cells with their value in them; those of large maps without are as large as fits, between two sizes.
-const WITH_TEXT: Point = (52, 26);
-const LARGEST: Point = (14, 14);
-const SMALLEST: Point = (4, 8);
+const WITH_TEXT: Pixel = (52, 26);
+const LARGEST: Pixel = (14, 14);
+const SMALLEST: Pixel = (4, 8);
 /// Columns with values: of several panels, and of one alone.
 const MOST_WITH_TEXT: usize = 16;
 const MOST_ALONE: usize = 23;
@@ -178,7 +178,7 @@ impl Grid {
         self.columns.len() <= if self.panels.len() == 1 { MOST_ALONE } else { MOST_WITH_TEXT }
     }
 
-    fn cell(&self) -> Point {
+    fn cell(&self) -> Pixel {
         if self.has_text() {
             return WITH_TEXT;
         }
@@ -201,7 +201,7 @@ impl Grid {
         tried.filter(|_| self.has_text()).find(fits)
     }
 
-    fn inner(&self, lines: usize) -> Point {
+    fn inner(&self, lines: usize) -> Pixel {
         (self.columns.len() as i32 * self.cell().0, lines as i32 * self.cell().1)
     }
 
@@ -212,7 +212,7 @@ impl Grid {
     }
 
     /// Of a panel with so many lines.
-    fn panel_size(&self, lines: usize) -> Point {
+    fn panel_size(&self, lines: usize) -> Pixel {
         let longest = self.panels.iter().map(|p| p.title.chars().count() as i32).max().unwrap_or(0);
         let inner = self.inner(lines);
         let width = inner.0.max(self.x_label.chars().count() as i32 * CHARACTER);
@@ -220,7 +220,7 @@ impl Grid {
     }
 
     /// Some lines of a panel, from `corner` on.
-    fn panel(&self, pen: &Pen, panel: &Panel, lines: &Range<usize>, (left, top): Point) -> Result<()> {
+    fn panel(&self, pen: &Pen, panel: &GridPanel, lines: &Range<usize>, (left, top): Pixel) -> Result<()> {
         let (cell, inner) = (self.cell(), self.inner(lines.len()));
         let middle = left + inner.0 / 2;
         // A title may be wider than the cells: it begins where the panel does.
@@ -254,7 +254,7 @@ impl Grid {
         if self.has_text() { 1 } else { (names as i32 / 8).max(2) }
     }
 
-    fn legend(&self, pen: &Pen, (middle, top): Point) -> Result<()> {
+    fn legend(&self, pen: &Pen, (middle, top): Pixel) -> Result<()> {
         const STEP: i32 = 42;
         let left = middle - 11 * STEP / 2;
         for i in 0..=10 {
@@ -265,7 +265,7 @@ impl Grid {
         pen.text(&self.scale.label, (middle, top + 48), SIZE, HPos::Center)
     }
 
-    fn shaded(&self, pen: &Pen, (x, y): Point, (width, height): Point, value: f64) -> Result<()> {
+    fn shaded(&self, pen: &Pen, (x, y): Pixel, (width, height): Pixel, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
         // Small cells would be all edge.
         if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
@@ -327,7 +327,7 @@ mod tests {
             y_label: "y".into(),
             columns: names(columns),
             lines: names(lines),
-            panels: (0..panels).map(|i| Panel { title: format!("p{i}"), cells: cells.clone() }).collect(),
+            panels: (0..panels).map(|i| GridPanel { title: format!("p{i}"), cells: cells.clone() }).collect(),
             scale: Scale::percent(),
         }
     }

@@ -1,7 +1,7 @@
 //! Axes of scores, labels, and names of files that kinds of figures have in common.
 
 use super::axis::Axis;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// The vertical axis of the rows of a task: scores have the same in all panels, perplexities of different texts have
