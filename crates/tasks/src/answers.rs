@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::metrics::{Flaw, Metric, python_literal};
-use super::values::text_or_number;
+use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 

@@ -17,7 +17,7 @@ use spattn_base::error::{UsageError, in_plain_words};
 pub const PAIRS: &str = "ordered_kv_records";
 
 /// The prompt and how it is scored.
-pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+pub static DEFINITION: LazyLock<KvRetrievalDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/kv_retrieval.toml")).expect("tasks/kv_retrieval.toml is well-formed")
 });
@@ -25,7 +25,7 @@ pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// What the definition file holds.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Definition {
+pub struct KvRetrievalDefinition {
     /// How predictions are scored.
     pub metric: Metric,
     /// Tokens to generate at most.
@@ -36,7 +36,7 @@ pub struct Definition {
 
 /// A row as a prompt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lookup {
+pub struct KeyValueQuestion {
     /// Instruction and pairs.
     pub context: String,
     /// The key, and the opened answer.
@@ -47,18 +47,18 @@ pub struct Lookup {
 
 /// Pairs, of which one is asked for.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Row {
+pub struct KeyValueRow {
     ordered_kv_records: Vec<(String, String)>,
     key: String,
     value: String,
 }
 
-impl Row {
+impl KeyValueRow {
     /// Reads a row; `place` names it in errors.
     ///
     /// # Errors
     /// If a field is missing or no text, or the pairs do not hold the key with this value.
-    pub fn read(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
+    pub fn parse(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
         let wrong = |what: String| {
             UsageError::new(format!("{place}: {what}"))
                 .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
@@ -88,10 +88,10 @@ impl Row {
 }
 
 /// Writes the prompt that asks for `key`, one of the keys of `pairs`, and its `value`.
-pub fn prompt(pairs: &[(String, String)], key: &str, value: &str) -> Lookup {
+pub fn question(pairs: &[(String, String)], key: &str, value: &str) -> KeyValueQuestion {
     let records: Vec<String> = pairs.iter().map(|(k, v)| format!("\"{k}\": \"{v}\"")).collect();
     let records = format!("{{{}}}", records.join(",\n "));
-    Lookup {
+    KeyValueQuestion {
         context: substitute(&DEFINITION.context_template, &[("records", &records)]),
         question: substitute(&DEFINITION.question_template, &[("key", key)]),
         answer: value.to_owned(),
@@ -101,18 +101,18 @@ pub fn prompt(pairs: &[(String, String)], key: &str, value: &str) -> Lookup {
 /// Writes the prompt of a row; `place` names the row in errors.
 ///
 /// # Errors
-/// As of [`Row::read`].
-pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageError> {
-    let row = Row::read(fields, place)?;
-    Ok(prompt(row.pairs(), &row.key, &row.value))
+/// As of [`KeyValueRow::parse`].
+pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<KeyValueQuestion, UsageError> {
+    let row = KeyValueRow::parse(fields, place)?;
+    Ok(question(row.pairs(), &row.key, &row.value))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<Lookup, UsageError> {
-        lookup(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "rows.jsonl:1")
+    fn row(text: &str) -> Result<KeyValueQuestion, UsageError> {
+        question_of_row(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "rows.jsonl:1")
     }
 
     #[test]

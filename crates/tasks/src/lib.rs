@@ -1,6 +1,6 @@
 //! Tasks: what is asked, what the right answer is, and how a prediction is scored.
 //!
-//! A family of tasks is one folder or file (`ruler/`, `jsonl.rs`); prompts and parameters live as
+//! A family of tasks is one folder or file (`ruler/`, `kv_retrieval.rs`); prompts and parameters live as
 //! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
 //! a task sees a model only as a [`PromptCounter`].
 //!
@@ -11,12 +11,10 @@
 
 pub mod answers;
 pub mod assets;
-mod choice;
 pub mod data_files;
 pub mod digest;
 #[cfg(test)]
 mod fuzz;
-mod generation;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
@@ -27,23 +25,20 @@ pub mod longbench;
 mod longeval;
 pub mod metrics;
 mod options;
-mod parquet_fields;
 mod perplexity;
 pub mod published;
+mod question_places;
 mod registry;
 pub mod rows;
 pub mod ruler;
 pub mod seed;
-mod shots;
 mod summary;
 mod table;
 mod task;
-mod templates;
+mod templated;
 pub mod text;
-mod thrift;
 pub mod train;
 mod turns;
-mod values;
 
 pub use registry::{Named, catalog, check_names, groups, resolve, resolve_each, stand_ins};
 pub use task::{Cut, Example, Family, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, ended};

@@ -8,7 +8,9 @@ use anyhow::Result;
 
 use super::options::split_names;
 use super::task::{Family, Task, TaskInfo, TaskOptions};
-use super::{choice, generation, grid, jsonl, long_sets, longbench, perplexity, ruler};
+use super::templated::choice::MULTIPLE_CHOICE;
+use super::templated::generation::GENERATION;
+use super::{grid, jsonl, long_sets, longbench, perplexity, ruler};
 use spattn_base::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
@@ -19,8 +21,8 @@ static FAMILIES: [&dyn Family; 9] = [
     &longbench::LongBench,
     &long_sets::LongSets,
     &perplexity::Perplexity,
-    &choice::MultipleChoice,
-    &generation::Generation,
+    &MULTIPLE_CHOICE,
+    &GENERATION,
     &jsonl::Jsonl,
 ];
 

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::answers::{check_one, check_same};
-use super::values::text_or_number;
+use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 

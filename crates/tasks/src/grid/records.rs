@@ -91,7 +91,7 @@ impl Scene for Growing<'_> {
 struct Pairs;
 
 fn write_pairs(pairs: &[Pair], (key, value): &Pair) -> Draft {
-    let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::prompt(pairs, key, value);
+    let kv_retrieval::KeyValueQuestion { context, question, answer } = kv_retrieval::question(pairs, key, value);
     Draft { context, question, references: vec![answer], ..Draft::default() }
 }
 
@@ -118,7 +118,7 @@ impl Setting for Pairs {
 /// The published rows, with the pair that is asked for moved to the depth.
 struct PairFile {
     file: String,
-    rows: Vec<kv_retrieval::Row>,
+    rows: Vec<kv_retrieval::KeyValueRow>,
     digest: String,
     note: Option<String>,
 }
@@ -131,7 +131,7 @@ impl PairFile {
         })?;
         let mut rows = Vec::new();
         let file = Rows::open(RowSource::File(path.to_owned()), skip_bad, |row| {
-            rows.push(kv_retrieval::Row::read(&row.fields, &row.place)?);
+            rows.push(kv_retrieval::KeyValueRow::parse(&row.fields, &row.place)?);
             Ok(true)
         })?;
         Ok(Self { file: file.source().file_name(), rows, digest: file.digest().to_owned(), note: file.note() })
@@ -172,7 +172,7 @@ impl Setting for PairFile {
     }
 }
 
-struct Moved<'a>(&'a kv_retrieval::Row);
+struct Moved<'a>(&'a kv_retrieval::KeyValueRow);
 
 impl Scene for Moved<'_> {
     fn draft(&mut self, _: usize, depth: f64) -> Draft {
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn the_pair_asked_for_is_moved_and_the_others_keep_their_order() {
         let row = r#"{"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}"#;
-        let row = kv_retrieval::Row::read(&serde_json::from_str(row).unwrap(), "rows:1").unwrap();
+        let row = kv_retrieval::KeyValueRow::parse(&serde_json::from_str(row).unwrap(), "rows:1").unwrap();
         let order = |depth| {
             let context = Moved(&row).draft(0, depth).context;
             ["a", "b", "c"].map(|key| context.find(&format!("\"{key}\"")).unwrap())

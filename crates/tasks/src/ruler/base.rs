@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::fit::{Draft, Request};
 use super::published;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::seed::Draw;
 use crate::{Positions, TaskOptions};
 
@@ -15,7 +15,7 @@ pub(crate) struct Base {
     /// The definition file's text.
     pub(super) file: &'static str,
     /// Makes the generator of one task.
-    pub(super) make: fn(&Definition, &TaskDefinition, &TaskOptions) -> Result<Box<dyn Generator>>,
+    pub(super) make: fn(&RulerDefinition, &TaskDefinition, &TaskOptions) -> Result<Box<dyn Generator>>,
 }
 
 /// Makes the examples of one task.

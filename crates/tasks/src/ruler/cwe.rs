@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};
@@ -62,13 +62,13 @@ struct ShotList {
 }
 
 struct CommonWords {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
     words: Words,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(CommonWords {
         definition: definition.clone(),
         shared: definition.own()?,

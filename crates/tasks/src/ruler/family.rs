@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::base::Base;
 use super::ruler_task::{RulerTask, info};
 use super::shape::Shape;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use super::{cwe, fwe, niah, qa, vt};
 use crate::{Family, Task, TaskInfo, TaskOptions, assets};
 use spattn_base::error::UsageError;
@@ -17,7 +17,7 @@ pub(super) const BASES: [Base; 5] = [niah::BASE, vt::BASE, cwe::BASE, fwe::BASE,
 
 pub(super) const PREFIX: &str = "ruler/";
 
-pub(super) static DEFINITIONS: LazyLock<Vec<(&'static Base, Definition)>> = LazyLock::new(|| {
+pub(super) static DEFINITIONS: LazyLock<Vec<(&'static Base, RulerDefinition)>> = LazyLock::new(|| {
     // Embedded files: a mistake in one is ours, and the tests find it.
     BASES.iter().map(|base| (base, toml::from_str(base.file).expect("tasks/ruler/*.toml is well-formed"))).collect()
 });
@@ -28,7 +28,7 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 /// The definition of a base task and its file's text, for those who build other rows from the same templates.
-pub(crate) fn definition(base: &str) -> Option<(&'static Definition, &'static str)> {
+pub(crate) fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)> {
     DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn 
 pub struct Ruler;
 
 impl Ruler {
-    fn find(name: &str) -> Option<(&'static Base, &'static Definition, &'static TaskDefinition)> {
+    fn find(name: &str) -> Option<(&'static Base, &'static RulerDefinition, &'static TaskDefinition)> {
         let short = name.strip_prefix(PREFIX)?;
         DEFINITIONS.iter().find_map(|(base, definition)| {
             let task = definition.tasks.iter().find(|task| task.name == short)?;

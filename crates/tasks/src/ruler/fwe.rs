@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::TaskOptions;
 use crate::seed::Draw;
 
@@ -39,12 +39,12 @@ struct Parameters {
 }
 
 struct FrequentWords {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(FrequentWords { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 

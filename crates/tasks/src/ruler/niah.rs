@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::essays::{Essays, Reader, sentences};
 use crate::text::words::Words;
@@ -91,14 +91,14 @@ impl Kind {
 }
 
 struct Niah {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
     words: Words,
     essays: Essays,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let shared: Shared = definition.own()?;
     let mut parameters: Parameters = task.read()?;
     parameters.keys = parameters.keys.max(parameters.queries);

@@ -17,7 +17,7 @@ use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Fitted, Request, Units};
 use super::numbered_documents::NumberedDocuments;
 use super::qa_synth;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::rows::Malformed;
 use crate::{Positions, TaskOptions, assets, digest, text};
 use spattn_base::error::{UsageError, in_plain_words};
@@ -46,7 +46,7 @@ enum Parameters {
     Synthetic { hops: usize },
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let prompt = NumberedDocuments::new(definition)?;
     let collection = match task.read()? {
         Parameters::Synthetic { hops } => return qa_synth::make(prompt, definition, hops),

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::base::{Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
 use super::numbered_documents::NumberedDocuments;
-use super::template::{Definition, substitute};
+use super::template::{RulerDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::grammar::Grammar;
 
@@ -80,7 +80,7 @@ struct SyntheticQa {
 ///
 /// # Errors
 /// If the definition is malformed.
-pub fn make(prompt: NumberedDocuments, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
+pub fn make(prompt: NumberedDocuments, definition: &RulerDefinition, hops: usize) -> Result<Box<dyn Generator>> {
     let file: File = definition.own()?;
     Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }

@@ -15,7 +15,7 @@ use super::base::Base;
 use super::family::{self, BASES};
 use super::ruler_task::{RulerTask, info};
 use super::shape::Shape;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use spattn_base::error::UsageError;
 
@@ -24,7 +24,7 @@ const PREFIX: &str = "ruler_reworded/";
 const FILE: &str = include_str!("../../tasks/ruler_reworded.toml");
 
 /// Each base task that has other wordings, with its definition in each of them.
-static REWORDED: LazyLock<Vec<(&'static Base, Vec<Definition>)>> = LazyLock::new(|| {
+static REWORDED: LazyLock<Vec<(&'static Base, Vec<RulerDefinition>)>> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     read(FILE).expect("tasks/ruler_reworded.toml is well-formed")
 });
@@ -38,12 +38,12 @@ struct File {
     wordings: BTreeMap<String, Vec<toml::Table>>,
 }
 
-fn read(text: &str) -> Result<Vec<(&'static Base, Vec<Definition>)>> {
+fn read(text: &str) -> Result<Vec<(&'static Base, Vec<RulerDefinition>)>> {
     let file: File = toml::from_str(text)?;
-    let reword = |base: &'static Base, wording: &toml::Table| -> Result<Definition> {
+    let reword = |base: &'static Base, wording: &toml::Table| -> Result<RulerDefinition> {
         let mut whole: toml::Table = toml::from_str(base.file)?;
         overlay(&mut whole, wording);
-        let mut definition: Definition = toml::Value::Table(whole).try_into()?;
+        let mut definition: RulerDefinition = toml::Value::Table(whole).try_into()?;
         definition.tasks.retain(|task| file.tasks.contains(&task.name));
         Ok(definition)
     };
@@ -66,7 +66,7 @@ fn overlay(table: &mut toml::Table, over: &toml::Table) {
 }
 
 /// The definitions of all base tasks in all other wordings.
-fn definitions() -> impl Iterator<Item = &'static Definition> {
+fn definitions() -> impl Iterator<Item = &'static RulerDefinition> {
     REWORDED.iter().flat_map(|(_, wordings)| wordings)
 }
 
@@ -80,14 +80,14 @@ pub struct Reworded;
 
 impl Reworded {
     /// Every task with its base task and the wordings of that.
-    fn all() -> impl Iterator<Item = (&'static Base, &'static [Definition], &'static TaskDefinition)> {
+    fn all() -> impl Iterator<Item = (&'static Base, &'static [RulerDefinition], &'static TaskDefinition)> {
         REWORDED.iter().flat_map(|(base, wordings)| {
             let tasks = wordings.first().map_or(&[][..], |w| &w.tasks);
             tasks.iter().map(move |task| (*base, wordings.as_slice(), task))
         })
     }
 
-    fn find(name: &str) -> Option<(&'static Base, &'static [Definition], &'static TaskDefinition)> {
+    fn find(name: &str) -> Option<(&'static Base, &'static [RulerDefinition], &'static TaskDefinition)> {
         let short = name.strip_prefix(PREFIX)?;
         Self::all().find(|(_, _, task)| task.name == short)
     }
@@ -95,7 +95,7 @@ impl Reworded {
 
 impl Family for Reworded {
     fn catalog(&self) -> Vec<TaskInfo> {
-        let listed = |wordings: &[Definition], task: &TaskDefinition| {
+        let listed = |wordings: &[RulerDefinition], task: &TaskDefinition| {
             let info = info(PREFIX, &wordings[0], task);
             TaskInfo { about: format!("{}; in {} other wordings", info.about, wordings.len()), ..info }
         };

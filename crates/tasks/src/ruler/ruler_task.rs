@@ -4,13 +4,13 @@ use anyhow::Result;
 
 use super::base::{Base, Generator};
 use super::fit::Request;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::metrics::Metric;
 use crate::seed::{TRAINING_DOMAIN, example_seed};
 use crate::{Example, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, digest};
 
 /// How a task of a family with the prefix `prefix` is listed.
-pub(super) fn info(prefix: &str, definition: &Definition, task: &TaskDefinition) -> TaskInfo {
+pub(super) fn info(prefix: &str, definition: &RulerDefinition, task: &TaskDefinition) -> TaskInfo {
     TaskInfo {
         name: format!("{prefix}{}", task.name),
         about: task.about.clone(),
@@ -52,7 +52,7 @@ impl RulerTask {
         name: &str,
         seed_name: &str,
         base: &Base,
-        definition: &Definition,
+        definition: &RulerDefinition,
         task: &TaskDefinition,
         options: &TaskOptions,
     ) -> Result<Self> {

@@ -8,7 +8,7 @@ use crate::metrics::Metric;
 
 /// What every base task's file holds.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Definition {
+pub struct RulerDefinition {
     /// How predictions are scored.
     pub metric: Metric,
     /// Tokens kept free for the answer, and generated at most.
@@ -30,7 +30,7 @@ pub struct Definition {
     own: toml::Table,
 }
 
-impl Definition {
+impl RulerDefinition {
     /// What only this base task has, as the type its generator reads it into.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::{Draw, example_seed};
 use crate::{Positions, TaskOptions};
 use spattn_base::error::UsageError;
@@ -46,12 +46,12 @@ struct Parameters {
 }
 
 struct Tracking {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(Tracking { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 

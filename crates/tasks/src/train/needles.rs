@@ -11,7 +11,7 @@ use super::train_file::NeedleWording;
 use super::wording;
 use crate::ruler::definition;
 use crate::ruler::niah::{Kind, Shared, enumerate};
-use crate::ruler::template::{Definition, substitute};
+use crate::ruler::template::{RulerDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::grammar::Grammar;
 use crate::text::words::{Words, dictionary_words};
@@ -63,7 +63,7 @@ struct Text {
 }
 
 impl Text {
-    fn published(definition: &Definition, shared: &Shared, asks_one: bool) -> Self {
+    fn published(definition: &RulerDefinition, shared: &Shared, asks_one: bool) -> Self {
         let singular = |template: &str| {
             shared.singular.iter().fold(template.to_owned(), |text, (plural, one)| text.replace(plural, one))
         };

@@ -7,7 +7,7 @@
 
 use rand_mt::Mt;
 
-use super::options::Given;
+use crate::options::Given;
 use spattn_base::error::UsageError;
 
 /// Examples before a question that can be asked for.
@@ -77,7 +77,7 @@ impl Shots {
 ///
 /// `pool` and `questions` tell rows apart, by a number each: whatever has the question's number is not shown before it, if
 /// `spare` (a row more is drawn then). The pool has to have as many rows as are drawn at a time.
-pub fn draw(seed: u64, shots: usize, spare: bool, pool: &[u64], questions: &[u64]) -> Vec<Vec<usize>> {
+pub fn draw_for_questions(seed: u64, shots: usize, spare: bool, pool: &[u64], questions: &[u64]) -> Vec<Vec<usize>> {
     let mut random = PythonRandom::new(seed);
     let one = |question: &u64| {
         if !spare {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn rows_are_those_that_lm_eval_draws() {
-        let cases: Vec<Golden> = serde_json::from_str(include_str!("../../../tests/golden/shots.json")).unwrap();
+        let cases: Vec<Golden> = serde_json::from_str(include_str!("../../../../tests/golden/shots.json")).unwrap();
         assert!(cases.iter().any(|c| c.spare) && cases.iter().any(|c| c.seed > u64::from(u32::MAX)));
         for Golden { seed, shots, spare, pool, questions, drawn } in cases {
             let pool = match pool {
@@ -192,7 +192,7 @@ mod tests {
                 Pool::Numbers(numbers) => numbers,
             };
             let what = format!("seed {seed}, {shots} of {}, spare: {spare}", pool.len());
-            assert_eq!(draw(seed, shots, spare, &pool, &questions), drawn, "{what}");
+            assert_eq!(draw_for_questions(seed, shots, spare, &pool, &questions), drawn, "{what}");
         }
     }
 
