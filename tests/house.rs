@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
 /// Crates with the folder of their source.
-const CRATES: [(&str, &str); 8] = [
+const CRATES: [(&str, &str); 9] = [
     ("spattn-base", "crates/base/src"),
     ("spattn-stats", "crates/stats/src"),
     ("spattn-kernels", "crates/kernels/src"),
@@ -17,6 +17,7 @@ const CRATES: [(&str, &str); 8] = [
     ("spattn-attention", "crates/attention/src"),
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
+    ("spattn-train-rows", "crates/train-rows/src"),
     ("spattn", "src"),
 ];
 

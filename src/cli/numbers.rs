@@ -24,11 +24,6 @@ pub(super) fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("it should be a whole number from 0 to {}", u64::MAX))
 }
 
-/// The number of a batch.
-pub(super) fn batch(text: &str) -> Result<usize, String> {
-    within(text, 0..=usize::MAX)
-}
-
 /// Threads to use. More than a few for each core only wait for each other.
 pub(super) fn threads(text: &str) -> Result<usize, String> {
     const LEAST_ALLOWED: usize = 64;

@@ -4,8 +4,7 @@
 //! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
 //! a task sees a model only as a [`PromptCounter`].
 //!
-//! What a task is stands in `task.rs`, which families there are in `registry.rs`. Rows for training the built-in model
-//! (`train/`) are made from the tasks, which do not know them.
+//! `task.rs` says what a task is, `registry.rs` which families there are.
 //!
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
@@ -37,7 +36,6 @@ mod table;
 mod task;
 mod templated;
 pub mod text;
-pub mod train;
 mod turns;
 
 pub use registry::{Named, catalog, check_names, groups, resolve, resolve_each, stand_ins};

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::base::{Base, Member, Scene, Setting};
 use crate::rows::{RowSource, Rows};
 use crate::ruler::fit::{Draft, Request, Units};
-use crate::ruler::niah::uuid;
+use crate::ruler::uuid;
 use crate::seed::Draw;
 use crate::text::words::Words;
 use crate::{assets, digest, kv_retrieval, longeval};

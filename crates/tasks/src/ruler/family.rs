@@ -28,18 +28,18 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 /// The definition of a base task and its file's text, for those who build other rows from the same templates.
-pub(crate) fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)> {
+pub fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)> {
     DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
 }
 
 /// Tokens the task `name` may generate.
-pub(crate) fn max_new_tokens(name: &str) -> Option<usize> {
+pub fn max_new_tokens(name: &str) -> Option<usize> {
     Ruler::find(name).map(|(_, definition, _)| definition.tokens_to_generate)
 }
 
 /// The task `name`, its examples seeded under another name (`train/ruler/vt` for `ruler/vt`): what it
 /// makes is shaped like the task's examples and never one of them.
-pub(crate) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
+pub fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
     Ok(Box::new(Ruler.build(name, options)?.for_training()))
 }
 

@@ -11,21 +11,23 @@ mod cwe;
 mod family;
 pub(crate) mod fit;
 mod fwe;
-pub(crate) mod niah;
+mod niah;
 mod numbered_documents;
 mod published;
 mod qa;
-pub(crate) mod qa_synth;
+mod qa_synth;
 mod reworded;
 mod ruler_task;
 mod shape;
 pub(crate) mod template;
 mod vt;
 
-pub use self::family::{Ruler, shapes};
-pub(crate) use self::family::{definition, for_training, max_new_tokens};
+pub use self::family::{Ruler, definition, for_training, max_new_tokens, shapes};
+pub use self::niah::{NeedleKind, NeedleTexts, enumerate, uuid};
+pub use self::qa_synth::{World, WorldFile, WorldQuestion};
 pub use self::reworded::{Reworded, reworded_shapes};
 pub use self::shape::Shape;
+pub use self::template::{RulerDefinition, substitute};
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -33,7 +33,7 @@ mod part {
 
 /// What all needle tasks share.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Shared {
+pub struct NeedleTexts {
     /// The sentence that gives a key its value.
     pub needle: String,
     /// One line of the noise haystack.
@@ -47,8 +47,8 @@ pub(crate) struct Shared {
 #[serde(deny_unknown_fields)]
 struct Parameters {
     haystack: Haystack,
-    key: Kind,
-    value: Kind,
+    key: NeedleKind,
+    value: NeedleKind,
     keys: usize,
     values: usize,
     queries: usize,
@@ -65,14 +65,14 @@ enum Haystack {
 /// What a needle's key or value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
+pub enum NeedleKind {
     Words,
     Numbers,
     Uuids,
 }
 
-impl Kind {
-    pub(crate) fn plural(self) -> &'static str {
+impl NeedleKind {
+    pub fn plural(self) -> &'static str {
         match self {
             Self::Words => "words",
             Self::Numbers => "numbers",
@@ -81,7 +81,7 @@ impl Kind {
     }
 
     /// One at random; words come from `words`.
-    pub(crate) fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
+    pub fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
         match self {
             Self::Words => words(draw),
             Self::Numbers => draw.between(1_000_000, 9_999_999).to_string(),
@@ -92,14 +92,14 @@ impl Kind {
 
 struct Niah {
     definition: RulerDefinition,
-    shared: Shared,
+    shared: NeedleTexts,
     parameters: Parameters,
     words: Words,
     essays: Essays,
 }
 
 fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
-    let shared: Shared = definition.own()?;
+    let shared: NeedleTexts = definition.own()?;
     let mut parameters: Parameters = task.read()?;
     parameters.keys = parameters.keys.max(parameters.queries);
     let mut definition = definition.clone();
@@ -212,7 +212,7 @@ impl<'a> Attempt<'a> {
         self.answers = asked.iter().flat_map(|&i| values[i].iter().cloned()).collect();
     }
 
-    fn random(&self, kind: Kind, draw: &mut Draw) -> String {
+    fn random(&self, kind: NeedleKind, draw: &mut Draw) -> String {
         kind.draw(draw, |draw| self.niah.words.key(draw))
     }
 
@@ -307,7 +307,7 @@ impl<'a> Attempt<'a> {
 }
 
 /// `a`, or `a, and b`, or `a, b, and c`.
-pub(crate) fn enumerate(keys: &[&str]) -> String {
+pub fn enumerate(keys: &[&str]) -> String {
     match keys {
         [] => String::new(),
         [one] => (*one).to_owned(),
@@ -316,7 +316,7 @@ pub(crate) fn enumerate(keys: &[&str]) -> String {
 }
 
 /// Version 4 of RFC 9562 from 128 random bits.
-pub(crate) fn uuid(bits: u128) -> String {
+pub fn uuid(bits: u128) -> String {
     let version = (bits & !(0xf << 76)) | 0x4 << 76;
     let variant = (version & !(0x3 << 62)) | 0x2 << 62;
     let hex = format!("{variant:032x}");

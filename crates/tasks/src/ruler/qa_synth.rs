@@ -31,27 +31,27 @@ const FILLER: usize = 3;
 
 /// The part of the definition file that describes the made-up world.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct File {
+pub struct WorldFile {
     /// Sentences, documents and questions.
-    pub synthetic: Synthetic,
+    pub synthetic: World,
 }
 
 /// Sentences, documents and questions of the made-up world.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Synthetic {
+pub struct World {
     /// Sentence forms by name.
     pub sentences: BTreeMap<String, String>,
     /// Names of the sentences of each kind of document.
     pub documents: BTreeMap<String, Vec<String>>,
     /// Question forms.
-    pub questions: Vec<Question>,
+    pub questions: Vec<WorldQuestion>,
 }
 
 /// One question form.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Question {
+pub struct WorldQuestion {
     /// The question.
     pub ask: String,
     /// The fact that answers it.
@@ -64,7 +64,7 @@ pub(crate) struct Question {
     pub uses: Vec<String>,
 }
 
-impl Question {
+impl WorldQuestion {
     fn hops(&self) -> usize {
         1 + usize::from(self.via.is_some())
     }
@@ -72,7 +72,7 @@ impl Question {
 
 struct SyntheticQa {
     prompt: NumberedDocuments,
-    text: Synthetic,
+    text: World,
     hops: usize,
 }
 
@@ -81,7 +81,7 @@ struct SyntheticQa {
 /// # Errors
 /// If the definition is malformed.
 pub fn make(prompt: NumberedDocuments, definition: &RulerDefinition, hops: usize) -> Result<Box<dyn Generator>> {
-    let file: File = definition.own()?;
+    let file: WorldFile = definition.own()?;
     Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }
 
@@ -156,7 +156,7 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self) -> Result<()> {
         let qa = self.qa;
         let mut draw = self.request.draw(self.number, part::QUESTION);
-        let questions: Vec<&Question> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
+        let questions: Vec<&WorldQuestion> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
         let question = *questions
             .get(draw.below(questions.len().max(1)))
             .ok_or_else(|| anyhow!("no question has {} hops", qa.hops))?;

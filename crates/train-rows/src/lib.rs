@@ -1,12 +1,14 @@
-//! Training rows for the built-in model, from the same templates, words and units as the tasks.
+//! Rows that the built-in model is trained on, from the templates, words and texts of the tasks.
 //!
-//! A row is one context with as many questions as fit, each answered and ended by the end token, so
-//! that every token read is used many times. A fixed share of the rows is *shaped*: examples exactly as
-//! the tasks make them, solved examples included. The rest is wider than the tasks: other numbers of
-//! keys and values, other words, other wordings (`tasks/train.toml`), and runs of real text.
+//! A row is one context with as many questions as fit. Each question is followed by its answer and the end token, so one context
+//! trains the model many times. A fixed share of the rows is *shaped*: they are examples exactly as the tasks make them, with
+//! their answers. All others vary more than the tasks do: in the number of keys and values, in words, in wordings
+//! (`train.toml`), and some are running text.
 //!
-//! Seeds: a row's seed hashes the domain `TRAINING_DOMAIN` where an evaluated example hashes its task's
-//! name. No task's name starts with it, so no row is drawn from the seed of any evaluated example.
+//! Seeds: where the seed of an evaluated example hashes the task's name, that of a row hashes [`TRAINING_DOMAIN`]. No task's name
+//! begins with it, so no row shares its seed with an evaluated example.
+//!
+//! The tool `train-rows` (`main.rs`) writes rows for `scripts/train_builtin/`. Calibrations that are trained read them too.
 
 mod books;
 mod documents;
@@ -25,11 +27,11 @@ use anyhow::Result;
 
 pub use self::books::Books;
 use self::page::Page;
-pub use self::page::{Class, Encoder, Row, Segment};
+pub use self::page::{Class, Encoder, Segment, TrainingRow};
 pub use self::tokens::PieceEncoder;
 use self::train_file::{FILE, FamilyShare};
-use super::seed::{Draw, TRAINING_DOMAIN, example_seed};
 use spattn_base::error::UsageError;
+use spattn_tasks::seed::{Draw, TRAINING_DOMAIN, example_seed};
 
 /// The family of the books' tails, which no other family uses.
 pub const HELD_OUT: &str = "held_out";
@@ -59,7 +61,7 @@ impl Trainer {
         &self.names
     }
 
-    /// Row number `index` of a length: at most `length` tokens, always the same for the same seed,
+    /// TrainingRow number `index` of a length: at most `length` tokens, always the same for the same seed,
     /// length, index and tokenizer. `family` restricts what it may be.
     ///
     /// # Errors
@@ -71,7 +73,7 @@ impl Trainer {
         length: usize,
         family: Option<&str>,
         encoder: &dyn Encoder,
-    ) -> Result<Row> {
+    ) -> Result<TrainingRow> {
         let of_row = example_seed(seed, TRAINING_DOMAIN, length, index);
         let name = match family {
             Some(name) => name,

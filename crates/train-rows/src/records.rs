@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use super::books::Books;
-use super::draw::percent;
-use super::needles::{hay, word_key};
-use super::page::{Class, Page, scatter};
-use super::train_file::FILE;
-use crate::ruler::definition;
-use crate::ruler::niah::{Shared, uuid};
-use crate::ruler::template::substitute;
-use crate::seed::Draw;
+use crate::books::Books;
+use crate::draw::percent;
+use crate::needles::{hay, word_key};
+use crate::page::{Class, Page, scatter};
+use crate::train_file::FILE;
+use spattn_tasks::ruler::definition;
+use spattn_tasks::ruler::substitute;
+use spattn_tasks::ruler::{NeedleTexts, uuid};
+use spattn_tasks::seed::Draw;
 
 /// Writes a JSON object of random keys and values and asks for some of the values.
 pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
@@ -64,7 +64,7 @@ pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
 pub fn write_passkey(page: &mut Page, draw: &mut Draw, books: &Books) {
     let text = &FILE.passkey;
     let Some((before, after)) = text.context.split_once("{context}") else { return };
-    let noise = definition("niah").and_then(|(_, file)| toml::from_str::<Shared>(file).ok()).map(|s| s.noise);
+    let noise = definition("niah").and_then(|(_, file)| toml::from_str::<NeedleTexts>(file).ok()).map(|s| s.noise);
     page.context(before);
     let digits = draw.between(3, 6) as u32;
     let value = draw.between(1, 10usize.pow(digits)).to_string();

@@ -2,8 +2,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::*;
-use crate::ruler::niah::Kind;
-use crate::{TaskOptions, resolve};
+use spattn_tasks::ruler::NeedleKind;
+use spattn_tasks::{TaskOptions, resolve};
 
 /// The built-in model's tokenizer, which is of the kind that is trained with.
 fn encoder() -> PieceEncoder {
@@ -15,7 +15,7 @@ fn books() -> Books {
     let draw = &mut Draw::new(5, 0);
     let book = |draw: &mut Draw| {
         let sentences: Vec<String> =
-            (0..4_000).map(|_| crate::text::grammar::Grammar::house().sentence(draw)).collect();
+            (0..4_000).map(|_| spattn_tasks::text::grammar::Grammar::house().sentence(draw)).collect();
         sentences.chunks(2).map(|lines| lines.join("\n")).collect::<Vec<_>>().join("\n\n")
     };
     Books::new(vec![book(draw), book(draw)])
@@ -26,7 +26,7 @@ fn trainer() -> Trainer {
 }
 
 /// The answers of a row with the prompt before each.
-fn asked(row: &Row) -> Vec<(String, String)> {
+fn asked(row: &TrainingRow) -> Vec<(String, String)> {
     let mut before = String::new();
     let mut all = Vec::new();
     for segment in &row.segments {
@@ -45,9 +45,9 @@ fn no_row_shares_a_seed_with_an_evaluated_example() {
     for task in resolve(&all, &TaskOptions::default()).unwrap() {
         assert!(!task.name().starts_with(TRAINING_DOMAIN));
     }
-    assert!(crate::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
+    assert!(spattn_tasks::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
     for (name, _) in &FILE.shaped.tasks {
-        let task = crate::ruler::for_training(name, &TaskOptions::default()).unwrap();
+        let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
         assert_eq!(task.name(), format!("{TRAINING_DOMAIN}{name}"));
         for (length, index) in [(1024, 0), (4096, 7)] {
             let seeds: HashSet<u64> = [name.as_str(), task.name(), TRAINING_DOMAIN]
@@ -83,8 +83,8 @@ fn rows_fit_and_their_weights_mark_the_answers() {
             }
             for index in 0..12 {
                 let row = trainer.row(1, index, length, Some(family), &encoder).unwrap();
-                let whole = Row { length: usize::MAX >> 8, ..row.clone() };
-                let (ids, classes) = Row { length: 4 * length, ..whole }.encode(&encoder);
+                let whole = TrainingRow { length: usize::MAX >> 8, ..row.clone() };
+                let (ids, classes) = TrainingRow { length: 4 * length, ..whole }.encode(&encoder);
                 assert!(ids.len() <= length, "{family} at {length}, row {index}: {} tokens", ids.len());
                 assert_eq!(ids.len(), classes.len());
                 assert_eq!((ids[0], classes[0]), (encoder.bos(), 0));
@@ -171,7 +171,7 @@ fn counted_answers_are_the_most_frequent_words() {
     let (trainer, encoder) = (trainer(), encoder());
     let mut prose = String::new();
     for base in ["cwe", "fwe"] {
-        let (definition, _) = crate::ruler::definition(base).unwrap();
+        let (definition, _) = spattn_tasks::ruler::definition(base).unwrap();
         prose +=
             &format!("{} {} {}", definition.context_template, definition.question_template, definition.answer_prefix);
     }
@@ -230,8 +230,8 @@ fn two_hop_answers_lead_to_the_answer_over_the_document_between() {
 fn shaped_answers_fit_what_may_be_generated_and_name_what_is_asked() {
     let (trainer, encoder) = (trainer(), encoder());
     for (name, _) in &FILE.shaped.tasks {
-        let most = crate::ruler::max_new_tokens(name).unwrap();
-        let task = crate::ruler::for_training(name, &TaskOptions::default()).unwrap();
+        let most = spattn_tasks::ruler::max_new_tokens(name).unwrap();
+        let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
         for index in 0..4 {
             let row = trainer.row(1, index, 2048, Some(name), &encoder).unwrap();
             let (before, answer) = asked(&row).pop().unwrap();
@@ -256,7 +256,7 @@ fn unknown_families_are_errors() {
 fn drawn_wordings_leave_no_placeholder_and_say_where_key_and_value_are() {
     let mut draw = Draw::new(3, 0);
     for _ in 0..300 {
-        let kind = *draw.pick(&[Kind::Words, Kind::Numbers, Kind::Uuids]);
+        let kind = *draw.pick(&[NeedleKind::Words, NeedleKind::Numbers, NeedleKind::Uuids]);
         if let Some(text) = wording::needles(kind, &mut draw) {
             assert_eq!(text.statement.matches("{key}").count(), 1, "{}", text.statement);
             assert_eq!(text.statement.matches("{value}").count(), 1, "{}", text.statement);
@@ -284,8 +284,8 @@ fn drawn_wordings_leave_no_placeholder_and_say_where_key_and_value_are() {
 
 #[test]
 fn a_fact_told_in_drawn_words_is_asked_for_with_its_own_word() {
-    let (_, file) = crate::ruler::definition("qa").unwrap();
-    let world: crate::ruler::qa_synth::File = toml::from_str(file).unwrap();
+    let (_, file) = spattn_tasks::ruler::definition("qa").unwrap();
+    let world: spattn_tasks::ruler::WorldFile = toml::from_str(file).unwrap();
     let mut draw = Draw::new(5, 0);
     for _ in 0..50 {
         let other = wording::other_world(&world.synthetic, &mut draw);

@@ -1,15 +1,15 @@
-//! Other wordings of the tasks: those of `tasks/train.toml`, and ones put together at random.
+//! Other wordings of the tasks: those of `train.toml`, and ones put together at random.
 //!
 //! A model that has seen a handful of wordings recognises them and fails on the next one. So a large part of the
 //! other wordings has no fixed text at all: words drawn around the placeholders, the same throughout a row. What is
 //! left to learn is the task: find what stands with the key, wherever and however it does.
 
-use super::draw::percent;
-use super::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
-use crate::ruler::niah::Kind;
-use crate::ruler::qa_synth::Synthetic;
-use crate::seed::Draw;
-use crate::text::words::dictionary_words;
+use crate::draw::percent;
+use crate::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
+use spattn_tasks::ruler::NeedleKind;
+use spattn_tasks::ruler::World;
+use spattn_tasks::seed::Draw;
+use spattn_tasks::text::words::dictionary_words;
 
 /// How a row is worded.
 enum Origin<'a, T> {
@@ -28,7 +28,7 @@ fn origin<'a, T>(listed: &'a [T], draw: &mut Draw) -> Origin<'a, T> {
 }
 
 /// Words around needles; `None` for the published ones.
-pub fn needles(value: Kind, draw: &mut Draw) -> Option<NeedleWording> {
+pub fn needles(value: NeedleKind, draw: &mut Draw) -> Option<NeedleWording> {
     match origin(&FILE.wording.needles, draw) {
         Origin::Published => None,
         Origin::Listed(listed) => Some(listed.clone()),
@@ -92,9 +92,9 @@ pub fn documents(draw: &mut Draw) -> Option<DocumentWording> {
     }
 }
 
-fn drawn_needles(value: Kind, draw: &mut Draw) -> NeedleWording {
+fn drawn_needles(value: NeedleKind, draw: &mut Draw) -> NeedleWording {
     // Among words a value cannot be told from the words beside it.
-    let (between, behind) = if value == Kind::Words { (2, 0) } else { (4, 4) };
+    let (between, behind) = if value == NeedleKind::Words { (2, 0) } else { (4, 4) };
     let joint = match draw.below(4) {
         0 => draw.pick(&[":", " =", " ->", " -", ","]).to_string(),
         1 => format!(" {}:", words(1, between, draw)),
@@ -188,7 +188,7 @@ fn list_question(count: &str, draw: &mut Draw) -> String {
 }
 
 /// The made-up world told with other words: every fact has a word of its own, which its question shares.
-pub fn other_world(world: &Synthetic, draw: &mut Draw) -> Synthetic {
+pub fn other_world(world: &World, draw: &mut Draw) -> World {
     let mut world = world.clone();
     let mut own_words = std::collections::BTreeMap::new();
     for (name, form) in &mut world.sentences {
@@ -231,7 +231,7 @@ pub fn other_world(world: &Synthetic, draw: &mut Draw) -> Synthetic {
 }
 
 /// Whether the answer is what the sentence is about, as in "who ... in this city?".
-fn is_subject(question: &crate::ruler::qa_synth::Question) -> bool {
+fn is_subject(question: &spattn_tasks::ruler::WorldQuestion) -> bool {
     question.uses.iter().any(|used| used.starts_with(question.answer.as_str()))
 }
 

@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
-use super::needles::several_answers;
-use super::page::{Class, Encoder, Page};
-use crate::ruler::{self, shapes};
-use crate::{Example, PromptCounter, Task, TaskOptions};
+use crate::needles::several_answers;
+use crate::page::{Class, Encoder, Page};
+use spattn_tasks::ruler::{self, shapes};
+use spattn_tasks::{Example, PromptCounter, Task, TaskOptions};
 
 /// Most tokens an answer takes, its end included.
-pub(super) const ANSWER: usize = 72;
+pub(crate) const ANSWER: usize = 72;
 
 /// Counts as an evaluation does: the token that starts the prompt, and its text.
-pub(super) struct Counter<'a>(pub &'a dyn Encoder);
+pub(crate) struct Counter<'a>(pub &'a dyn Encoder);
 
 impl PromptCounter for Counter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {

@@ -1,17 +1,17 @@
-//! `tasks/train.toml`: shares of the families of rows, and the wordings that are written by hand.
+//! `train.toml`: shares of the families of rows, and the wordings that are written by hand.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-pub(super) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
+pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
-    toml::from_str(include_str!("../../tasks/train.toml")).expect("tasks/train.toml is well-formed")
+    toml::from_str(include_str!("../train.toml")).expect("train.toml is well-formed")
 });
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TrainFile {
+pub(crate) struct TrainFile {
     pub family: Vec<FamilyShare>,
     pub shaped: ShapedShares,
     pub wording: Wording,
@@ -21,7 +21,7 @@ pub(super) struct TrainFile {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FamilyShare {
+pub(crate) struct FamilyShare {
     pub name: String,
     pub share: usize,
     pub from: usize,
@@ -29,7 +29,7 @@ pub(super) struct FamilyShare {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ShapedShares {
+pub(crate) struct ShapedShares {
     pub share: usize,
     pub from: usize,
     pub tasks: Vec<(String, usize)>,
@@ -37,7 +37,7 @@ pub(super) struct ShapedShares {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wording {
+pub(crate) struct Wording {
     pub percent: usize,
     pub drawn: usize,
     pub words: Vec<String>,
@@ -52,7 +52,7 @@ pub(super) struct Wording {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NeedleWording {
+pub(crate) struct NeedleWording {
     pub intro: String,
     pub statement: String,
     pub ask: String,
@@ -63,7 +63,7 @@ pub(super) struct NeedleWording {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ChainWording {
+pub(crate) struct ChainWording {
     pub intro: String,
     pub first: String,
     pub link: String,
@@ -72,7 +72,7 @@ pub(super) struct ChainWording {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListWording {
+pub(crate) struct ListWording {
     pub intro: String,
     pub ask: String,
     /// One word of the list.
@@ -80,13 +80,13 @@ pub(super) struct ListWording {
     pub item: String,
 }
 
-pub(super) fn numbered_item() -> String {
+pub(crate) fn numbered_item() -> String {
     "{number}. {word}".to_owned()
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DocumentWording {
+pub(crate) struct DocumentWording {
     pub intro: String,
     pub ask: String,
     pub prefix: String,
@@ -101,7 +101,7 @@ fn numbered_document() -> String {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RecordText {
+pub(crate) struct RecordText {
     pub context: String,
     #[serde(default)]
     pub statement: String,

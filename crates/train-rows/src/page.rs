@@ -42,7 +42,7 @@ pub struct Segment {
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct TrainingRow {
     /// Number of its family.
     pub family: usize,
     /// Its text in order.
@@ -51,7 +51,7 @@ pub struct Row {
     pub length: usize,
 }
 
-impl Row {
+impl TrainingRow {
     /// Token ids and their classes (0 for the token that starts the row), cut at the length.
     pub fn encode(&self, encoder: &dyn Encoder) -> (Vec<u32>, Vec<u8>) {
         let mut ids = Vec::with_capacity(self.length);
@@ -74,13 +74,13 @@ impl Row {
 /// A row while it is written: knows how many tokens are left.
 pub struct Page<'a> {
     encoder: &'a dyn Encoder,
-    row: Row,
+    row: TrainingRow,
     used: usize,
 }
 
 impl<'a> Page<'a> {
     pub fn new(encoder: &'a dyn Encoder, length: usize, family: usize) -> Self {
-        Self { encoder, row: Row { family, segments: Vec::new(), length }, used: 1 }
+        Self { encoder, row: TrainingRow { family, segments: Vec::new(), length }, used: 1 }
     }
 
     pub fn encoder(&self) -> &'a dyn Encoder {
@@ -146,13 +146,13 @@ impl<'a> Page<'a> {
         }
     }
 
-    pub fn finish(self) -> Row {
+    pub fn finish(self) -> TrainingRow {
         self.row
     }
 }
 
 /// Puts `inserted` (in their order) at random places among `units`.
-pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut crate::seed::Draw) -> Vec<String> {
+pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut spattn_tasks::seed::Draw) -> Vec<String> {
     let mut places: Vec<usize> = inserted.iter().map(|_| draw.below(units.len() + 1)).collect();
     places.sort_unstable();
     let mut out = Vec::with_capacity(units.len() + inserted.len());

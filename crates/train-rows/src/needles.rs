@@ -4,17 +4,17 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result};
 
-use super::books::Books;
-use super::draw::{fraction, log_uniform, percent};
-use super::page::{Class, Page, scatter};
-use super::train_file::NeedleWording;
-use super::wording;
-use crate::ruler::definition;
-use crate::ruler::niah::{Kind, Shared, enumerate};
-use crate::ruler::template::{RulerDefinition, substitute};
-use crate::seed::Draw;
-use crate::text::grammar::Grammar;
-use crate::text::words::{Words, dictionary_words};
+use crate::books::Books;
+use crate::draw::{fraction, log_uniform, percent};
+use crate::page::{Class, Page, scatter};
+use crate::train_file::NeedleWording;
+use crate::wording;
+use spattn_tasks::ruler::definition;
+use spattn_tasks::ruler::{NeedleKind, NeedleTexts, enumerate};
+use spattn_tasks::ruler::{RulerDefinition, substitute};
+use spattn_tasks::seed::Draw;
+use spattn_tasks::text::grammar::Grammar;
+use spattn_tasks::text::words::{Words, dictionary_words};
 
 /// Below so many tokens uuids leave room for too little else.
 const UUIDS_FROM: usize = 500;
@@ -63,7 +63,7 @@ struct Text {
 }
 
 impl Text {
-    fn published(definition: &RulerDefinition, shared: &Shared, asks_one: bool) -> Self {
+    fn published(definition: &RulerDefinition, shared: &NeedleTexts, asks_one: bool) -> Self {
         let singular = |template: &str| {
             shared.singular.iter().fold(template.to_owned(), |text, (plural, one)| text.replace(plural, one))
         };
@@ -84,7 +84,7 @@ impl Text {
     }
 
     /// `template` with the type of the values and what else is known.
-    fn with(&self, template: &str, value: Kind, asks_one: bool, more: &[(&str, &str)]) -> String {
+    fn with(&self, template: &str, value: NeedleKind, asks_one: bool, more: &[(&str, &str)]) -> String {
         let plural = value.plural();
         let one = &plural[..plural.len() - 1];
         let named = if asks_one { one } else { plural };
@@ -111,7 +111,7 @@ enum Style {
 /// A context of needles under way.
 struct Scene<'a> {
     text: Text,
-    value: Kind,
+    value: NeedleKind,
     entries: Vec<Entry>,
     of_one: Vec<usize>,
     of_many: Vec<usize>,
@@ -121,7 +121,7 @@ struct Scene<'a> {
 /// Writes a context with needles and as many questions as fit.
 pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     let (definition, file) = definition("niah").context("there is a base task `niah`")?;
-    let shared: Shared = toml::from_str(file)?;
+    let shared: NeedleTexts = toml::from_str(file)?;
     let length = page.length();
     let haystack = match draw.below(20) {
         0..=3 => Haystack::Noise,
@@ -130,14 +130,14 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     };
     let allows_uuids = length >= UUIDS_FROM;
     let key = match draw.below(20) {
-        0..=4 if allows_uuids => Kind::Uuids,
-        5..=7 => Kind::Numbers,
-        _ => Kind::Words,
+        0..=4 if allows_uuids => NeedleKind::Uuids,
+        5..=7 => NeedleKind::Numbers,
+        _ => NeedleKind::Words,
     };
     let value = match draw.below(20) {
-        0..=6 if allows_uuids => Kind::Uuids,
-        7..=9 => Kind::Words,
-        _ => Kind::Numbers,
+        0..=6 if allows_uuids => NeedleKind::Uuids,
+        7..=9 => NeedleKind::Words,
+        _ => NeedleKind::Numbers,
     };
     let style = match draw.below(20) {
         0..=7 => Style::Single,
@@ -171,11 +171,11 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
 }
 
 /// Tokens that the largest question of a style may need.
-fn least_question(page: &Page, text: &Text, key: Kind, value: Kind, style: Style) -> usize {
-    let cost = |kind: Kind| match kind {
-        Kind::Words => 9,
-        Kind::Numbers => 5,
-        Kind::Uuids => 28,
+fn least_question(page: &Page, text: &Text, key: NeedleKind, value: NeedleKind, style: Style) -> usize {
+    let cost = |kind: NeedleKind| match kind {
+        NeedleKind::Words => 9,
+        NeedleKind::Numbers => 5,
+        NeedleKind::Uuids => 28,
     };
     let (key, value) = (cost(key), cost(value));
     let words = page.cost(&text.ask_all) + page.cost(&text.prefix_all);
@@ -195,9 +195,9 @@ impl Scene<'_> {
         page: &Page,
         room: usize,
         haystack: Haystack,
-        (key, most): (Kind, usize),
+        (key, most): (NeedleKind, usize),
         style: Style,
-        shared: &Shared,
+        shared: &NeedleTexts,
         books: &Books,
     ) -> Vec<String> {
         let separator = if haystack == Haystack::Essay { " " } else { "\n" };

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, HashSet};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
-use super::draw::{fraction, percent};
-use super::page::{Class, Page};
-use super::train_file::DocumentWording;
-use super::wording;
-use crate::ruler::definition;
-use crate::ruler::qa_synth::{File, Question, Synthetic};
-use crate::ruler::template::substitute;
-use crate::seed::Draw;
-use crate::text::grammar::Grammar;
+use crate::draw::{fraction, percent};
+use crate::page::{Class, Page};
+use crate::train_file::DocumentWording;
+use crate::wording;
+use spattn_tasks::ruler::definition;
+use spattn_tasks::ruler::substitute;
+use spattn_tasks::ruler::{World, WorldFile, WorldQuestion};
+use spattn_tasks::seed::Draw;
+use spattn_tasks::text::grammar::Grammar;
 
 const COUNTRIES: usize = 30;
 const FILLER: usize = 3;
@@ -35,7 +35,7 @@ struct Group {
 /// Writes documents and asks about them until nothing fits.
 pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
     let (definition, file) = definition("qa").context("there is a base task `qa`")?;
-    let world: File = toml::from_str(file)?;
+    let world: WorldFile = toml::from_str(file)?;
     let shared: Shared = toml::from_str(file)?;
     let published = DocumentWording {
         intro: definition.context_template.clone(),
@@ -80,7 +80,7 @@ pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
 
 /// The question about `group` with its answer, unless what it needs was not told. An answer over two
 /// documents names what leads to it first.
-fn asked(question: &Question, group: &Group, groups: &[Group]) -> Result<Option<(String, String)>> {
+fn asked(question: &WorldQuestion, group: &Group, groups: &[Group]) -> Result<Option<(String, String)>> {
     let other = match question.via.as_deref() {
         Some("city") => &groups[group.born_in],
         Some("company") => &groups[group.works_at],
@@ -110,13 +110,7 @@ fn asked(question: &Question, group: &Group, groups: &[Group]) -> Result<Option<
     Ok(Some((substitute(&question.ask, &pairs), answer)))
 }
 
-fn documents(
-    page: &Page,
-    room: usize,
-    frame: &str,
-    world: &Synthetic,
-    draw: &mut Draw,
-) -> Result<(String, Vec<Group>)> {
+fn documents(page: &Page, room: usize, frame: &str, world: &World, draw: &mut Draw) -> Result<(String, Vec<Group>)> {
     let grammar = Grammar::house();
     let countries: Vec<String> = (0..COUNTRIES).map(|_| grammar.country(draw)).collect();
     let mut taken = HashSet::new();
