@@ -1,8 +1,8 @@
 //! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3), and their prompt.
 //!
-//! A row has pairs of uuids, one of their keys and its value: `ordered_kv_records`, `key`, `value`. Here the pairs
-//! stay in the file's order, in which the key asked for may be anywhere; `grid/records.rs` moves it to one depth at a
-//! time as the publication does, and makes pairs of its own. The prompt is data in `tasks/kv_retrieval.toml`.
+//! A row has a list of pairs of uuids, one of their keys, and its value: `ordered_kv_records`, `key`, `value`. Here the pairs keep
+//! the order of the file. The family of grids (`grid/records.rs`) moves the pair that is asked for to each depth in turn, as the
+//! publication does, and also generates pairs. The prompt is data in `tasks/kv_retrieval.toml`.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// The field by which rows are recognised.
 pub const PAIRS: &str = "ordered_kv_records";
 
-/// The prompt and how it is scored.
+/// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<KvRetrievalDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/kv_retrieval.toml")).expect("tasks/kv_retrieval.toml is well-formed")
@@ -34,18 +34,18 @@ pub struct KvRetrievalDefinition {
     question_template: String,
 }
 
-/// A row as a prompt.
+/// A prompt that asks for the value of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyValueQuestion {
     /// Instruction and pairs.
     pub context: String,
-    /// The key, and the opened answer.
+    /// The text that names the key, up to where the value follows.
     pub question: String,
     /// The value of the key.
     pub answer: String,
 }
 
-/// Pairs, of which one is asked for.
+/// A row: pairs of key and value, of which one is asked for.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct KeyValueRow {
     ordered_kv_records: Vec<(String, String)>,
@@ -54,10 +54,10 @@ pub struct KeyValueRow {
 }
 
 impl KeyValueRow {
-    /// Reads a row; `place` names it in errors.
+    /// Parses the fields of a row; `place` (`FILE:LINE`) names it in errors.
     ///
     /// # Errors
-    /// If a field is missing or no text, or the pairs do not hold the key with this value.
+    /// If a field is missing or of the wrong type, or the pairs do not give the key this value and no other.
     pub fn parse(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
         let wrong = |what: String| {
             UsageError::new(format!("{place}: {what}"))
@@ -98,10 +98,10 @@ pub fn question(pairs: &[(String, String)], key: &str, value: &str) -> KeyValueQ
     }
 }
 
-/// Writes the prompt of a row; `place` names the row in errors.
+/// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// As of [`KeyValueRow::parse`].
+/// As [`KeyValueRow::parse`].
 pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<KeyValueQuestion, UsageError> {
     let row = KeyValueRow::parse(fields, place)?;
     Ok(question(row.pairs(), &row.key, &row.value))

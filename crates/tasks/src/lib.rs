@@ -1,12 +1,21 @@
 //! Tasks: what is asked, what the right answer is, and how a prediction is scored.
 //!
-//! A family of tasks is one folder or file (`ruler/`, `kv_retrieval.rs`); prompts and parameters live as
-//! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
-//! a task sees a model only as a [`PromptCounter`].
+//! Prompts and parameters are data, in the repository's `tasks/*.toml`. No code here knows a model or an attention method: a task
+//! sees a model only as a [`PromptCounter`], which counts the tokens of a prompt, or as a
+//! [`TextEncoder`](likelihood::TextEncoder).
 //!
-//! `task.rs` says what a task is, `registry.rs` which families there are.
+//! | where | what |
+//! |---|---|
+//! | `task.rs`, `likelihood.rs` | what a task is: one of generated answers, or one of given text |
+//! | `registry.rs` | which families of tasks there are, and which tasks a name stands for |
+//! | `ruler/`, `grid/`, `templated/`, `long_sets.rs`, `longbench.rs`, `perplexity.rs`, `jsonl/` | the families |
+//! | `kv_retrieval.rs`, `longeval.rs`, `kvpress.rs`, `turns.rs`, `summary.rs` | kinds of rows that prepared files may have |
+//! | `rows/`, `table/`, `question_places.rs` | reading files of rows |
+//! | `answers.rs`, `metrics/` | checking reference answers, scoring predictions |
+//! | `text/`, `seed.rs` | texts, words and random draws for generated examples |
+//! | `assets.rs`, `data_files.rs`, `published.rs` | files in the user's data folder, and whether they are the published ones |
 //!
-//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
+//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES` of `registry.rs`.
 
 pub mod answers;
 pub mod assets;

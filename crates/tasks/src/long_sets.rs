@@ -1,8 +1,7 @@
 //! Benchmarks of long rows in their published files: LongBench v2, InfiniteBench, SCBench, ZeroSCROLLS, LooGLE.
 //!
-//! What they ask is data (`tasks/longbench_v2.toml` and others, where sources are named). Rows are
-//! checked when a file is opened, and read one at a time, as a row may have millions of characters. The questions of one
-//! row share its context, and so do rows that have the same.
+//! Tasks are data (`tasks/longbench_v2.toml` and others, which name the sources). Rows are checked when a file is opened, and read one
+//! at a time, as a row may have millions of characters. The questions of one row share its context, as do rows with equal contexts.
 
 use std::sync::LazyLock;
 
@@ -25,7 +24,7 @@ const FILES: [&str; 5] = [
     include_str!("../tasks/zeroscrolls.toml"),
     include_str!("../tasks/loogle.toml"),
 ];
-/// What the multi-turn mode of `scbench/NAME` is called.
+/// Takes the place of the slash in the names of the multi-turn mode of `scbench/NAME`.
 const MULTI_TURN: &str = "_multi_turn/";
 
 /// A file of definitions.
@@ -37,16 +36,16 @@ struct Benchmark {
     /// Whether prompts are plain text even for a model with a chat template.
     #[serde(default)]
     plain: bool,
-    /// What of a prompt that is too long is cut out.
+    /// Which part of a prompt that is too long is left out.
     cut: Shortening,
-    /// What stands where the end of a context was, where that is cut off.
+    /// The text that takes the place of the end of a context, if that is left out.
     separator: Option<String>,
     /// Expression for the number of a row's questions, if it has several.
     turns: Option<String>,
     task: Vec<Definition>,
 }
 
-/// What of a prompt that is too long is cut out.
+/// Which part of a prompt that is too long is left out.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Shortening {
@@ -54,13 +53,13 @@ enum Shortening {
     Document,
 }
 
-/// A task as a file defines it.
+/// A task as a file of definitions has it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Definition {
     name: String,
     about: String,
-    /// Where the rows are looked for; the first pattern with a file counts.
+    /// Where the rows are looked for; the first pattern that fits a file counts.
     files: Vec<String>,
     max_new_tokens: usize,
     metric: Metric,
@@ -71,9 +70,9 @@ struct Definition {
     prompt: Templates,
     /// Expression that gives an answer, or a list of them.
     answers: String,
-    /// Expression that tells which of a row's questions are its own, where another task has the others.
+    /// Expression that is true for the questions of a row that belong to this task, if another task has the others.
     only_turns: Option<String>,
-    /// The other mode, if it has one.
+    /// The templates of its multi-turn mode, if it has one.
     multi_turn: Option<Templates>,
     #[serde(default)]
     parts: Vec<Part>,
@@ -87,14 +86,14 @@ struct Templates {
     question: String,
 }
 
-/// Some of a task's rows.
+/// A part of a task's rows, which is a task of its own.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Part {
-    /// What the rows are parted by.
+    /// The property by which rows are divided, such as `difficulty`.
     by: String,
     name: String,
-    /// Expression that tells its rows.
+    /// Expression that is true for its rows.
     only: String,
 }
 
@@ -103,7 +102,7 @@ static BENCHMARKS: LazyLock<Vec<Benchmark>> = LazyLock::new(|| {
     FILES.iter().map(|file| toml::from_str(file).expect("files of definitions are tested")).map(with_modes).collect()
 });
 
-/// A benchmark with the other modes of its tasks as tasks.
+/// Adds the multi-turn modes of a benchmark's tasks as tasks of their own.
 fn with_modes(mut benchmark: Benchmark) -> Benchmark {
     let other = |definition: &Definition| {
         let prompt = definition.multi_turn.clone()?;
@@ -120,7 +119,7 @@ fn definitions() -> impl Iterator<Item = (&'static Benchmark, &'static Definitio
     BENCHMARKS.iter().flat_map(|benchmark| benchmark.task.iter().map(move |task| (benchmark, task)))
 }
 
-/// All that is looked for in a data folder.
+/// All patterns of files that the family looks for in a data folder.
 pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
     // Of an archive's member, the archive too: that is the file which a hub has.
     let with_archive = |path: &'static String| {
@@ -130,7 +129,7 @@ pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
     definitions().flat_map(|(_, task)| &task.files).flat_map(with_archive)
 }
 
-/// A task's name, taken apart.
+/// The parts of a task's name.
 struct Name {
     benchmark: &'static Benchmark,
     definition: &'static Definition,
@@ -149,11 +148,12 @@ impl Name {
     }
 }
 
-/// Names that stand for several tasks: what comes before a task's own name, and what its rows are parted by.
+/// The group of a task: the part of its name before the slash.
 fn group_of(definition: &Definition) -> Option<&str> {
     definition.name.split_once('/').map(|(group, _)| group)
 }
 
+/// The groups of a task's parts, such as `NAME/by_difficulty`.
 fn part_groups(definition: &Definition) -> Vec<String> {
     let mut groups: Vec<String> = definition.parts.iter().map(|p| format!("{}/by_{}", definition.name, p.by)).collect();
     groups.dedup();
@@ -215,7 +215,7 @@ impl Family for LongSets {
     }
 }
 
-/// A question as it is put.
+/// A question with all its templates filled in.
 struct Question {
     context: String,
     question: String,
@@ -226,7 +226,7 @@ struct Question {
 }
 
 impl Name {
-    /// What to tell a user who has no such rows, or others.
+    /// The hint for a user who has no such rows, or rows with other fields.
     fn hint(&self) -> String {
         let hub = &self.benchmark.hub;
         format!("rows are those of {hub} on the Hugging Face hub, which --data hub:{hub} downloads")
@@ -245,7 +245,7 @@ impl Name {
         }
     }
 
-    /// Which of a row's questions are asked, none if the row is not of this part.
+    /// The numbers of a row's questions that the task asks; none if the row is not of its part.
     fn turns(&self, fields: &mut Fields) -> Result<Vec<usize>> {
         if let Some(part) = self.part {
             let fits = fields.value(&part.only)?.is_true();
@@ -289,7 +289,7 @@ impl Name {
         Ok(Question { context, question, answers, compares, cut })
     }
 
-    /// All questions of a row, each with its place among those that the row has.
+    /// All questions that the task asks of a row, each with its number among those of the row.
     fn questions(&self, row: &Row) -> Result<Vec<(usize, Question)>> {
         let mut fields = Fields::new(&row.fields)?;
         let turns = self.turns(&mut fields)?;
@@ -300,7 +300,7 @@ impl Name {
         turns.into_iter().map(one).collect()
     }
 
-    /// The question of a row at `turn`, where it is known to have one.
+    /// Question number `turn` of a row that was checked before.
     fn question_at(&self, row: &Row, turn: usize) -> Result<Question> {
         let mut fields = Fields::new(&row.fields)?;
         fields.ask(turn);
@@ -308,13 +308,13 @@ impl Name {
     }
 }
 
-/// The rows of a file as a task.
+/// The task of a file's rows.
 struct LongSet {
     name: String,
     parsed: Name,
     rows: Rows,
     places: QuestionPlaces,
-    /// What is to be said of questions of whose answers nothing is compared.
+    /// The note on questions whose answers hold nothing that the metric compares.
     uncompared: Option<String>,
 }
 

@@ -12,7 +12,7 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// The field by which rows are recognised.
 pub const ANSWER: &str = "expected_number";
 
-/// The prompt and how it is scored.
+/// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<LongEvalDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/longeval_lines.toml")).expect("tasks/longeval_lines.toml is well-formed")
@@ -35,13 +35,13 @@ pub struct LongEvalDefinition {
 }
 
 impl LongEvalDefinition {
-    /// The least and the largest number of a line.
+    /// The smallest and the largest number that a generated line may have.
     pub fn range(&self) -> (usize, usize) {
         (self.low, self.high)
     }
 }
 
-/// Context and question of lines with these keys and numbers.
+/// Context and question for lines of `(key, number)`, where the number of the key `asked` is asked for.
 pub fn prompt(lines: &[(String, String)], asked: &str) -> (String, String) {
     let line = |(key, value): &(String, String)| substitute(&DEFINITION.line, &[("key", key), ("value", value)]);
     let records: Vec<String> = lines.iter().map(line).collect();
@@ -54,7 +54,7 @@ pub fn prompt(lines: &[(String, String)], asked: &str) -> (String, String) {
 pub struct LineQuestion {
     /// Instruction and lines.
     pub context: String,
-    /// What is asked.
+    /// The question, which names the line.
     pub question: String,
     /// The number.
     pub answer: String,
@@ -67,10 +67,10 @@ struct Fields {
     correct_line: String,
 }
 
-/// Takes a row apart; `place` names it in errors.
+/// Splits the prompt of a row into context and question; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If a field is missing or of the wrong type, the prompt asks nothing, or does not hold the line with the number.
+/// If a field is missing or of the wrong type, or the prompt has no question or no line with the number.
 pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<LineQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}"))

@@ -1,12 +1,12 @@
-//! Perplexity of plain text: consecutive windows, of which the end is scored.
+//! Perplexity of plain text: a text is read in windows, and the last tokens of each window are scored.
 //!
-//! A text is split into tokens once; window `i` of a text holds what the tokenizer puts in front (a BOS) and the
-//! text's tokens from `i · stride` on, `--length` tokens together. Its last `scored` tokens are scored, the rest is
-//! their context. Without `stride` windows follow each other, so that no two share a token. Windows never cross
-//! the end of a text; of several texts, each gives its first window, then each its second, and so on.
+//! A text is split into tokens once. Window `i` holds the tokens that the tokenizer puts in front (a BOS) and the text's tokens from
+//! `i · stride` on, `--length` tokens in all. Its last `scored` tokens are scored, those before are their context. By default,
+//! windows follow each other without sharing a token. No window crosses the end of a text. If there are several texts, the task
+//! has the first window of each, then the second of each, and so on.
 //!
-//! WikiText-2 is read as the file has it (`wiki.test.raw`), not with its lines joined anew. With `detokenize=true` it is
-//! read as lm-eval reads it, and bytes and words are those of the file ([`Detokenised`]).
+//! WikiText-2 is read as the file has it (`wiki.test.raw`). With `detokenize=true` it is read as lm-eval reads it, while bytes and
+//! words are still counted in the file ([`Detokenised`]).
 
 use std::io::Read;
 use std::ops::Range;
@@ -29,23 +29,23 @@ use spattn_base::given;
 
 const PREFIX: &str = "ppl/";
 const FILE: &str = "file:";
-/// What may follow a name.
+/// The options that may follow a name.
 const OPTIONS: [&str; 3] = ["scored", "stride", "detokenize"];
-/// Tokens at the end of a window that are scored, if not said otherwise.
+/// Tokens at the end of a window that are scored by default.
 const SCORED: usize = 256;
 const FILE_HINT: &str = "ppl/file:PATH takes a text file (also .gz), or a folder with *.txt or *.txt.gz";
 
-/// Bytes of a text in a `.gz` or an archive at most; WikiText-103, the longest in use, has half of it.
+/// The most bytes that a text in a `.gz` or an archive may have; WikiText-103, the longest in use, has half as many.
 const MOST_UNPACKED: u64 = 1 << 30;
 
-/// A text that has a name.
+/// A published text that has a name here.
 struct Known {
     name: &'static str,
     about: &'static str,
     find: fn(&TaskOptions) -> Option<PathBuf>,
     files: fn() -> Vec<&'static str>,
     how: &'static str,
-    /// Whether it has WikiText's marks, which `detokenize=true` takes out.
+    /// Whether it has WikiText's marks (` @-@ `), which `detokenize=true` removes.
     is_wikitext: bool,
 }
 
@@ -122,7 +122,7 @@ impl Family for Perplexity {
     }
 }
 
-/// Which text, and how it is cut.
+/// The text of a task, and how it is cut into windows.
 struct Spec {
     text: TextName,
     scored: usize,
@@ -188,7 +188,7 @@ impl Spec {
         Ok(())
     }
 
-    /// The name in records: options that are not the defaults are part of it.
+    /// The name in records, with the options that are not the defaults.
     fn recorded(&self, path: &Path) -> String {
         let text = match self.text {
             TextName::Known(known) => known.name.to_owned(),
@@ -231,7 +231,7 @@ impl Text {
         }
     }
 
-    /// Words of the file that begin in some bytes of the text.
+    /// Number of words of the file that begin in these bytes of the text.
     fn words(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(text) => words_beginning(text, bytes.start, bytes.end),
@@ -239,7 +239,7 @@ impl Text {
         }
     }
 
-    /// Bytes of the file that some bytes of the text stand for.
+    /// Number of bytes of the file that these bytes of the text were made of.
     fn bytes(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(_) => bytes.len(),
@@ -255,7 +255,7 @@ struct Windows {
     texts: Vec<Text>,
     scored: usize,
     stride: Option<usize>,
-    /// The texts in tokens, split when first asked for; a task serves one model.
+    /// The texts in tokens, split when they are first needed. A task serves only one model.
     tokens: OnceLock<Vec<TextTokens>>,
 }
 
@@ -292,7 +292,7 @@ impl Windows {
         Ok(self.tokens.get_or_init(|| tokens))
     }
 
-    /// Tokens of the text in a window of `length`.
+    /// Tokens of the text in a window of `length` tokens: all but those in front.
     fn text_tokens(&self, length: usize, front: usize) -> Result<usize> {
         let text = length.saturating_sub(front);
         if length <= self.scored || text < self.scored || length < 2 {
@@ -419,8 +419,8 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(decode(bytes, path)?)
 }
 
-/// All that a packed text gives, unless it is more than `most` bytes: a small file may be packed from one that no memory
-/// holds, and a text is split into tokens as a whole.
+/// Unpacks a text, of at most `most` bytes: a small file may unpack to more than the memory holds, and a text is split into tokens
+/// as a whole.
 fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, UsageError> {
     let mut bytes = Vec::new();
     packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;

@@ -1,7 +1,6 @@
 //! Rows of documents with their summaries, such as BookSum's (`tasks/summary.toml`).
 //!
-//! Which fields hold the document and its summary is told by their names. ROUGE is that of the other tasks
-//! (`metrics/rouge.rs`): one F a row, of the recorded metric and of those recorded beside it.
+//! The definition lists pairs of field names, and a row has a pair of them: document and summary.
 
 use std::sync::LazyLock;
 
@@ -13,7 +12,7 @@ use super::metrics::Metric;
 use super::ruler::template::substitute;
 use spattn_base::error::UsageError;
 
-/// The prompt and how it is scored.
+/// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<SummaryDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/summary.toml")).expect("tasks/summary.toml is well-formed")
@@ -25,7 +24,7 @@ pub static DEFINITION: LazyLock<SummaryDefinition> = LazyLock::new(|| {
 pub struct SummaryDefinition {
     /// How predictions are scored.
     pub metric: Metric,
-    /// Metrics recorded beside it.
+    /// Metrics that are recorded beside it.
     pub also: Vec<Metric>,
     /// Tokens to generate at most.
     pub tokens_to_generate: usize,
@@ -46,7 +45,7 @@ struct FieldNames {
 pub struct SummaryQuestion {
     /// Instruction and document.
     pub context: String,
-    /// What opens the summary.
+    /// The text after the document, which asks for the summary.
     pub question: String,
     /// The summaries to compare with.
     pub references: Vec<String>,
@@ -61,10 +60,10 @@ pub fn is_row(fields: &Map<String, Value>) -> bool {
     names(fields).is_some()
 }
 
-/// Writes the prompt of a row; `place` names the row in errors.
+/// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If there is no document with a summary, or one is empty or no text (a summary may be several, in a list).
+/// If there is no document with a summary, the document is blank or no text, or the summary is neither a text nor a list of texts.
 pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<SummaryQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}")).hint("a row has a document and its summary, both texts")

@@ -1,7 +1,7 @@
-//! Lists of records of which one is asked for: key-value pairs (Lost in the Middle) and lines (LongEval).
+//! Lists of records, of which one is asked for: key-value pairs (Lost in the Middle) and lines (LongEval).
 //!
-//! Made to a length or to a number of records. A sample is one list, and every depth asks for the record that lies
-//! there; the publication of the pairs moves the record asked for instead, which is what is done with pairs of a file.
+//! A list is generated to a length or to a number of records. A sample is one list, and each depth asks for the record that lies
+//! there. Pairs from a file are treated as the publication does it: the record that is asked for is moved to each depth.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -55,13 +55,13 @@ pub(super) const LINES: Base = Base {
     make: |_, _, options| Ok(Box::new(Lines { words: assets::words(options)? })),
 };
 
-/// Fewest records of a list: one to ask for, and one not to.
+/// The fewest records of a list: one that is asked for and another.
 const LEAST: usize = 2;
 
 /// The part of an example that is drawn.
 const RECORDS: u64 = 0;
 
-/// The record at `depth` percent of `count`.
+/// Index of the record at `depth` percent of `count` records.
 fn at_depth(depth: f64, count: usize) -> usize {
     (depth / 100.0 * (count - 1) as f64).round() as usize
 }
@@ -69,7 +69,7 @@ fn at_depth(depth: f64, count: usize) -> usize {
 /// A key and its value.
 type Pair = (String, String);
 
-/// Keys with their values, made as they are asked for.
+/// Keys with their values, generated as they are needed.
 struct Growing<'a> {
     made: Vec<Pair>,
     next: Box<dyn FnMut() -> Pair + 'a>,
@@ -190,7 +190,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// A key that no line has yet, as far as the word lists go.
+    /// A key that no line has yet, as long as the word lists have one.
     fn new_key(&self, draw: &mut Draw, taken: &mut HashSet<String>) -> String {
         const DRAWS: usize = 50;
         let keys = std::iter::repeat_with(|| self.words.key(draw)).take(DRAWS);

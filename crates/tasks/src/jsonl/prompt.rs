@@ -202,7 +202,7 @@ impl RowPrompt {
 }
 
 pub(super) const PREFIX_FIELD: &str = "answer_prefix";
-/// Fields that other programs put into prompts, or score by; those of RULER and LongBench are not among them.
+/// Fields that other programs put into prompts or use for scoring, and that nothing here reads. A note mentions them.
 pub(super) const UNREAD: [&str; 11] = [
     "choices",
     "examples",
@@ -217,7 +217,7 @@ pub(super) const UNREAD: [&str; 11] = [
     "system_prompt",
 ];
 
-/// Whether a field says nothing.
+/// Whether the value of a field is null, blank or an empty list.
 pub(super) fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -232,7 +232,7 @@ const ANSWERS: [&str; 3] = ["answer", "answers", "outputs"];
 /// Fields of which one holds the question.
 const QUESTIONS: [&str; 2] = ["question", "input"];
 
-/// Makes sure that all of the prompt is in `input`.
+/// Checks that `context` and `question`, if a row has them beside `input`, are parts of `input`.
 fn no_other_prompt(row: &Row) -> Result<(), UsageError> {
     let Ok(Some(input)) = row.text("input") else { return Ok(()) };
     for name in ["context", "question"] {
@@ -247,19 +247,19 @@ fn no_other_prompt(row: &Row) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// The error for a row that none of the readers is for.
+/// The error for a row of no known kind.
 fn unknown_kind(row: &Row) -> UsageError {
     let named: Vec<String> = row.fields.keys().take(FIELDS_NAMED).map(|name| format!("`{name}`")).collect();
     let more = if row.fields.len() > FIELDS_NAMED { " ..." } else { "" };
     row.wrong(format!("no known kind of row has these fields: {}{more}", named.join(", "))).hint(KINDS_HINT)
 }
 
-/// Fields that a message names at most.
+/// The most fields that a message names.
 const FIELDS_NAMED: usize = 8;
 const KINDS_HINT: &str = "jsonl: takes rows of RULER (input, outputs), LongBench (context, input, answers), key-value \
                           retrieval (ordered_kv_records, key, value), LongEval's lines (prompt, correct_line, \
                           expected_number), kvpress (context, question, answer, task, max_new_tokens), a needle (context, question, answer), several questions (context, turns) \
                           or a document (document, summary); published sets have tasks of their own: `spattn list tasks`";
 const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
-/// Tokens to generate for a needle, unless given with the path; enough for a sentence.
+/// Tokens to generate for a needle, unless the user gives a number; enough for a sentence.
 const NEEDLE_TOKENS: usize = 64;

@@ -30,8 +30,8 @@ fn question_start(input: &str, shape: &ruler::Shape) -> Option<usize> {
     starts.max().map(|at| at + 1)
 }
 
-/// A prefix is the rest of the prompt's last line; that of `qa` is its mark and nothing more, since a
-/// question may well contain the mark.
+/// Whether `rest`, which begins with the mark of an answer prefix, is one: it must be the rest of the prompt's last line. The prefix of
+/// `qa` must be the mark `Answer:` alone, since a question may contain that mark too.
 fn is_prefix(rest: &str, shape: &ruler::Shape) -> bool {
     let is_bare = shape.prefix_mark.ends_with(':');
     !rest.contains('\n') && (!is_bare || rest.trim_end() == shape.prefix_mark)

@@ -1,9 +1,8 @@
 //! Scorers: a prediction and its references in, a number in 0..=1 out.
 //!
-//! One file per family of metrics, one table (`RULES`) that names them all, and [`datasets`], which
-//! says how each published data set is scored. Every rule reproduces the published scorer, its
-//! quirks included: numbers are only comparable with those of other tools if they are computed alike.
-//! Nothing here reads files or knows where a prediction came from.
+//! Each family of metrics has a file, `registry.rs` lists all metrics, and [`datasets`] says how each published data set is scored.
+//! Every metric reproduces the published scorer with its quirks, since scores are only comparable with those of other tools if they
+//! are computed alike. Nothing here reads files or knows where a prediction came from.
 
 pub mod datasets;
 
@@ -29,14 +28,14 @@ use self::registry::{RULES, Rule};
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// Why reference answers cannot be scored against.
+/// Why a prediction cannot be scored against some reference answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
     /// One of them is empty or white space.
     Blank,
-    /// None of them, or this one, holds anything that the metric compares.
+    /// They hold nothing that the metric compares.
     Nothing {
-        /// The reference.
+        /// The first reference that holds nothing.
         reference: String,
     },
 }
@@ -74,11 +73,11 @@ impl Metric {
         self.rule().needs_classes
     }
 
-    /// What is wrong with reference answers, if anything: a score against them would say nothing of a prediction.
+    /// Why reference answers are useless for scoring; `None` if they can be used.
     ///
-    /// A blank one is found in anything, or equals an empty prediction. One that holds nothing that is compared (`the` for
-    /// words without articles) is never right, whatever is said, which is of no matter beside others; by some rules it is
-    /// right where nothing is said.
+    /// A blank reference is found in any prediction, or equals an empty one. A reference may also hold nothing that the metric
+    /// compares, such as `the` for a metric that drops articles. By most metrics no prediction matches it, which does no harm if
+    /// there are other references. By some (`Rule::nothing_is_right`) an empty prediction matches it.
     pub fn flaw(self, references: &[String]) -> Option<Flaw> {
         let Rule { compares, nothing_is_right, .. } = self.rule();
         if references.iter().any(|reference| is_blank(reference)) {
@@ -90,7 +89,7 @@ impl Metric {
         is_flawed.then(|| Flaw::Nothing { reference: first.clone() })
     }
 
-    /// The prediction as the published evaluation cleans it before this metric.
+    /// Cleans a prediction as the published evaluation does before it computes this metric.
     ///
     /// RULER strips it, turns each control character into a newline and strips again; LongBench leaves
     /// it alone (its cut to the [`first_line`] belongs to the data set, see [`datasets`]).
@@ -98,10 +97,9 @@ impl Metric {
         (self.rule().postprocess)(prediction)
     }
 
-    /// The score of one prediction in 0..=1 by the published rule, the best over the references where
-    /// that takes the best. Without references the score is 0.
+    /// The score of one prediction in 0..=1. Most metrics take the best over the references. Without references the score is 0.
     ///
-    /// `all_classes` is read by `classification` only.
+    /// Only `classification` reads `all_classes`, the names of all classes.
     pub fn score(self, prediction: &str, references: &[String], all_classes: &[String]) -> f64 {
         (self.rule().score)(prediction, references, all_classes)
     }

@@ -125,7 +125,7 @@ pub enum Metric {
 
 pub(super) type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
 
-/// All that is registered of a metric.
+/// The entry of a metric.
 pub(super) struct Rule {
     pub metric: Metric,
     pub name: &'static str,
@@ -133,9 +133,9 @@ pub(super) struct Rule {
     pub score: Scorer,
     pub postprocess: fn(&str) -> String,
     pub needs_classes: bool,
-    /// Whether a reference that is not blank holds anything that is compared.
+    /// Whether a reference that is not blank holds anything that the metric compares.
     pub compares: fn(&str) -> bool,
-    /// Whether a prediction of nothing is right for a reference that holds nothing that is compared.
+    /// Whether an empty prediction matches a reference that holds nothing that the metric compares.
     pub nothing_is_right: bool,
 }
 
@@ -153,12 +153,12 @@ const fn rule(metric: Metric, name: &'static str, about: &'static str, score: Sc
 }
 
 impl Rule {
-    /// The same rule, which compares nothing of some references.
+    /// The same entry for a metric that compares nothing of the references for which `compares` is false.
     const fn comparing(self, compares: fn(&str) -> bool) -> Self {
         Self { compares, ..self }
     }
 
-    /// The same rule, for which nothing equals nothing.
+    /// The same entry for a metric by which an empty prediction matches such a reference.
     const fn or_nothing(self) -> Self {
         Self { nothing_is_right: true, ..self }
     }

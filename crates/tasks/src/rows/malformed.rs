@@ -1,18 +1,18 @@
-//! The rows of a file that cannot be used: what is said of them, and whether they end the run.
+//! The malformed rows of a file: what messages say of them, and whether they end the run.
 
 use spattn_base::error::UsageError;
 
 pub(super) const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
-/// Malformed rows whose places a message names at most.
+/// The most malformed rows whose places a message names.
 const PLACES_NAMED: usize = 10;
 
-/// The rows of a file that cannot be used, of whatever format: what is said of them, and whether that ends the run.
+/// The malformed rows of a file of any format, each with its error.
 #[derive(Debug)]
 pub(crate) struct Malformed {
     /// The file, as messages name it.
     file: String,
-    /// What a row is counted by: `line`, or `row` where a row is no line.
+    /// What the numbers of rows count: `line`, or `row` if a row is no line.
     unit: &'static str,
     bad: Vec<Bad>,
 }
@@ -24,12 +24,12 @@ struct Bad {
 }
 
 impl Malformed {
-    /// Of a file, none so far.
+    /// No malformed row yet, of the file that messages call `file`.
     pub fn none(file: String, unit: &'static str) -> Self {
         Self { file, unit, bad: Vec::new() }
     }
 
-    /// One more, at the line or row `number`, from 1.
+    /// Adds a malformed row at the line or row `number`, from 1.
     pub fn push(&mut self, number: usize, error: UsageError) {
         self.bad.push(Bad { number, error });
     }
@@ -44,10 +44,11 @@ impl Malformed {
         self.bad.is_empty()
     }
 
-    /// Whether what is left will do: `usable` rows.
+    /// Decides whether the run goes on with the `usable` rows that are left.
     ///
     /// # Errors
-    /// If there is no usable row, and, unless `skip_bad`, if any is malformed: the first, and where the others are.
+    /// If there is no usable row, and, unless `skip_bad`, if any row is malformed. The error is that of the first malformed row, and
+    /// names the places of the others.
     pub fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
         match self.bad.as_slice() {
             [] if usable == 0 => Err(UsageError::new(format!("{}: there is no row in it", self.file)).hint(FILE_HINT)),
@@ -66,7 +67,7 @@ impl Malformed {
         }
     }
 
-    /// What was left out, in one line; `None` if nothing was.
+    /// The note on malformed rows that were left out, in one line; `None` if there are none.
     pub fn note(&self) -> Option<String> {
         let first = self.bad.first()?;
         let rows = match self.bad.len() {

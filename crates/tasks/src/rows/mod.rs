@@ -1,10 +1,10 @@
 //! Files with one JSON object a line: opened and checked once, then read one row at a time.
 //!
-//! A row that cannot be used is never left out silently: opening fails with the line of the first and the number of
-//! all, or, where the user asked to go on without them (`--skip-bad`), [`Rows::note`] tells how many and where.
-//! The file may lie in a zip archive, as LongBench's and WinoGrande's are published, or be a table in Parquet, as most
-//! data sets on the Hugging Face hub are, or a JSON document with a list of rows, as CoQA's is: its rows are then taken
-//! for lines.
+//! A malformed row is never left out silently. Opening fails with the line of the first one and the number of all; or, if the user
+//! asked to go on without them (`--skip-bad`), [`Rows::note`] tells how many there are and where.
+//!
+//! The rows may also lie in a zip archive (LongBench, WinoGrande), in a table in Parquet (most sets on the Hugging Face hub), or in
+//! a JSON document with a list of rows (CoQA). `source.rs` turns each of these into lines.
 
 mod document;
 mod malformed;
@@ -34,25 +34,25 @@ use spattn_base::error::UsageError;
 use spattn_base::given::{self, MARK};
 
 const CR_HINT: &str = "`tr '\\r' '\\n'` writes lines that end in LF";
-/// Empty lines in a row: behind more, no row is looked for.
+/// The most empty lines in succession; a file with more is refused.
 const MOST_EMPTY: usize = 1_000_000;
-/// Malformed rows that are remembered: a file with more is no file of rows.
+/// The most malformed rows; a file with more is refused, whatever the user asked for.
 const MOST_MALFORMED: usize = 100_000;
-/// Bytes that a file in an archive may unpack to.
+/// The most bytes that a file in an archive may unpack to.
 const MOST_UNPACKED: u64 = 16 << 30;
 
-/// The usable rows of a file.
+/// The rows of a file that a task uses, each found by its place in the file.
 #[derive(Debug)]
 pub struct Rows {
     source: RowSource,
-    /// Where each row starts, and its line number from 1; blank lines are no rows.
+    /// For each row, the byte at which it starts and its line number from 1. Empty lines are no rows.
     starts: Vec<(u64, usize)>,
     malformed: Malformed,
     digest: String,
 }
 
 impl Rows {
-    /// Opens a file and gives every row to `check`, which says whether it is wanted.
+    /// Reads the whole file once and passes every row to `check`, which returns whether the task uses it.
     ///
     /// # Errors
     /// A [`UsageError`] if the file cannot be read or has no usable row at all, and, unless `skip_bad`, if any row is
@@ -118,40 +118,40 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Number of rows that are wanted.
+    /// Number of rows that the task uses.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether no row is wanted.
+    /// Whether the task uses no row.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Digest of the whole file, malformed rows included.
+    /// Digest of the whole file, including malformed and unused rows.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Where they are.
+    /// Where the rows are.
     pub fn source(&self) -> &RowSource {
         &self.source
     }
 
-    /// What was left out, in one line.
+    /// The note on malformed rows that were left out, in one line; `None` if there are none.
     pub fn note(&self) -> Option<String> {
         self.malformed.note()
     }
 
-    /// Where the row at `index` among the wanted stands: `FILE:LINE`.
+    /// The place of the row at `index`, as `FILE:LINE`; `None` if there are fewer rows.
     pub fn place(&self, index: usize) -> Option<String> {
         self.starts.get(index).map(|(_, number)| format!("{}:{number}", self.source.label()))
     }
 
-    /// The row at `index` among the wanted.
+    /// Reads the row at `index` from the file.
     ///
     /// # Errors
-    /// If there is none, or the file has changed or gone meanwhile.
+    /// If there are fewer rows, or the file was changed or removed since it was opened.
     pub fn read(&self, index: usize) -> Result<Row> {
         let &(start, number) = self.starts.get(index).ok_or_else(|| {
             UsageError::new(format!("{} has {} rows, none at {index}", self.source.label(), self.len()))
@@ -189,7 +189,7 @@ impl Rows {
     }
 }
 
-/// The first field that an object has twice: a parser takes the last.
+/// The first field that a JSON object has twice, if any: a parser would silently take the last.
 fn given_twice(object: &str) -> Option<String> {
     struct Names;
     impl<'de> Visitor<'de> for Names {
@@ -212,7 +212,7 @@ fn given_twice(object: &str) -> Option<String> {
     serde_json::Deserializer::from_str(object).deserialize_map(Names).ok().flatten()
 }
 
-/// Whether a line holds several, as Mac OS wrote them before it was a Unix.
+/// Whether a line holds several lines that end in CR alone, as Mac OS wrote them before version 10.
 fn has_lines_of_old(line: &str) -> bool {
     let mut lines = line.split('\r').filter(|line| !line.trim().is_empty());
     let begins = |line: Option<&str>| line.is_some_and(|line| line.trim_start().starts_with('{'));

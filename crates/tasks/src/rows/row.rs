@@ -6,11 +6,11 @@ use super::values::text_or_number;
 use crate::answers;
 use spattn_base::error::UsageError;
 
-/// A row and its place for messages, `FILE:LINE`.
+/// A row with its place in a file.
 pub struct Row {
     /// Its fields.
     pub fields: Map<String, Value>,
-    /// File and line number.
+    /// File and line, as `FILE:LINE`, for messages.
     pub place: String,
     /// Line number from 1.
     pub number: usize,
@@ -20,7 +20,7 @@ impl Row {
     /// The text of a field; `None` if it is absent or null.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is no text.
     pub fn text(&self, name: &str) -> Result<Option<&str>, UsageError> {
         match self.fields.get(name) {
             None | Some(Value::Null) => Ok(None),
@@ -29,24 +29,24 @@ impl Row {
         }
     }
 
-    /// The text of a field that has to be there.
+    /// The text of a required field.
     ///
     /// # Errors
-    /// If it is not, or is no text.
+    /// If it is absent, null or no text.
     pub fn required(&self, name: &str) -> Result<&str, UsageError> {
         self.text(name)?.ok_or_else(|| self.absent(name))
     }
 
-    /// The error for a field that has to be there, and is not or holds nothing.
+    /// The error for a required field that is absent or null.
     pub fn absent(&self, name: &str) -> UsageError {
         let how = if self.fields.contains_key(name) { "null" } else { "missing" };
         self.wrong(format!("the field `{name}` is {how}"))
     }
 
-    /// A list of texts or numbers that is not empty.
+    /// The items of a required field that is a list of texts or numbers, with at least one.
     ///
     /// # Errors
-    /// If it is missing or anything else.
+    /// If it is anything else.
     pub fn list(&self, name: &str) -> Result<Vec<String>, UsageError> {
         let wrong = |what: &str| self.wrong(format!("the field `{name}` {what}"));
         let value = self.fields.get(name).filter(|value| !value.is_null()).ok_or_else(|| self.absent(name))?;
@@ -59,10 +59,10 @@ impl Row {
         }
     }
 
-    /// The acceptable answers, in `answer` or `answers`: one text, or a list of texts or numbers.
+    /// The acceptable answers, from the field `answer` or `answers`: one text, or a list of texts or numbers.
     ///
     /// # Errors
-    /// If there is none, or it is something else, such as a list in a text.
+    /// If both are absent, or the answers are anything else, such as a list that was written as a text.
     pub fn answers(&self) -> Result<Vec<String>, UsageError> {
         let is_said = |name: &str| self.fields.get(name).is_some_and(|value| !value.is_null());
         let name = match is_said("answer") || (self.fields.contains_key("answer") && !is_said("answers")) {
@@ -75,12 +75,12 @@ impl Row {
         }
     }
 
-    /// The same error, at this row.
+    /// An error with the place of this row in front.
     pub fn at(&self, error: UsageError) -> UsageError {
         UsageError { hint: error.hint, ..self.wrong(error.what) }
     }
 
-    /// An error at this row.
+    /// An error about this row, with its place in front.
     pub fn wrong(&self, what: impl std::fmt::Display) -> UsageError {
         UsageError::new(format!("{}: {what}", self.place))
     }

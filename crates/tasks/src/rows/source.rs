@@ -44,8 +44,8 @@ pub enum RowSource {
 }
 
 impl RowSource {
-    /// A file of lines, or of a table by its ending, `.parquet`; a path that goes on below a zip archive,
-    /// `data.zip/folder/rows.jsonl`, names a file in it.
+    /// The rows at a path: of a file of lines, of a table if the name ends in `.parquet`, or of a file in a zip archive, as in
+    /// `data.zip/folder/rows.jsonl`.
     ///
     /// # Errors
     /// [`UsageError`] if a table or an archive cannot be read, or the archive has no such file.
@@ -65,11 +65,11 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// The rows of a JSON document that is a list of them; or those that it has as its list `data`, with the fields that
-    /// tables of the hub have: there, a list of objects is an object of lists.
+    /// The rows of a JSON document: the document is a list of them, or an object with the list `data`. In the latter case, lists of
+    /// objects become objects of lists, as tables on the Hugging Face hub have them.
     ///
     /// # Errors
-    /// [`UsageError`] if it is no such document.
+    /// [`UsageError`] if the file cannot be read or is no such document.
     pub fn document(path: &Path) -> Result<Self, UsageError> {
         no_lfs_pointer_at(path)?;
         given::no_packed_at(path)?;
@@ -78,7 +78,7 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// `member` of `archive`, if both are there.
+    /// The file `member` in `archive`; `None` if there is no archive, or it has no such file.
     ///
     /// # Errors
     /// [`UsageError`] if the archive is there but cannot be read.
@@ -90,7 +90,7 @@ impl RowSource {
         Ok(Some(Self::Zipped { archive: archive.to_owned(), member: member.to_owned() }))
     }
 
-    /// How messages name it.
+    /// The path, as messages name it.
     pub fn label(&self) -> String {
         match self {
             Self::File(path) | Self::Table { path, .. } => path.display().to_string(),
@@ -127,8 +127,8 @@ impl RowSource {
     }
 }
 
-/// The archive that a path goes through and the member's name in it: `squad.zip` and `dev/rows.jsonl` of
-/// `squad.zip/dev/rows.jsonl`. `None` if the path leads through no file that is named `.zip`.
+/// Splits a path into an archive and the name of a file in it: `squad.zip/dev/rows.jsonl` into `squad.zip` and `dev/rows.jsonl`.
+/// `None` if no part of the path is a file with a name that ends in `.zip`.
 pub(crate) fn member_of(path: &Path) -> Option<(PathBuf, String)> {
     let is_archive = |path: &&Path| path.extension().is_some_and(|ending| ending == "zip") && path.is_file();
     let archive = path.ancestors().skip(1).find(is_archive)?;
@@ -139,7 +139,7 @@ pub(crate) fn member_of(path: &Path) -> Option<(PathBuf, String)> {
 /// Calls `with` with the unpacked bytes of a member of a zip archive.
 ///
 /// # Errors
-/// [`UsageError`] if the archive cannot be read or has no such member; those of `with`.
+/// [`UsageError`] if the archive cannot be read or has no such member; the errors of `with`.
 pub(crate) fn read_member<T, E: From<UsageError>>(
     archive: &Path,
     member: &str,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// A value as an answer's text.
+/// The text of an answer that is a text or a number; `None` for anything else, and for numbers whose digits JSON did not keep.
 pub fn text_or_number(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -27,18 +27,18 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
     DEFINITIONS.iter().map(|(_, definition)| Shape::of(definition))
 }
 
-/// The definition of a base task and its file's text, for those who build other rows from the same templates.
+/// The definition of a base task and the text of its file, for training rows with the same templates.
 pub fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)> {
     DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
 }
 
-/// Tokens the task `name` may generate.
+/// The most tokens that the task `name` (`ruler/vt`) generates; `None` if there is no such task.
 pub fn max_new_tokens(name: &str) -> Option<usize> {
     Ruler::find(name).map(|(_, definition, _)| definition.tokens_to_generate)
 }
 
-/// The task `name`, its examples seeded under another name (`train/ruler/vt` for `ruler/vt`): what it
-/// makes is shaped like the task's examples and never one of them.
+/// The task `name` for training rows: its examples are seeded under another name (`train/ruler/vt` for `ruler/vt`), so they are like
+/// the task's examples and never one of them.
 pub fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
     Ok(Box::new(Ruler.build(name, options)?.for_training()))
 }
@@ -66,7 +66,7 @@ impl Ruler {
         of_base.flat_map(|(_, d)| d.tasks.iter().map(|t| format!("{PREFIX}{}", t.name))).collect()
     }
 
-    /// The published thirteen, with a stand-in for each question set whose data is not there.
+    /// RULER's thirteen tasks, where a synthetic stand-in takes the place of a question set whose data is missing.
     fn thirteen(options: &TaskOptions) -> Vec<String> {
         let mut all: Vec<String> =
             BASES.iter().filter(|b| b.name != qa::BASE.name).flat_map(|b| Self::members(b.name)).collect();

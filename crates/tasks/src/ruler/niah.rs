@@ -1,10 +1,9 @@
 //! Needle in a haystack (RULER, section 3 "Retrieval"; `scripts/data/synthetic/niah.py`).
 //!
-//! Needles are sentences that give a key its value; they lie among repeated noise lines, in essays
-//! (between sentences, at depths drawn from 40 percentages) or among other needles. Deviations from
-//! the published script: the keys of one example are all different, so that there is one right
-//! answer, and the order of several needles is drawn for every example unless positions are
-//! published.
+//! Needles are sentences that give a key its value. They lie among repeated noise lines, in essays (between sentences, at depths drawn
+//! from 40 percentages) or among other needles. Two things differ from the published script: all keys of an example are different, so
+//! there is one right answer; and the order of several needles is drawn for every example, unless the user asks for published
+//! positions.
 
 use std::collections::HashSet;
 
@@ -15,14 +14,14 @@ use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
 use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::Draw;
-use crate::text::essays::{Essays, Reader, sentences};
+use crate::text::essays::{Essays, HaystackReader, sentences};
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};
 
 /// This base task.
 pub const BASE: Base = Base { name: "niah", file: include_str!("../../tasks/ruler/niah.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const NEEDLES: u64 = 0;
     pub const ORDER: u64 = 1;
@@ -31,14 +30,14 @@ mod part {
     pub const HAYSTACK: u64 = 4;
 }
 
-/// What all needle tasks share.
+/// The texts that all needle tasks share.
 #[derive(Debug, Clone, Deserialize)]
 pub struct NeedleTexts {
     /// The sentence that gives a key its value.
     pub needle: String,
     /// One line of the noise haystack.
     pub noise: String,
-    /// What is replaced in the templates when one value is asked for.
+    /// Replacements `(plural, singular)` in the templates, for questions that ask for one value.
     pub singular: Vec<(String, String)>,
     depths: usize,
 }
@@ -62,7 +61,7 @@ enum Haystack {
     Needle,
 }
 
-/// What a needle's key or value is.
+/// The kind of a needle's key or value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NeedleKind {
@@ -80,7 +79,7 @@ impl NeedleKind {
         }
     }
 
-    /// One at random; words come from `words`.
+    /// Draws one at random; words come from `words`.
     pub fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
         match self {
             Self::Words => words(draw),
@@ -158,7 +157,7 @@ impl Niah {
     }
 }
 
-/// One draw of an example; its haystack grows as sizes are tried.
+/// One draw of an example, whose haystack grows while the size is searched.
 struct Attempt<'a> {
     niah: &'a Niah,
     request: &'a Request<'a>,
@@ -169,7 +168,7 @@ struct Attempt<'a> {
     taken: HashSet<String>,
     distractors: Vec<String>,
     distractor_draw: Draw,
-    essay: Reader,
+    essay: HaystackReader,
 }
 
 impl<'a> Attempt<'a> {
@@ -259,8 +258,8 @@ impl<'a> Attempt<'a> {
         self.distractor_draw = draw;
     }
 
-    /// Needles at depths drawn from evenly spaced percentages. As published, needles that meet or lie
-    /// at an end leave two spaces, or one at the end.
+    /// Puts the needles at depths drawn from evenly spaced percentages. As in RULER, needles that meet or lie at an end leave two spaces,
+    /// or one at the end.
     fn among_sentences(&self, sentences: &[&str]) -> String {
         let steps = self.niah.shared.depths;
         let mut draw = self.request.draw(self.number, part::PLACES);
@@ -282,7 +281,7 @@ impl<'a> Attempt<'a> {
         pieces.join(" ")
     }
 
-    /// Needles before lines drawn without repetition; the last place takes the first needle, as published.
+    /// Puts the needles before lines drawn without repetition. As in RULER, the last of these lines takes the first needle.
     fn among_lines(&self, mut lines: Vec<String>) -> String {
         let mut draw = self.request.draw(self.number, part::PLACES);
         let mut places = draw.distinct(self.needles.len(), lines.len());

@@ -1,9 +1,8 @@
-//! RULER's tasks in other words: how much of a score is the prompt's wording?
+//! RULER's tasks in other words, to measure how much a score depends on the wording of the prompt.
 //!
-//! The generators, parameters and draws are those of `ruler/NAME`: for the same seed, length and index the
-//! same keys, values and places are asked for. Only the words around them differ. They are data in
-//! `tasks/ruler_reworded.toml`; the wordings of a base task are taken in turn, and the record's `source`
-//! names the one that was used.
+//! Generators, parameters and draws are those of `ruler/NAME`: equal seed, length and index give the same keys, values and places.
+//! Only the words around them differ. These are data in `tasks/ruler_reworded.toml`. Examples take the wordings of a base task in turn,
+//! and the record's `source` names the one that was used.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -33,7 +32,7 @@ static REWORDED: LazyLock<Vec<(&'static Base, Vec<RulerDefinition>)>> = LazyLock
 struct File {
     /// The tasks to reword, without `ruler/`.
     tasks: Vec<String>,
-    /// For each base task, what each wording puts in place of entries of the base task's own file.
+    /// For each base task its wordings, each with the entries that replace those of the base task's own file.
     #[serde(flatten)]
     wordings: BTreeMap<String, Vec<toml::Table>>,
 }

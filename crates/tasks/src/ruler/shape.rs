@@ -1,9 +1,9 @@
-//! How rows of a prepared file are recognised as those of a task of RULER.
+//! How a row of a prepared file is recognised as one of a task of RULER.
 
 use super::template::RulerDefinition;
 use crate::metrics::Metric;
 
-/// How rows of a prepared RULER file are told apart, and what they are scored with.
+/// The marks by which prompts of a base task are recognised, and how their answers are scored.
 pub struct Shape {
     /// Beginnings of the question.
     pub question_marks: &'static [String],

@@ -1,4 +1,4 @@
-//! Checks of a file before any page is read: whatever states more than the file has bytes for is refused.
+//! Checks of a file's metadata before any page is read: metadata that states more values than the file has bytes is refused.
 
 use std::fs::File;
 
@@ -10,13 +10,13 @@ use parquet::file::reader::ChunkReader;
 use super::parquet_fields::{FILE, PAGE};
 use super::thrift::{Flaw, Skimmed};
 
-/// Digits of a decimal number at most, those of 256 bits: leading zeros are written one by one.
+/// The most digits of a decimal number: those of 256 bits. The crate writes leading zeros one by one, so more would take long.
 const MOST_DIGITS: i32 = 76;
 
-/// Bytes at the end of a file: the length of what is told of it, and four letters.
+/// Bytes at the end of a file: the length of its footer (4 bytes) and the letters `PAR1`.
 const TAIL: usize = 8;
 
-/// What is told of the file at its end is told in as many bytes; what is no end at all, the reader refuses.
+/// Checks the metadata in the footer of the file. A file without a footer passes; the crate `parquet` refuses it.
 pub(super) fn check_footer(file: &File, length: u64) -> Result<()> {
     let Some(end) = length.checked_sub(TAIL as u64) else { return Ok(()) };
     let tail = file.get_bytes(end, TAIL)?;
@@ -38,9 +38,9 @@ fn said_of(flaw: Flaw) -> &'static str {
     }
 }
 
-/// What is told of each page likewise.
+/// Checks the metadata in the header of each page.
 pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
-    /// The field of a page's header that has the bytes that follow it.
+    /// The field of a page header that holds the number of bytes of the page.
     const PACKED_SIZE: i64 = 3;
     for column in table.row_groups().iter().flat_map(RowGroupMetaData::columns) {
         let (start, bytes) = column.byte_range();
@@ -61,7 +61,7 @@ pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
     Ok(())
 }
 
-/// What would make readers ask for memory or time before any page is read.
+/// Checks the columns: those that would take much memory or time before a page is read are refused.
 pub(super) fn check_columns(table: &ParquetMetaData, length: u64) -> Result<()> {
     let schema = table.file_metadata().schema_descr();
     ensure!(schema.num_columns() > 0, "it has no columns");

@@ -1,18 +1,18 @@
-//! What a table may give at most, and the error of one that would give more.
+//! Limits on what is read from a table.
 
-/// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
+/// The most bytes of a line of a file of rows: an archive of a few kilobytes may hold a line that exceeds the memory.
 pub(crate) const LONGEST_LINE: u64 = 64 << 20;
 
-/// The table gives more than it may.
+/// The error of a table that exceeds a limit, which the text names.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct TooLarge(pub(super) String);
 
-/// What a table may give.
+/// Limits on a table.
 pub(super) struct Limits {
-    /// Bytes of a row's texts, and of its line.
+    /// Bytes of all texts of a row, and of the row as a line of JSON.
     pub row: u64,
-    /// Values in lists that are held at once: each takes more memory than it has bytes in a file.
+    /// Values in lists that are in memory at once; each takes more bytes there than in the file.
     pub held: u64,
     /// Rows of the table.
     pub rows: u64,
@@ -21,8 +21,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Of a file of so many bytes. Equal rows and equal texts take next to no bytes, so small files may give much more
-    /// than they have; in large ones, a row that differs from the one before takes a bit at least.
+    /// The limits for a file of `bytes` bytes. Equal rows and texts take almost no bytes, so a small file may hold much more than its
+    /// size. In a large one, a row that differs from the one before takes at least one bit.
     pub fn of_file(bytes: u64) -> Self {
         Self {
             row: LONGEST_LINE,

@@ -1,8 +1,12 @@
-//! Tables in Parquet as JSON lines, in no more memory than an honest file needs.
+//! Reads tables in Parquet as JSON lines, in bounded memory whatever the file states.
 //!
-//! A file of a few kilobytes may state sizes that no memory holds, and may repeat a value without end at the cost of a
-//! few bytes. So every page is looked at before its reader makes room for it (`pages.rs`), a row's texts are counted
-//! before the row is put together ([`sizes`]), and what a table may give in all is bounded ([`Limits`]).
+//! A file of a few kilobytes may state sizes that exceed any memory, and may repeat a value very often at the cost of a few bytes.
+//! Three things keep the memory bounded:
+//!
+//! - The metadata is checked before the crate `parquet` reads it (`checks.rs`), and each page before memory is allocated for it
+//!   (`pages.rs`).
+//! - The texts of a row are counted before the row is put together ([`sizes`]).
+//! - The number of rows and bytes of a table is limited ([`Limits`]).
 
 mod checks;
 mod limits;
@@ -31,7 +35,7 @@ use spattn_base::given;
 /// The rows of a table as JSON, one a line.
 ///
 /// # Errors
-/// If it is no table that can be read, or a [`TooLarge`] one.
+/// If the file cannot be read as a table, or with [`TooLarge`] if it exceeds a limit.
 pub(crate) fn lines(path: &Path) -> Result<Vec<u8>> {
     let file = Arc::new(given::plain(path)?);
     let limits = Limits::of_file(file.metadata()?.len());
@@ -77,7 +81,7 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// An error without the name of the crate in front of what was said here.
+/// The error without the name of the crate `parquet`, if its text is from here.
 fn plain(error: ParquetError) -> anyhow::Error {
     match error {
         ParquetError::External(ours) => match ours.downcast::<TooLarge>() {
@@ -95,7 +99,7 @@ fn mebibytes(bytes: u64) -> String {
     }
 }
 
-/// Gives the bytes of a column's next row, if it is one of texts; they are not copied for it.
+/// A function that returns the bytes of the texts in a column's next row, without copying them; `None` if the column has no texts.
 fn measured(column: ColumnReader) -> Option<Box<dyn FnMut() -> ParquetResult<u64>>> {
     match column {
         ColumnReader::ByteArrayColumnReader(column) => Some(Box::new(sizes(column, |text| text.len()))),
@@ -104,6 +108,7 @@ fn measured(column: ColumnReader) -> Option<Box<dyn FnMut() -> ParquetResult<u64
     }
 }
 
+/// A function that returns the sum of `size` over the values of a column's next row.
 fn sizes<T: DataType>(
     mut column: ColumnReaderImpl<T>,
     size: impl Fn(&T::T) -> usize,

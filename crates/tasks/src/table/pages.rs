@@ -16,27 +16,26 @@ use parquet::schema::types::{ColumnDescPtr, Type};
 use super::limits::{Limits, TooLarge};
 use super::thrift::number;
 
-/// Rows that a column is read ahead by.
+/// Number of values that the crate `parquet` reads from a column at a time.
 pub(super) const BATCH: usize = 16;
-/// Bytes that one byte in Snappy's format can stand for: three bytes copy 64.
+/// The most bytes that one byte in Snappy's format unpacks to: three bytes copy 64.
 const SNAPPY_RATIO: usize = 22;
-/// Values that one byte of bit-packed differences can stand for: five bytes hold a block of 128 or 256 equal ones.
+/// The most values that one byte of delta encoding stands for: five bytes hold a block of 128 or 256 equal values.
 const DELTA_RATIO: u64 = 64;
 
 fn refused(what: String) -> ParquetError {
     ParquetError::External(what.into())
 }
 
-/// Values in lists that the readers of a row group hold.
+/// How many values in lists the readers of a row group have in memory.
 #[derive(Default)]
 struct Held {
     row: u64,
-    /// Of each column, the row that a page was last read for, and the values of the pages that were read for it. The
-    /// last of them stays.
+    /// For each column, the last row for which a page was read, and the number of values on all pages that were read for it.
     columns: Vec<(u64, u64)>,
 }
 
-/// A row group whose pages are looked at.
+/// A row group whose pages are checked as they are read.
 pub(super) struct Group<'a> {
     file: Arc<File>,
     metadata: &'a RowGroupMetaData,
@@ -88,7 +87,7 @@ impl RowGroupReader for Group<'_> {
     }
 }
 
-/// The pages of a column, unpacked, and refused where reading them would take more memory than they have bytes for.
+/// The pages of a column, unpacked here. A page that would take much more memory than it has bytes is refused.
 struct Pages {
     packed: SerializedPageReader<File>,
     is_packed: bool,
@@ -142,8 +141,8 @@ impl Pages {
         Ok(page)
     }
 
-    /// Counts a page's values among those held, if they are in lists: a list is read whole, however long it is, and
-    /// all of a page may be one. Other columns are read by [`BATCH`] values.
+    /// Counts the values of a page among those in memory if they are in lists. A list is read as a whole, and all values of a page
+    /// may be one list. Other columns are read by [`BATCH`] values at a time.
     fn hold(&self, values: u64) -> ParquetResult<()> {
         if self.column.max_rep_level() == 0 {
             return Ok(());
@@ -161,9 +160,8 @@ impl Pages {
         }
     }
 
-    /// Makes sure that no encoding by differences, of whose lengths a reader makes a list, states more of them than
-    /// there is room for. Texts by what they have in common with the one before are copied out, so lists of them are
-    /// not read.
+    /// Checks a page of texts in a delta encoding: it must have as many lengths as it states, since the crate allocates a list for
+    /// them. Lists of texts in `DELTA_BYTE_ARRAY` are refused: each text may repeat all of the one before.
     fn check_differences<'a>(
         &self,
         encoding: Encoding,
@@ -211,7 +209,7 @@ impl PageReader for Pages {
     }
 }
 
-/// `front`, and behind it what is packed.
+/// `front`, followed by the unpacked bytes of `packed`.
 pub(super) fn unpack(front: &[u8], packed: &[u8]) -> ParquetResult<Vec<u8>> {
     let length = snap::raw::decompress_len(packed).map_err(|e| refused(e.to_string()))?;
     if length > packed.len() * SNAPPY_RATIO {
@@ -226,13 +224,13 @@ pub(super) fn unpack(front: &[u8], packed: &[u8]) -> ParquetResult<Vec<u8>> {
     Ok(all)
 }
 
-/// What follows levels that have their length in front.
+/// The bytes after levels, which have their length (4 bytes) in front; `None` if there are fewer bytes.
 fn after_levels(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     rest.get(u32::from_le_bytes(*length) as usize..)
 }
 
-/// What follows numbers that are encoded by differences; `None` if they end early, or are more than so many bytes hold.
+/// The bytes after numbers in delta encoding; `None` if the bytes end early or state more numbers than they can hold.
 pub(super) fn after_differences(mut bytes: &[u8]) -> Option<&[u8]> {
     let most = bytes.len() as u64 * DELTA_RATIO;
     let [block, parts, count, _first] = [(); 4].map(|()| number(&mut bytes));

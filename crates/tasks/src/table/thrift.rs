@@ -1,13 +1,13 @@
-//! A look at Thrift's compact encoding before a reader of Parquet takes it: lists of truth values, and kinds of fields.
+//! Checks metadata in Thrift's compact encoding before the crate `parquet` reads it: lists of booleans, and the types of fields.
 //!
-//! The reader takes a truth value in a list that it passes over for nothing at all, so a list of a few bytes may state two thousand
-//! million of them, which it passes over one by one. An honest file has a byte for each.
+//! When the crate skips a list of booleans, it reads no byte for each. A list of a few bytes may thus state two thousand million of
+//! them, which the crate skips one by one. A correct file has a byte for each.
 
-/// How deep values may lie in each other; readers refuse what is deeper.
+/// How deep structures may be nested; the crate refuses deeper ones.
 const DEEPEST: usize = 64;
 
-/// What a field holds. The reader goes by the field's number alone, whatever kind the file states: what is of another kind would be
-/// read as something that is not there.
+/// The type of a field. The crate decides by the field's number alone, whatever type the file states, and would misread a field of
+/// another type.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Truth,
@@ -20,11 +20,11 @@ pub(super) enum Kind {
     Structure(Fields),
 }
 
-/// The fields of a structure that the reader knows, by number.
+/// The fields of a structure that the crate knows, each with its number.
 pub(super) type Fields = &'static [(i64, Kind)];
 
 impl Kind {
-    /// Whether the file may state it so.
+    /// Whether a field of this kind may have the type that the file states.
     fn is_stated_by(self, stated: u8) -> bool {
         match self {
             Self::Truth => matches!(stated, 1 | 2),
@@ -38,22 +38,22 @@ impl Kind {
     }
 }
 
-/// What a reader would stumble over.
+/// Why metadata is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flaw {
-    /// More truth values than there are bytes.
+    /// It states more booleans than there are bytes.
     StatesTooMuch,
-    /// A field of another kind than its number has.
+    /// A field has another type than its number stands for.
     OtherKind,
 }
 
-/// Bytes that are passed over as the reader passes over them.
+/// Metadata that is skipped as the crate would skip it.
 pub(super) struct Skimmed<'a> {
     /// What is left.
     pub bytes: &'a [u8],
-    /// Truth values that may still come.
+    /// How many booleans may still follow.
     truths: usize,
-    /// What was wrong with those that were passed over.
+    /// The flaw that was found, if any.
     pub flaw: Option<Flaw>,
 }
 
@@ -63,8 +63,8 @@ impl<'a> Skimmed<'a> {
         Self { bytes, truths: bytes.len(), flaw: None }
     }
 
-    /// Passes over a structure of `fields`, and gives the last number that its field `wanted` has; `None` where it has a flaw, ends too
-    /// early or means nothing, of which the reader will say the latter two.
+    /// Skips a structure of `fields` and returns the number in its field `wanted`. `None` if it has a flaw, ends early or is invalid;
+    /// the crate reports the latter two.
     pub fn structure(&mut self, fields: Fields, wanted: i64) -> Option<Option<i64>> {
         let (mut field, mut found) = (0i64, None);
         loop {
@@ -88,7 +88,7 @@ impl<'a> Skimmed<'a> {
         }
     }
 
-    /// A list of values of a kind that the reader knows.
+    /// Skips a list of values of a kind that the crate knows.
     fn list(&mut self, of: Kind) -> Option<()> {
         let (stated, count) = self.list_head()?;
         if count > 0 && !of.is_stated_by(stated) {
@@ -100,7 +100,7 @@ impl<'a> Skimmed<'a> {
         }
     }
 
-    /// The kind of a list's values, and how many there are.
+    /// The type and the number of a list's values.
     fn list_head(&mut self) -> Option<(u8, u64)> {
         let head = self.byte()?;
         let count = match head >> 4 {
@@ -152,7 +152,7 @@ impl<'a> Skimmed<'a> {
         }
     }
 
-    /// So many times a value of each of these kinds.
+    /// Skips `count` times a value of each of these types.
     fn values(&mut self, kinds: &[u8], count: u64, depth: usize) -> Option<()> {
         if kinds.iter().all(|kind| matches!(kind, 1 | 2)) {
             let left = usize::try_from(count).ok().and_then(|count| self.truths.checked_sub(count));
@@ -164,7 +164,7 @@ impl<'a> Skimmed<'a> {
         (0..count).try_for_each(|_| kinds.iter().try_for_each(|kind| self.value(*kind, depth)))
     }
 
-    /// A number; one of more bits than any has is refused, for readers go on with it.
+    /// A number. One of more than 64 bits is refused, since the crate would accept it.
     fn number(&mut self) -> Option<u64> {
         let mut rest = self.bytes;
         let number = number(&mut rest);
@@ -187,7 +187,7 @@ impl<'a> Skimmed<'a> {
     }
 }
 
-/// Takes a number of seven bits a byte from the front.
+/// Removes a variable-length number (seven bits in each byte) from the front of `bytes`.
 pub(super) fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -13,7 +13,7 @@ use spattn_base::text::is_blank;
 pub(crate) struct Fields {
     env: Environment<'static>,
     row: Filled,
-    /// The fields, and what else templates see.
+    /// What templates see: the fields, and `turn` after [`ask`](Self::ask).
     seen: Filled,
 }
 
@@ -21,7 +21,7 @@ impl Fields {
     /// The fields of a row.
     ///
     /// # Errors
-    /// None in practice: the syntax is Jinja's own.
+    /// None in practice: only a wrong Jinja syntax setting would fail.
     pub fn new(row: &Map<String, Value>) -> Result<Self> {
         let mut env = Environment::new();
         env.set_auto_escape_callback(|_| AutoEscape::None);
@@ -33,23 +33,23 @@ impl Fields {
         Ok(Self { env, seen: row.clone(), row })
     }
 
-    /// Has templates see which of a row's questions it is, as `turn`.
+    /// Sets the variable `turn` of templates: which of a row's questions is asked, from 0.
     pub fn ask(&mut self, turn: usize) {
         self.seen = minijinja::context! { turn, ..self.row.clone() };
     }
 
-    /// The text that a template gives.
+    /// Renders a template.
     ///
     /// # Errors
-    /// If a field is missing or of another kind.
+    /// If a field is missing, or is no text, number or boolean.
     pub fn text(&self, template: &str) -> Result<String> {
         self.env.render_str(template, &self.seen).map_err(|e| unfilled(template, &e))
     }
 
-    /// The text that a template of a prompt gives, of whose fields none may be blank.
+    /// Renders a template of a prompt, in which no field that is used may be blank.
     ///
     /// # Errors
-    /// As [`text`](Self::text), or if one is.
+    /// As [`text`](Self::text), or if a field is blank.
     pub fn prompt(&self, template: &str) -> Result<String> {
         let used = self.env.template_from_str(template).map(|t| t.undeclared_variables(false)).unwrap_or_default();
         let is_blank = |name: &&String| {
@@ -62,7 +62,7 @@ impl Fields {
         }
     }
 
-    /// What an expression gives.
+    /// Evaluates a Jinja expression.
     ///
     /// # Errors
     /// As [`text`](Self::text).
@@ -71,7 +71,7 @@ impl Fields {
         value.map_err(|e| unfilled(expression, &e))
     }
 
-    /// The texts of a list that an expression gives.
+    /// Evaluates a Jinja expression that gives a list of texts.
     ///
     /// # Errors
     /// As [`text`](Self::text), or if it is no list.
@@ -88,10 +88,10 @@ impl Fields {
     }
 }
 
-/// Fields that published rows leave empty: HellaSwag's rest of a context.
+/// Fields that may be blank since published rows leave them empty: `ctx_b` of HellaSwag.
 const MAY_BE_BLANK: [&str; 1] = ["ctx_b"];
 
-/// What a row lacks, by the template that asks for it.
+/// The error for a template that a row cannot fill: what the row lacks.
 fn unfilled(template: &str, error: &Error) -> anyhow::Error {
     let what = match error.kind() {
         ErrorKind::UndefinedError => "a field is missing".to_owned(),

@@ -9,7 +9,7 @@ use regex::Regex;
 use crate::metrics::{python, python_literal};
 use spattn_base::text::is_blank;
 
-/// Adds all filters to an environment, and the rule for values that are no text.
+/// Adds all filters to an environment, and makes values that are no text errors.
 pub(super) fn add_to(env: &mut Environment<'static>) {
     env.set_formatter(written_out);
     env.add_filter("without_markup", without_markup);
@@ -23,12 +23,13 @@ pub(super) fn add_to(env: &mut Environment<'static>) {
     env.add_filter("literal", literal);
 }
 
-/// Whether a value has one written form in a prompt.
+/// Whether a value can be written into a prompt: a text, a number or a boolean.
 pub(super) fn is_text(value: &Filled) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool)
 }
 
-/// Writes a value into a text. What is no text would stand in it as a program writes it: `none`, or a list in brackets.
+/// Writes a value into a text. Other values than texts, numbers and booleans are errors, since they would be written as a program
+/// writes them: `none`, or a list in brackets.
 fn written_out(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Filled) -> Result<(), Error> {
     if is_text(value) || value.is_undefined() {
         return minijinja::escape_formatter(out, state, value);
@@ -36,7 +37,7 @@ fn written_out(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Filled) 
     Err(Error::new(ErrorKind::InvalidOperation, format!("a field is {}, no text", value.kind())))
 }
 
-/// The text that a field is.
+/// The text of a field.
 fn text_of(field: &Filled) -> Result<&str, Error> {
     match field.as_str() {
         Some(text) => Ok(text),
@@ -45,12 +46,12 @@ fn text_of(field: &Filled) -> Result<&str, Error> {
     }
 }
 
-/// A text without white space at its ends, as Python strips it.
+/// Filter `stripped`: a text without white space at its ends, as Python's `str.strip`.
 fn stripped(field: &Filled) -> Result<String, Error> {
     Ok(python::strip(text_of(field)?).to_owned())
 }
 
-/// The first match of a pattern.
+/// Filter `found(pattern)`: the first match of a regular expression.
 fn found_in(field: &Filled, pattern: &str) -> Result<String, Error> {
     let text = text_of(field)?;
     let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
@@ -59,14 +60,14 @@ fn found_in(field: &Filled, pattern: &str) -> Result<String, Error> {
     Ok(found.as_str().to_owned())
 }
 
-/// The text itself, where it holds a mark without which it cannot be read.
+/// Filter `holding(mark)`: the text unchanged; an error if it does not contain the mark.
 fn holding(field: &Filled, mark: &str) -> Result<String, Error> {
     let text = text_of(field)?;
     let none = || Error::new(ErrorKind::InvalidOperation, format!("there is no `{mark}` in the text"));
     if text.contains(mark) { Ok(text.to_owned()) } else { Err(none()) }
 }
 
-/// A text that is not blank.
+/// Filter `said`: the text unchanged; an error if it is blank.
 fn said(field: &Filled) -> Result<String, Error> {
     match text_of(field)? {
         text if is_blank(text) => Err(Error::new(ErrorKind::InvalidOperation, "a field is empty or white space")),
@@ -74,7 +75,7 @@ fn said(field: &Filled) -> Result<String, Error> {
     }
 }
 
-/// Whether a list has as many options as a prompt shows.
+/// Filter `four`: true; an error if the list has not four items, the number of options in the prompt.
 fn four(choices: &Filled) -> Result<bool, Error> {
     match choices.len() {
         Some(4) => Ok(true),
@@ -85,7 +86,7 @@ fn four(choices: &Filled) -> Result<bool, Error> {
     }
 }
 
-/// An answer, alone, in a list, or with its letter, and its letter among the options.
+/// Filter `with_letter(options)`: an answer and its letter. The answer is a text, a list with it, or a list with it and its letter.
 fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Error> {
     const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
     let answer: Vec<String> = match answer.as_str() {
@@ -103,7 +104,7 @@ fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Err
     }
 }
 
-/// The value that a text in Python stands for; what is no text is a value already.
+/// Filter `literal`: the value of a Python literal that is written as a text; other values unchanged.
 fn literal(field: Filled) -> Result<Filled, Error> {
     let Some(text) = field.as_str() else { return Ok(field) };
     let value = python_literal::parse(text);
@@ -111,7 +112,7 @@ fn literal(field: Filled) -> Result<Filled, Error> {
     Ok(Filled::from(Serde(value)))
 }
 
-/// All numbers of a list, or of the lists in it, as one text.
+/// Filter `number_list`: all numbers of a list, and of lists in it, as one text with commas.
 fn number_list(numbers: Filled) -> Result<String, Error> {
     if let Some(text) = numbers.as_str() {
         return Ok(text.to_owned());
@@ -123,7 +124,7 @@ fn number_list(numbers: Filled) -> Result<String, Error> {
     Ok(all.join(", "))
 }
 
-/// HellaSwag's texts without WikiHow's titles and notes in brackets, as lm-eval cleans them.
+/// Filter `without_markup`: a text of HellaSwag without WikiHow's titles and notes in brackets, as lm-eval cleans it.
 fn without_markup(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut kept = String::new();

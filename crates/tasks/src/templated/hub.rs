@@ -7,26 +7,26 @@ use serde::Deserialize;
 use crate::{TaskOptions, assets};
 use spattn_base::error::UsageError;
 
-/// Where rows with the fields that a task reads are published, and how they become a file of it.
+/// Where rows with the fields that a task reads are published.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hub {
     /// The data set on the Hugging Face hub.
     name: String,
-    /// Its configuration, where it has several.
+    /// Its configuration, if it has several.
     config: Option<String>,
-    /// What `spattn data fetch` calls the published set, if it knows where its files are.
+    /// The name of the set for `spattn data fetch`, if that can download it.
     set: Option<String>,
 }
 
 impl Hub {
-    /// What to tell a user whose rows are others.
+    /// The hint for a user whose rows have other fields.
     pub fn fields(&self) -> String {
         let fetch = self.set.as_ref().map_or_else(String::new, |set| format!(" (`spattn data fetch {set}`)"));
         format!("rows have the fields of {} on the Hugging Face hub{fetch}", self.name)
     }
 
-    /// What to tell a user who has no such rows, of the files that fit one of `patterns`.
+    /// The hint for a user who has no file that fits one of `patterns`.
     fn hint(&self, patterns: &[String]) -> String {
         let (file, split) = written(patterns);
         let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
@@ -46,7 +46,7 @@ impl Hub {
     }
 }
 
-/// The file that the first pattern of JSON lines stands for, and the split it holds, which file or folder is named for.
+/// An example of a file that fits the first pattern of JSON lines, and the split that it holds, by which file or folder is named.
 fn written(patterns: &[String]) -> (String, &str) {
     let pattern = patterns.iter().find(|p| p.ends_with(".jsonl")).map_or("", String::as_str);
     let (folder, name) = pattern.rsplit_once('/').unwrap_or(("", pattern));
@@ -56,10 +56,10 @@ fn written(patterns: &[String]) -> (String, &str) {
     }
 }
 
-/// The files in the data folder that fit the first pattern with any; `name` is the task's.
+/// The files in the data folder that fit the first pattern that any file fits; `name` is the task's, for the error.
 ///
 /// # Errors
-/// If there are none; the hint names the patterns, and says how to get a file.
+/// If no file fits; the hint names the patterns and says how to get a file.
 pub(super) fn find_files(
     options: &TaskOptions,
     patterns: &[String],

@@ -12,18 +12,18 @@ use spattn_base::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// What was made of the rows of some files.
+/// The items that were made of the rows of some files.
 pub(super) struct RowItems<T> {
-    /// Of each usable row in turn: the first of every file, then their second, and so on.
+    /// One for each usable row: the first of every file, then the second of every file, and so on.
     pub items: Vec<T>,
-    /// The file of each item, by its place among the files.
+    /// For each item, the index of its file.
     files: Vec<usize>,
-    /// What was left out, a line for each file that has malformed rows.
+    /// Notes on malformed rows that were left out, one for each file that has any.
     pub notes: Vec<String>,
 }
 
 impl<T> RowItems<T> {
-    /// The items with their places in the published order: all of the first file, then all of the second.
+    /// The items with their indices in the published order: all of the first file, then all of the second.
     pub fn in_published_order(self) -> Vec<(usize, T)> {
         let mut by_file: Vec<usize> = (0..self.files.len()).collect();
         by_file.sort_by_key(|item| self.files[*item]);
@@ -33,8 +33,8 @@ impl<T> RowItems<T> {
     }
 }
 
-/// Makes something of every row of JSON lines, of JSON documents, of tables in Parquet or of MMLU's own. Labels in a file beside one
-/// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`. `hub` says which rows are meant.
+/// Makes an item of every row of some files: JSON lines, JSON documents, tables in Parquet, or MMLU's tables in CSV. If there is a
+/// file of labels beside a file (`valid-labels.lst` for `valid.jsonl`), they become the field `label` of its rows. `hub` is for hints.
 ///
 /// # Errors
 /// A [`UsageError`] if a file cannot be read or has no usable row, and, unless `skip_bad`, if a row is malformed or
@@ -64,7 +64,7 @@ pub(super) fn make_all<T>(
     Ok(RowItems { items, files, notes })
 }
 
-/// Items by their row's number, and what was left out.
+/// The items of a file, each with the number of its row, and the note on rows that were left out.
 type OfFile<T> = (Vec<(usize, T)>, Option<String>);
 
 fn of_lines<T>(
@@ -88,7 +88,7 @@ fn of_lines<T>(
     Ok((items, rows.note()))
 }
 
-/// The lines of the file with labels, where there is one.
+/// The labels of a file's rows, if there is a file of labels.
 fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
     let labels = path.with_file_name(format!("{}-labels.lst", path.file_stem().unwrap_or_default().to_string_lossy()));
     if !labels.is_file() {
@@ -103,7 +103,7 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
     Ok(Some(labelled))
 }
 
-/// The lines of a file; what is not UTF-8 in them is left to who reads their rows.
+/// The lines of a file. Bytes that are not UTF-8 are replaced here; reading the rows reports them.
 fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
     let bytes = given::bytes(path, given::MOST_OF_TEXT)
         .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
@@ -111,7 +111,7 @@ fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
-/// MMLU's tables: question, four choices, answer as letter or number; with or without a line of headings.
+/// Reads a table of MMLU: question, four choices, and the answer as letter or number; with or without a line of headings.
 fn of_table<T>(
     path: &Path,
     skip_bad: bool,
@@ -150,14 +150,14 @@ fn table_row(record: &csv::ByteRecord) -> Result<Map<String, Value>> {
     Ok(row.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
-/// The subject of a row: its own, or that of the file, whose name is the subject's with its split.
+/// The subject of a row: its field `subject`, which is set to the name of the file without the split if it is absent.
 pub(super) fn subject_of(row: &mut Map<String, Value>, path: &Path) -> String {
     let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
     let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
     row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned()
 }
 
-/// The first item of every subject, then their second, and so on, whether subjects have files of their own or not.
+/// Reorders items: the first of every subject, then the second of every subject, and so on, wherever they come from.
 pub(super) fn alternating<T>(items: Vec<T>, subject: impl Fn(&T) -> &str) -> Vec<T> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut rank = |item: &T| {

@@ -1,33 +1,32 @@
-//! Examples before a question, drawn as lm-eval draws them.
+//! Which solved examples stand before a question: the user's options, and random draws as lm-eval makes them.
 //!
-//! lm-eval's default sampler is one Python `random.Random(seed)` for a whole task: it draws rows for one question after the
-//! other, in the order of their file, so that the draw of a question depends on how many came before it. Where the set
-//! that is asked has no test split, it draws a row more than it needs and leaves out the question's own. Its default seed
-//! is 1234.
+//! lm-eval's default sampler uses one Python `random.Random(seed)` for a whole task. It draws rows for one question after the other,
+//! in the order of the file, so the draw for a question depends on how many questions come before it. If the set has no test split,
+//! it draws one row more than it needs and leaves out the question's own row. Its default seed is 1234.
 
 use rand_mt::Mt;
 
 use crate::options::Given;
 use spattn_base::error::UsageError;
 
-/// Examples before a question that can be asked for.
+/// The most examples before a question that the user can ask for.
 const MOST_SHOTS: usize = 1000;
 
-/// What the options after a task's name say of examples.
+/// The options after a task's name: how many examples, and how they are chosen.
 #[derive(Debug, Clone, Copy)]
 pub struct Shots {
     /// Examples before a question.
     pub count: usize,
-    /// What lm-eval draws them by; the first ones if `None`.
+    /// The seed of lm-eval's draws; `None` for the first examples.
     pub seed: Option<u64>,
 }
 
 impl Shots {
-    /// Reads `shots=N,shots_seed=S`; `default` is the number of examples that is not said, and `example` shows how options
-    /// are written.
+    /// Parses `shots=N,shots_seed=S`. `default` is the number of examples if none is given; `example` shows how options are written,
+    /// for hints.
     ///
     /// # Errors
-    /// If something else is said, or the same twice.
+    /// If an option is unknown, malformed or given twice.
     pub fn parse(options: Option<&str>, name: &str, default: usize, example: &str) -> Result<Self, UsageError> {
         let malformed = |option: &str| UsageError::new(format!("`{name}`: `{option}` cannot be read")).hint(example);
         let few = |count: &&str| count.parse().ok().filter(|count| *count <= MOST_SHOTS);
@@ -49,10 +48,10 @@ impl Shots {
         Ok(shots)
     }
 
-    /// These, if a seed has something to draw.
+    /// Checks that a seed has examples to draw.
     ///
     /// # Errors
-    /// If it has not.
+    /// If a seed is given and `shots` is 0.
     pub fn check(self, name: &str, example: &str) -> Result<Self, UsageError> {
         match self {
             Self { count: 0, seed: Some(_) } => {
@@ -63,7 +62,7 @@ impl Shots {
         }
     }
 
-    /// The options in a recorded name; `default` examples go without saying.
+    /// The options as they follow a recorded name; empty for the `default` number of first examples.
     pub fn suffix(self, default: usize) -> String {
         match self {
             Self { count, seed: None } if count == default => String::new(),
@@ -73,10 +72,10 @@ impl Shots {
     }
 }
 
-/// Rows for every question of a set, in the questions' order.
+/// Draws examples for every question of a set, in the order of the questions: for each, the indices in `pool` of `shots` rows.
 ///
-/// `pool` and `questions` tell rows apart, by a number each: whatever has the question's number is not shown before it, if
-/// `spare` (a row more is drawn then). The pool has to have as many rows as are drawn at a time.
+/// `pool` and `questions` identify rows by a number. If `spare`, one row more is drawn, and rows with the number of the question are
+/// left out. The pool must have as many rows as are drawn at a time.
 pub fn draw_for_questions(seed: u64, shots: usize, spare: bool, pool: &[u64], questions: &[u64]) -> Vec<Vec<usize>> {
     let mut random = PythonRandom::new(seed);
     let one = |question: &u64| {
@@ -106,7 +105,7 @@ impl PythonRandom {
         Self(Mt::new_with_key([low, high].into_iter().take(words)))
     }
 
-    /// A whole number below `n`, which is not 0: so many bits as `n` has are drawn until they are less.
+    /// `_randbelow`: a number below `n`, which must not be 0. As many bits as `n` has are drawn until they give a smaller number.
     fn below(&mut self, n: usize) -> usize {
         let bits = usize::BITS - n.leading_zeros();
         loop {
