@@ -18,6 +18,7 @@ const CRATES: [(&str, &str); 9] = [
     ("spattn-attention", "crates/attention/src"),
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
+    ("spattn-train-rows", "crates/train-rows/src"),
     ("spattn", "src"),
 ];
 

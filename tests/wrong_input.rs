@@ -461,7 +461,6 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "data list",
         "data check",
         "data export-eval",
-        "data export-train",
         "list",
         "report",
         "status",

@@ -20,11 +20,6 @@ pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
     whole(text, 0..=MOST_TOKENS)
 }
 
-/// The number of a batch.
-pub(super) fn batch(text: &str) -> Result<usize, String> {
-    whole(text, 0..=usize::MAX)
-}
-
 /// Makes sure that what `RAYON_NUM_THREADS` says, if anything, can be done: it counts where `--threads` is not given.
 pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     const NAME: &str = "RAYON_NUM_THREADS";

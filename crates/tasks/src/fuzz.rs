@@ -14,7 +14,7 @@ use spattn_base::error::UsageError;
 
 mod readers;
 
-use readers::{DOCUMENTS, READERS, Reader};
+use readers::{DOCUMENTS, FileReader, READERS};
 
 /// One token a character, and one in front.
 struct Characters;
@@ -46,7 +46,7 @@ fn open(task: &str, folder: &Path, skip_bad: bool) -> Result<Box<dyn Task>, Usag
     }
 }
 
-impl Reader {
+impl FileReader {
     fn open(&self, bytes: &[u8], skip_bad: bool) -> Result<Opened, UsageError> {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), self.file, bytes);
@@ -253,7 +253,8 @@ proptest! {
 /// The same rows with other line ends, a mark at the start and blank lines are the same examples.
 #[test]
 fn line_ends_and_marks_change_nothing() {
-    let opened = |reader: &Reader, text: &str| reader.open(text.as_bytes(), false).unwrap_or_else(|e| panic!("{e}"));
+    let opened =
+        |reader: &FileReader, text: &str| reader.open(text.as_bytes(), false).unwrap_or_else(|e| panic!("{e}"));
     for reader in &READERS {
         let plain = opened(reader, &[reader.row, reader.row].join("\n"));
         let marked = format!("\u{feff}{}\r\n\r\n  \n{}\r\n", reader.row, reader.row);

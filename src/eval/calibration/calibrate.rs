@@ -29,7 +29,7 @@ use spattn_tasks::Task;
 use spattn_tasks::seed::{Draw, example_seed};
 use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
-use spattn_tasks::train::{Books, Encoder, Trainer};
+use spattn_train_rows::{Books, Encoder, Trainer};
 
 /// Bytes of a file that was learned elsewhere.
 const MOST_OF_IMPORT: u64 = 16 << 30;
