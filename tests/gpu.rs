@@ -35,6 +35,11 @@ use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
 
+/// The factor of the logits of heads of so many channels.
+fn scale(d: usize) -> f32 {
+    1.0 / (d as f32).sqrt()
+}
+
 const STORAGES: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Bf16];
 
 fn gpu() -> Gpu {
@@ -468,7 +473,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionWorkspace::default();
-    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer };
+    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d) };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
     let what = format!("{storage:?} {case:?}");
@@ -1274,7 +1279,7 @@ fn heavy_hitters_are_those_of_the_algorithm() {
                     })
                     .collect();
                 let asked = Queries { queries: &send(&gpu, &queries, storage), stride: heads * d, heads, rows: &rows };
-                let keys = HoldingPrefix { keys: cache(&prefix, tokens, &kv, storage), tokens, sink };
+                let keys = HoldingPrefix { keys: cache(&prefix, tokens, &kv, storage), tokens, sink, scale: scale(d) };
                 gpu.evict_and_weigh(&asked, &keys, &holding, &mut picked, &mut room).unwrap();
                 for (i, (run, row)) in runs.iter().zip(&holding).enumerate() {
                     for (list, naive) in naive[*run].iter_mut().enumerate() {
@@ -1762,8 +1767,12 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; 3 * heads * d], storage);
                 let mut wide = gpu.upload(&vec![f32::NAN; 3 * heads * d]).unwrap();
-                let of =
-                    Prefix { cache: cache(&buffers, prefix_tokens, &prefix, storage), tokens: prefix_tokens, layer: 0 };
+                let of = Prefix {
+                    cache: cache(&buffers, prefix_tokens, &prefix, storage),
+                    tokens: prefix_tokens,
+                    layer: 0,
+                    scale: scale(d),
+                };
                 let mut room = AttentionWorkspace::default();
                 let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
                 gpu.attend(&prepared, &of, &queries, heads * d, &mut out, Some(&mut wide)).unwrap();
@@ -1816,7 +1825,7 @@ fn prefill_attention_of_odd_sizes() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
@@ -1917,7 +1926,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
                 for ((has_diagonals, has_own), expected) in ways.into_iter().zip(&expected) {
                     let of_block = |i: usize| {
@@ -2014,7 +2023,15 @@ fn read_there(
     for (i, queries) in queries.chunks(chunk * width).enumerate() {
         let count = queries.len() / width;
         let (queries, mut out) = (send(gpu, queries, storage), send(gpu, &vec![f32::NAN; count * width], storage));
-        let rows = Rows { queries: &queries, skip: 0, stride: width, count, heads, first: i * chunk };
+        let rows = Rows {
+            queries: &queries,
+            skip: 0,
+            stride: width,
+            count,
+            heads,
+            first: i * chunk,
+            scale: scale(kv.keys.d()),
+        };
         // Only a mask over the whole prompt is shown anything, and has it in one chunk.
         let shown = PrefillChunk::new(0, 0, whole, heads, kv);
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
@@ -2175,7 +2192,7 @@ fn what_keys_receive_from_a_prompt() {
                     expected[head * total..].iter_mut().zip(&weights).for_each(|(mass, weight)| *mass += weight / sum);
                 }
                 let queries = send(&gpu, &numbers, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 let cache = cache(&buffers, total + 5, &kv, storage);
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let mut log_sums = send(&gpu, &vec![f32::NAN; rows * heads], Storage::F32);

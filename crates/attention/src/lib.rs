@@ -43,6 +43,7 @@ pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prefix_stats::stats::{PromptHead, PromptNeed, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
+pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::policy::{DenseLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
@@ -65,9 +66,9 @@ mod testing {
         let (prefix, tail) = (Prefix::new(vec![kv.clone()]), LayerKv::new(crate::kv::KvDtype::F32, 1, d, 0));
         let mut out = vec![f32::NAN; queries.len()];
         let nothing = StaticTokens { sink: 0, recent: tokens };
-        let scale = 1.0 / (d as f32).sqrt();
         let picked = AttendedTokens { exact: nothing, selection: Some(selection.clone()) };
-        HeadKv::new(&prefix, &tail, 0, 0).attend(&Queries::new(queries, scale), &picked, &mut out);
+        let head = HeadKv::new(&prefix, &tail, 0, 0);
+        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out);
         out
     }
 }

@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::KvDtype;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
@@ -186,8 +187,8 @@ pub struct Step<'a> {
     pub queries: &'a [f32],
     /// Width of a head.
     pub d: usize,
-    /// Factor of the logits, `1/√d`.
-    pub scale: f32,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of the whole prefix.
     pub keys: Rows<'a>,
     /// Values `[token][d]` of the whole prefix.

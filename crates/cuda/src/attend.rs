@@ -107,6 +107,8 @@ pub struct Prefix<'a> {
     pub tokens: usize,
     /// Which layer.
     pub layer: usize,
+    /// Factor of the layer's logits.
+    pub scale: f32,
 }
 
 /// A set of tokens of one KV head, and the queries that attend it.
@@ -501,7 +503,7 @@ impl Gpu {
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
-        let Prefix { cache, tokens, layer } = *prefix;
+        let Prefix { cache, tokens, layer, scale } = *prefix;
         let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
         assert!(attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity, "{tokens} tokens");
         assert!(layer < attention.least_layers, "layer {layer}");
@@ -524,7 +526,6 @@ impl Gpu {
             out: out.address(0, attention.all_heads * d * storage.bytes()),
             wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
         };
-        let scale = 1.0 / (d as f32).sqrt();
         let lanes = d.next_power_of_two().max(64) / 8;
         let tiles = storage.fits_tiles(d);
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);

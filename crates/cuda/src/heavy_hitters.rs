@@ -72,6 +72,8 @@ pub struct HoldingPrefix<'a> {
     pub tokens: usize,
     /// Tokens at its beginning that are held whatever they receive.
     pub sink: usize,
+    /// Factor of the layer's logits.
+    pub scale: f32,
 }
 
 /// Room for what lies between the launches of a step.
@@ -319,7 +321,7 @@ impl Gpu {
         let (query_stride, keys, key_stride) =
             (queries.stride as u64, prefix.keys.key(0, 0), prefix.keys.head_stride());
         let [all_heads, all_lists, kv, d_of] = [heads, in_row, kv_heads, d].map(|number| number as i32);
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = prefix.scale;
         let blocks = end_tiles + in_row / kv_heads * heavy_tiles;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&rows).arg(&from).arg(&query_stride).arg(&all_heads).arg(&all_lists).arg(&kv).arg(&keys);

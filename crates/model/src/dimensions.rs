@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeTable, Turn};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{PromptShape, Rotation};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -24,13 +24,15 @@ pub struct Dimensions {
     pub(super) config: ModelConfig,
     pub(super) rope: Rope,
     pub(super) dtype: KvDtype,
+    specs: LayerSpecs,
 }
 
 impl Dimensions {
     /// Of a decoder whose weights, keys and values are stored as `dtype`.
     pub fn new(config: &ModelConfig, dtype: KvDtype) -> Self {
         let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        Self { config: config.clone(), rope, dtype }
+        let specs = LayerSpecs::uniform(config.layers, AttentionSpec::of_width(config.head_dim));
+        Self { config: config.clone(), rope, dtype, specs }
     }
 
     /// The model's configuration.
@@ -41,6 +43,11 @@ impl Dimensions {
     /// Storage type of weights, keys and values.
     pub fn dtype(&self) -> KvDtype {
         self.dtype
+    }
+
+    /// How each layer attends.
+    pub fn layer_specs(&self) -> &LayerSpecs {
+        &self.specs
     }
 
     /// Bytes of all weight matrices in memory.

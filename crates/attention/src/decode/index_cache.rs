@@ -198,6 +198,7 @@ impl IndexCache {
                             keys: kv.keys.head(kv_head),
                             values: kv.values.head(kv_head),
                             d: kv.keys.d(),
+                            scale: self.prefix.spec(layer).scale,
                             dtype: self.dtype,
                             candidates: candidates.clone(),
                             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
@@ -235,8 +236,11 @@ impl IndexCache {
             let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
             let Some((gpu, cache)) = place else { return Ok(None) };
             let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
+            let scale = self.prefix.spec(layer).scale;
             let learned = PrefixStatsView { seed: self.seed, stats: self.stats.as_ref() };
-            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
+            form.build_all(&DeviceLayer { gpu, layer, cache, scale, dtype, candidates }, &learned)
+                .map(Some)
+                .map_err(failed)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
         // Build time is measured, so the work has to be finished.

@@ -582,7 +582,7 @@ impl Sequence {
             kv_head: 0,
             queries,
             d: shape.d,
-            scale: 1.0 / (shape.d as f32).sqrt(),
+            scale: self.prefix.spec(layer).scale,
             keys: none,
             values: none,
             tail_keys: none,
@@ -664,7 +664,7 @@ impl Sequence {
 
     /// The scaled queries, at the positions that the method asks for.
     fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: StaticTokens) -> Queries<'_> {
-        let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
+        let scaled = Queries::new(queries, kv.spec.scale);
         let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
         if let Some(grouped) = positions.grouped(rotation) {
             return scaled.grouped(grouped, kv.total() - 1, kv.d);
@@ -688,7 +688,7 @@ mod tests {
     use crate::calibration::collector::PrefillChunk;
     use crate::decode::index_cache::has_fixed_candidates;
     use crate::kv::{DeviceFailure, KvDtype};
-    use crate::{PromptNeed, PromptStats};
+    use crate::{AttentionSpec, LayerSpecs, PromptNeed, PromptStats};
 
     #[test]
     fn what_was_gathered_is_part_of_every_index_and_spent_once() {
@@ -1035,7 +1035,11 @@ mod tests {
         let fork = |spec: &str, fidelity: bool, on_host: bool| {
             let spec = crate::expand_grid(spec).unwrap().remove(0);
             let method = crate::methods::configure(&spec, &policy).unwrap();
-            let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
+            let cache = IndexCache::new(
+                Prefix::on_device(LayerSpecs::uniform(1, AttentionSpec::of_width(D)), TOKENS, Box::new(Elsewhere)),
+                KvDtype::F32,
+                1,
+            );
             if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity)
         };
         let there = cfg!(feature = "cuda");

@@ -9,6 +9,8 @@ use rayon::prelude::*;
 #[cfg(feature = "cuda")]
 use crate::kv::KvDtype;
 #[cfg(feature = "cuda")]
+use crate::types::attention_spec::SoftmaxScale;
+#[cfg(feature = "cuda")]
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 #[cfg(feature = "cuda")]
 use crate::types::seed::{RowSeed, head_seed};
@@ -48,6 +50,8 @@ pub struct DeviceLayer<'a> {
     pub layer: usize,
     /// Keys and values of all KV heads.
     pub cache: Cache<'a>,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
     /// Tokens that may be selected; at least one.
@@ -107,6 +111,7 @@ pub(crate) fn build_on_host<I: Send>(
             keys: Rows::F32(keys),
             values: Rows::F32(values),
             d: layer.cache.d,
+            scale: layer.scale,
             dtype: layer.dtype,
             candidates: layer.candidates.clone(),
             prompt: learned.stats.map_or_else(PromptHead::default, |stats| stats.head(layer.layer, kv_head)),

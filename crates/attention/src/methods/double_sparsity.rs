@@ -480,7 +480,7 @@ mod tests {
     use super::*;
     use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kv::LayerKv;
-    use crate::{PromptHead, SparseLayerRank};
+    use crate::{PromptHead, SoftmaxScale, SparseLayerRank};
     use spattn_kernels::Rows;
 
     fn shape(heads: usize, kv_heads: usize, head_dim: usize) -> ModelShape {
@@ -525,12 +525,13 @@ mod tests {
             keys: rows,
             values: rows,
             d,
+            scale: SoftmaxScale::inverse_root(d),
             dtype,
             candidates: 0..n,
             prompt,
             seed: 0,
         };
-        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: head.scale };
         let scores = |bits: usize| {
             let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
             label_scores(&asked, &scorer.build(&head), &mut Cost::default())

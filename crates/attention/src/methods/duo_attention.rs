@@ -368,7 +368,7 @@ impl Settings {
         }
         let group = chunk.heads / chunk.kv_heads();
         let queries = &chunk.queries()[(token * chunk.heads + kv_head * group) * d..][..group * d];
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = chunk.scale().factor();
         let queries: Vec<f32> = queries.iter().map(|x| x * scale).collect();
         let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
         let mut attention = Accumulator::new(group, d);

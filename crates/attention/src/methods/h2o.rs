@@ -230,7 +230,7 @@ impl Method for H2o {
             let of_heads = Step { queries, ..step.clone() };
             let mut logits = of_heads.score_rows(Rows::F32(&keys), &mut there);
             for weights in logits.chunks_exact_mut(keys.len() / step.d) {
-                weights.iter_mut().for_each(|w| *w *= step.scale);
+                weights.iter_mut().for_each(|w| *w *= step.scale.factor());
                 softmax(weights);
                 cache.add(sink, weights);
             }

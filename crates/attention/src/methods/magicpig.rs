@@ -212,7 +212,7 @@ impl MagicPig {
         let norms = if self.hashing.simple_lsh { Norms::Common(longest(&lengths)) } else { Norms::Each(lengths) };
         let geometry = Geometry { mean: keys.mean, norms };
         let tokens: Vec<u32> = (0..head.prefix.candidates.len() as u32).collect();
-        let to_dot = (head.prefix.d as f32).sqrt();
+        let to_dot = head.prefix.scale.divisor() as f32;
         let mut queries = head.queries.chunks_exact(head.prefix.d);
         let mut agreements = Histogram::new();
         head.each_logits(|logits| {

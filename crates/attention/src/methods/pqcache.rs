@@ -209,7 +209,7 @@ mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
     use crate::kv::KvDtype;
-    use crate::{PromptHead, SelectedTokens, Selection, SparseLayerRank};
+    use crate::{PromptHead, SelectedTokens, Selection, SoftmaxScale, SparseLayerRank};
     use spattn_kernels::Rows;
 
     const N: usize = 700;
@@ -236,6 +236,7 @@ mod tests {
             keys: rows,
             values: rows,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype,
             candidates: 0..N,
             prompt,
@@ -275,12 +276,13 @@ mod tests {
             keys: rows,
             values: rows,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype,
             candidates,
             prompt,
             seed: 9,
         };
-        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: head.scale };
         let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();
         let scores = approximate_scores(&asked, &index, &mut cost);

@@ -169,7 +169,8 @@ impl RocketKv {
             let largest: f32 = channels.iter().map(|(c, _)| query[*c].abs()).sum();
             let all: f32 = query.iter().map(|q| q.abs()).sum();
             // A query of zeros gives all pages the same weight.
-            let scale = if largest > 0.0 { 1.0 / (d as f32 * largest / all).sqrt() } else { 0.0 };
+            let scale =
+                if largest > 0.0 { 1.0 / (step.scale.squared_divisor() as f32 * largest / all).sqrt() } else { 0.0 };
             let score = |page: usize| {
                 let products = channels.iter().map(|(c, above)| query[*c] * bounds[usize::from(*above)][page * d + c]);
                 scale * products.sum::<f32>()

@@ -143,7 +143,7 @@ impl SnapKv {
     fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
         let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
         let queries = prefix.prompt.last_queries(self.window, head).to_f32();
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = prefix.scale.factor();
         let first = tokens - queries.len() / d;
         let mut votes = vec![0.0; first];
         for (i, query) in queries.chunks_exact(d).enumerate() {

@@ -101,7 +101,7 @@ impl Method for Tova {
         let mut sums = Vec::new();
         if tokens > 0 {
             let mut logits: Vec<f32> = (0..prefix.prompt.group()).flat_map(logits_of).collect();
-            sums = summed_weights(&mut logits, tokens, 1.0 / (prefix.d as f32).sqrt());
+            sums = summed_weights(&mut logits, tokens, prefix.scale.factor());
         }
         let held: Vec<u32> = (sink as u32..tokens as u32).collect();
         let weights = sums.get(sink..).unwrap_or_default().to_vec();
@@ -130,7 +130,7 @@ impl Method for Tova {
         let mut there = Cost::default();
         let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
         let mut logits = step.score_rows(Rows::F32(&keys), &mut there);
-        cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale).split_off(sink as usize);
+        cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale.factor()).split_off(sink as usize);
         cache.newest = Some(newest);
         Selection::Shared(picks)
     }

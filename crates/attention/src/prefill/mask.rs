@@ -8,6 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cost::Cost;
 use crate::kv::KvShape;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::Grouped;
@@ -130,6 +131,8 @@ pub struct QueryBlock<'a> {
     pub first: usize,
     /// Width of a head.
     pub d: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of all tokens read so far; a row must not use those behind it.
     pub keys: Rows<'a>,
     /// Grouped positions; `None` if positions are the original ones.
@@ -151,8 +154,8 @@ impl<'a> QueryBlock<'a> {
         d: usize,
     ) -> Self {
         let (queries, keys) = (&[][..], Rows::F32(&[]));
-        let share = LayerShare::default();
-        Self { layer: 0, kv_head, group, queries, rows, first, d, keys, grouped: None, policy, share, seed: 0 }
+        let (share, scale) = (LayerShare::default(), SoftmaxScale::inverse_root(d));
+        Self { layer: 0, kv_head, group, queries, rows, first, d, scale, keys, grouped: None, policy, share, seed: 0 }
     }
 
     /// The rows `[row][d]` of one head of the group.

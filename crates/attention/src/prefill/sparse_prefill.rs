@@ -176,6 +176,7 @@ impl<'a> SparsePrefill<'a> {
             rows,
             first: chunk.first + skipped,
             d: chunk.d(),
+            scale: chunk.scale(),
             keys: chunk.kv().keys.head(kv_head),
             grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
@@ -193,7 +194,7 @@ impl<'a> SparsePrefill<'a> {
         out: &mut [f32],
     ) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
-        let (width, group) = (heads * d, heads / kv_heads);
+        let (width, group, scale) = (heads * d, heads / kv_heads, chunk.scale().factor());
         let (rows, first) = (out.len() / width, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
@@ -212,10 +213,10 @@ impl<'a> SparsePrefill<'a> {
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
                 let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
                 match self.dual_position(&seen, &block, mask) {
-                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, out)),
+                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, scale, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
-                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale(d), out));
+                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale, out));
                     }
                 }
             }
@@ -241,6 +242,7 @@ impl<'a> SparsePrefill<'a> {
         cache: &DualPositionHead,
         queries: &[f32],
         (head, heads): (usize, usize),
+        scale: f32,
         out: &mut [f32],
     ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
@@ -252,7 +254,7 @@ impl<'a> SparsePrefill<'a> {
             rotation.turn_back(&mut both[..d], *shift);
         }
         let mut attended = vec![0.0; both.len()];
-        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale(d), &mut attended);
+        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale, &mut attended);
         for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
             out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }
@@ -272,11 +274,7 @@ pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
     let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();
-    causal_attention(chunk.queries(), &packed, chunk.heads, scale(d), out);
-}
-
-fn scale(d: usize) -> f32 {
-    1.0 / (d as f32).sqrt()
+    causal_attention(chunk.queries(), &packed, chunk.heads, chunk.scale().factor(), out);
 }
 
 #[cfg(test)]
@@ -545,7 +543,7 @@ mod tests {
                 kv_head: 0,
                 queries: &layer.queries[160 * 2 * D..],
                 d: D,
-                scale: 0.25,
+                scale: crate::SoftmaxScale::of_factor(0.25),
                 keys: keys.slice(0..160, D),
                 values: keys.slice(0..160, D),
                 tail_keys: keys.slice(160..161, D),

@@ -446,7 +446,7 @@ impl<S: Scorer> Method for Scored<S> {
         let at = QueryPosition {
             candidates: candidates.clone(),
             context: step.context,
-            scale: step.scale,
+            scale: step.scale.factor(),
             seed: step.seed,
             group: step.group(),
             queries: step.queries,
@@ -463,7 +463,8 @@ impl<S: Scorer> Method for Scored<S> {
         // The prefix's last grain is not complete: it continues in the sequence's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
         let behind = candidates.start + whole..candidates.end;
-        let place = KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
+        let place =
+            KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, scale: step.scale, dtype: step.dtype };
         let own =
             state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
         let mut parts = Vec::with_capacity(2);
@@ -667,7 +668,7 @@ impl<S: Scorer> RowMask for Scored<S> {
         let (group, d, page) = (block.group, block.d, self.scorer.page());
         // No row read so far has a candidate.
         let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = block.scale;
         let nothing = self.picker.is_nothing();
         let rows = block.rows;
         let exact: Vec<StaticTokens> =
@@ -716,7 +717,7 @@ impl<S: Scorer> RowMask for Scored<S> {
                 context: Context::new(total, &candidates).at(block.share),
                 open: self.open_page(&candidates, total),
                 candidates,
-                scale,
+                scale: block.scale.factor(),
                 seed: mix_seed(block.seed, total as u64),
                 group,
                 queries: &numbers,

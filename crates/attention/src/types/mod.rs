@@ -1,5 +1,6 @@
 //! The vocabulary of the crate: small types that everything else is written in, and that know nothing of methods, indexes or engines.
 
+pub(crate) mod attention_spec;
 pub(crate) mod budget;
 pub(crate) mod channels;
 pub(crate) mod policy;

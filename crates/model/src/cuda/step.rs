@@ -214,7 +214,8 @@ impl Cuda {
         let launch = |room: &mut Workspace| -> Result<(), EngineError> {
             for (index, layer) in self.parts.layers.iter().enumerate() {
                 self.begin_layer(room, index, layer, plan)?;
-                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
+                let scale = prefix.spec(index).scale.factor();
+                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index, scale };
                 let Workspace { qkv, attended, .. } = &mut *room;
                 self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
                 self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
@@ -359,8 +360,8 @@ impl Cuda {
             let fork = &*streams[group.streams[0]].fork;
             let Some((form, index)) = fork.device_form(layer) else { continue };
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
-            let prefix =
-                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
+            let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype);
+            let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
             let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
             let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
@@ -546,7 +547,8 @@ impl Cuda {
         let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
-        let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
+        let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
+        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)

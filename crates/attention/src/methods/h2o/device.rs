@@ -117,6 +117,7 @@ impl DeviceForm for H2o {
             keys: step.prefix.cache,
             tokens: candidates.end + began.sizes().window,
             sink: candidates.start,
+            scale: step.prefix.scale.factor(),
         };
         let rows: Vec<HoldingRow<'_>> = step
             .runs

@@ -55,6 +55,7 @@ use crate::kv::MOST_TOKENS;
 use crate::methods::hip::search::Limit;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, each_head};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::{
     BlockMask, Budget, Context, DeviceForm, Grouping, HeadPrefix, Mask, Masks, Method, Params, Positions,
     PrefillPattern, QueryBlock, Role, SearchedMask, SelectedTokens, Selection, StaticTokens, Step, TailRule,
@@ -323,13 +324,13 @@ impl Hip {
         queries: &Queries<'_>,
         blocks: &KeyBlocks<'_>,
         keep: usize,
-        (layer, mut rng): (usize, ChaCha8Rng),
+        (layer, scale, mut rng): (usize, SoftmaxScale, ChaCha8Rng),
         cost: &mut Cost,
     ) -> Vec<u32> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
         // A score is a product that the logit's scale has not been applied to.
-        let reach = (self.ensemble.reach * (blocks.d as f64).sqrt()) as f32;
+        let reach = (self.ensemble.reach * scale.divisor()) as f32;
         for _ in 0..searches {
             let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
             for block in self.search.find(queries, blocks, keep, randomness, cost) {
@@ -363,7 +364,7 @@ impl Hip {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
-            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
+            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.scale, step.rng(head)), cost))
         };
         match self.per {
             Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)),
@@ -497,7 +498,7 @@ impl BlockMask for Hip {
         let keep = self.keep(context);
         let mut mask = |first: usize, heads: Range<usize>| {
             let queries = self.sampled(block, heads, &starts);
-            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.rng(first)), cost);
+            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.scale, block.rng(first)), cost);
             Mask::new((0..candidates.start as u32).chain(picks).collect(), starts.clone())
         };
         match self.per {

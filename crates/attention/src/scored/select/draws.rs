@@ -186,7 +186,7 @@ impl DevicePicker for Draws {
         first: usize,
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
-        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        let scale = step.prefix.scale.factor();
         let DeviceWorkspace { lists, draws, .. } = to;
         step.prefix.gpu.draw_tokens(scores, (self.budget.value().get(), scale), first, of.tokens.clone(), lists, draws)
     }

@@ -93,7 +93,7 @@ impl Sample {
     /// What each query of a head's probe says of the size of its sample, if `best` tokens are picked by score.
     fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
         let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
-        let (tokens, scale) = (head.prefix.keys.elements() / d, 1.0 / (d as f32).sqrt());
+        let (tokens, scale) = (head.prefix.keys.elements() / d, head.prefix.scale.factor());
         let (rest, place) = (candidates.len() - best, mix_seed(head.prefix.layer as u64, head.prefix.kv_head as u64));
         let base = self.base_of(rest);
         let of_query = |(i, query): (usize, &[f32])| {

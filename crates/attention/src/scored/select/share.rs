@@ -154,7 +154,7 @@ impl DevicePicker for TopShare {
         first: usize,
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
-        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        let scale = step.prefix.scale.factor();
         step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)
     }
 }
