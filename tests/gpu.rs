@@ -872,13 +872,15 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let sine = |step: usize| step as f64 * farthest / f64::from(steps);
             let log = |step: usize| log_probability(1.0 - 2.0 * sine(step).powi(2), shape, floor) as f32;
             let log_probabilities: Vec<f32> = (0..=steps as usize).map(log).collect();
-            let chances = SamplingSpec { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
+            let mut on_gpu = HostDeviceVec::default();
+            on_gpu.set(&gpu, log_probabilities).unwrap();
+            let chances = SamplingSpec { least: least as u8, floor, log_probabilities: &on_gpu, farthest };
             let of_gpu = TableShape { bits, tables, d };
-            let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
+            let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred)).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);
             let (mut lists, mut room) = (TokenLists::default(), CollisionWorkspace::default());
             lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
-            gpu.sample_collisions(&asked.queries(), &keys, &made, &mut lists, &mut room).unwrap();
+            gpu.sample_collisions(&asked.queries(), &keys, (&made, &chances), &mut lists, &mut room).unwrap();
             // Of long contexts one head, since the reference is slow.
             for list in (0..2 * heads).filter(|list| tokens < 5000 || list % heads + 1 == heads) {
                 let (row, head) = (list / heads, list % heads);

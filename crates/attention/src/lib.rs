@@ -5,11 +5,11 @@
 //! prefix is ready, which tokens (and weights) it picks for a step's queries, and what that cost. It
 //! never attends: [`Sequence`] does, the same way for all methods. Models, tasks and records are unknown here.
 
+mod backend;
 pub mod calibration;
 mod configured;
 pub mod cost;
 mod decode;
-mod device;
 mod index;
 pub mod kv;
 mod method;
@@ -20,20 +20,16 @@ mod scored;
 mod spec;
 mod types;
 
+pub use backend::active::*;
+pub use backend::form::{DeviceForm, StepShape};
+pub use backend::index::{DeviceIndex, PrefixStatsView};
+pub use backend::workspaces::Workspaces;
 pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
 pub use decode::sequence::{SelectionSite, Sequence};
 pub use decode::timing::{AttentionTime, IndexTime};
-#[cfg(feature = "cuda")]
-pub use device::form::MaterializesScores;
-pub use device::form::{DeviceForm, StepShape};
-pub use device::layer::DeviceIndex;
-#[cfg(feature = "cuda")]
-pub use device::layer::{DeviceLayer, DeviceSequence, DeviceStep, PrefixStatsView};
-#[cfg(feature = "cuda")]
-pub use device::workspaces::{DeviceScratch, DeviceWorkspace};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
@@ -45,6 +41,7 @@ pub use prefix_stats::stats::{PromptHead, PromptNeed, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale};
 pub use types::budget::{Budget, Context, Tuned};
+pub use types::index_key::{Bits, IndexKey};
 pub use types::policy::{DenseLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
 pub use types::prefix_head::{HeadPrefix, SparseLayerRank};

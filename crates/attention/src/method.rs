@@ -19,7 +19,7 @@ use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-use crate::{DeviceForm, PrefillPattern, Probe, PromptNeed};
+use crate::{DeviceForm, IndexKey, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -61,9 +61,10 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
-    /// The parameters that the index depends on; sequences with equal keys share one index.
-    fn index_key(&self) -> String {
-        String::new()
+    /// The settings that the index depends on; sequences of equal methods with equal keys share one index, on the host and
+    /// on a device. None by default.
+    fn index_key(&self) -> IndexKey {
+        IndexKey::none()
     }
 
     /// Builds the index over the candidates of a prefix.
@@ -318,7 +319,7 @@ pub trait AnyMethod: Send + Sync {
     /// See [`Method::solve`].
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
     /// See [`Method::index_key`].
-    fn index_key(&self) -> String;
+    fn index_key(&self) -> IndexKey;
     /// See [`Method::build`].
     fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync>;
     /// See [`Method::index_bytes`].
@@ -373,7 +374,7 @@ impl<M: Method> AnyMethod for M {
         let Solved { method, params } = Method::solve(self, probe)?;
         Some(Solved { method: Arc::new(method), params })
     }
-    fn index_key(&self) -> String {
+    fn index_key(&self) -> IndexKey {
         Method::index_key(self)
     }
     fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync> {

@@ -520,6 +520,15 @@ impl Gpu {
         Ok(())
     }
 
+    /// As [`reserve`](Self::reserve); returns the buffer.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserved<'b>(&self, buffer: &'b mut Option<Buffer>, bytes: usize) -> Result<&'b mut Buffer, GpuError> {
+        self.reserve(buffer, bytes)?;
+        Ok(buffer.as_mut().expect("it was just reserved"))
+    }
+
     /// Copies numbers to the device, into memory of their own.
     ///
     /// # Errors

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
+use crate::backend::form::{DeviceForm, StepShape};
+use crate::backend::index::DeviceIndex;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
 use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{HAS_FORM, Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime, ParallelTime};
-use crate::device::form::{DeviceForm, StepShape};
-use crate::device::layer::DeviceIndex;
 use crate::kv::{LayerKv, Prefix};
 use crate::method::{Step, TailRule};
 use crate::types::budget::Context;
@@ -184,7 +184,7 @@ impl Sequence {
     /// over the sparse layers; 0 if all layers are dense.
     pub fn aux_bits(&self) -> f64 {
         let method = self.method.method.as_ref();
-        let there = self.indexes.on_device.iter().flatten().map(|index| index.bytes);
+        let there = self.indexes.on_device.iter().flatten().map(DeviceIndex::host_bytes);
         let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
         let shared = here.chain(there).sum::<usize>();
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
@@ -1042,7 +1042,7 @@ mod tests {
             );
             if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity)
         };
-        let there = cfg!(feature = "cuda");
+        let there = crate::backend::active::HAS_DEVICE;
         assert_eq!(fork("topk:k=3", false, false).selects_on_device(), there);
         assert_eq!(fork("quest:k=3", false, false).selects_on_device(), there);
         for (spec, fidelity, on_host) in [

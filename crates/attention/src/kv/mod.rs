@@ -11,8 +11,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Cache, Gpu, GpuError};
+use crate::backend::active::KvHandle;
 
 pub mod quantised;
 
@@ -90,8 +89,7 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
     /// One layer where it is, if that is in a GPU's memory.
-    #[cfg(feature = "cuda")]
-    fn on_gpu(&self, _layer: usize) -> Option<(&Gpu, Cache<'_>)> {
+    fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
         None
     }
 }
@@ -100,13 +98,6 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceFailure(pub String);
-
-#[cfg(feature = "cuda")]
-impl From<GpuError> for DeviceFailure {
-    fn from(error: GpuError) -> Self {
-        Self(error.to_string())
-    }
-}
 
 /// The dense prefix of an example: every method and budget forks from the same one.
 ///

@@ -10,6 +10,8 @@
 //! authors' code takes one range for each token's label, which costs more than the labels themselves
 //! when they are narrow). Queries are not quantised.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::collections::BTreeMap;
@@ -21,10 +23,11 @@ use rand_chacha::rand_core::Rng;
 use rayon::prelude::*;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
@@ -157,7 +160,7 @@ impl Kind {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     /// By this measure of the artefact.
     Calibrated(&'static str),
@@ -194,9 +197,9 @@ impl Scorer for LabelScores {
         self.channels.asked("channels")
     }
 
-    fn index_key(&self) -> String {
-        let artefact = self.rankings.as_ref().map_or("", |(_, hash)| hash.as_str());
-        format!("channels={},bits={},kind={:?},artefact={artefact}", self.channels, self.bits, self.kind)
+    fn index_key(&self) -> IndexKey {
+        let Self { channels, bits, kind, rankings } = self;
+        IndexKey::new((*channels, *bits, *kind, rankings.as_ref().map(|(_, sha256)| sha256.clone())))
     }
 
     fn grain(&self) -> usize {

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::pca::Covariance;
 use crate::kv::MOST_TOKENS;
@@ -71,7 +72,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 const MOST_FUTURE: usize = 1 << 16;
 
 /// Eviction by the expected attention of queries to come.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ExpectedAttention {
     budget: Budget,
     queries: usize,
@@ -205,9 +206,8 @@ impl Method for ExpectedAttention {
         Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { budget, queries, future, covariance, norm } = self;
-        format!("{budget:?},{queries},{future},{covariance},{norm}")
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {

@@ -11,10 +11,13 @@
 //! The weights that a step adds up are those by which it attends, so finding costs nothing. They are computed a second time
 //! here; a fused kernel has them, and only what it does is counted.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,6 +28,7 @@ use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
+use crate::{Bits, IndexKey};
 use crate::{
     Budget, DeviceForm, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
     StaticTokens, Step, TailRule,
@@ -71,6 +75,17 @@ enum Recent {
     Share(f64),
 }
 
+impl Eq for Recent {}
+
+impl Hash for Recent {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Tokens(tokens) => (0, tokens).hash(state),
+            Self::Share(share) => (1, Bits::from(*share)).hash(state),
+        }
+    }
+}
+
 impl Recent {
     fn tokens(self, prefix_tokens: usize) -> usize {
         match self {
@@ -102,7 +117,7 @@ impl fmt::Display for Recent {
 }
 
 /// Heavy hitters and a sliding window.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct H2o {
     heavy: Budget,
     recent: Recent,
@@ -186,9 +201,8 @@ impl Method for H2o {
         Some(Solved { method: Self { heavy: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { heavy, recent, per } = self;
-        format!("{heavy:?},{recent:?},{per:?}")
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {

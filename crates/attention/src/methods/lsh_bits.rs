@@ -19,6 +19,8 @@
 //! `center` subtracts the candidates' mean key first, which takes the same from all inner products of a
 //! query; the paper does not.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::sync::Arc;
@@ -27,11 +29,10 @@ use rayon::prelude::*;
 
 use super::ParamInfo;
 use super::planes::RandomPlanes;
-#[cfg(feature = "cuda")]
-use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
+use crate::IndexKey;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::method::Scored;
@@ -111,12 +112,12 @@ struct RandomSignatures {
 /// Signatures, and what those of further keys have to agree with.
 struct Signed {
     signatures: Signatures,
-    learned: PrefixStatsView,
+    learned: LearnedNorms,
 }
 
 /// What the keys of a prefix have in common.
 #[derive(Clone, Default)]
-struct PrefixStatsView {
+struct LearnedNorms {
     /// Mean key, if it is subtracted.
     mean: Option<Vec<f32>>,
     /// Norm of the shortest value, as which a zero counts.
@@ -128,9 +129,10 @@ struct PrefixStatsView {
 impl Scorer for RandomSignatures {
     type Index = Signed;
 
-    fn index_key(&self) -> String {
-        let Self { bits, by_norm, center, seed, .. } = self;
-        format!("bits={bits},by_norm={by_norm},center={center},seed={seed}")
+    /// The order of ties is that of the query; the planes follow from bits and seed.
+    fn index_key(&self) -> IndexKey {
+        let Self { bits, by_norm, center, seed, ties: _, planes: _ } = self;
+        IndexKey::new((*bits, *by_norm, *center, *seed))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Signed {
@@ -149,7 +151,7 @@ impl Scorer for RandomSignatures {
     }
 
     fn empty(&self, _: KvHeadId, like: Option<&Signed>) -> Signed {
-        let learned = like.map_or_else(PrefixStatsView::default, |like| like.learned.clone());
+        let learned = like.map_or_else(LearnedNorms::default, |like| like.learned.clone());
         let before = like.map(|like| &like.signatures);
         Signed { signatures: Signatures::empty_behind(before, words_of(self.bits)), learned }
     }
@@ -200,23 +202,18 @@ impl RandomSignatures {
     }
 
     /// What is common to `keys` and `values`, `[token][d]`.
-    fn learn(&self, keys: &[f32], values: &[f32], (d, scale): (usize, SoftmaxScale)) -> PrefixStatsView {
+    fn learn(&self, keys: &[f32], values: &[f32], (d, scale): (usize, SoftmaxScale)) -> LearnedNorms {
         let mean = self.center.then(|| mean_row(keys, d));
         let shortest = values.chunks_exact(d).map(norm).filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
         let mut learned =
-            PrefixStatsView { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
+            LearnedNorms { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
         let further = self.further(&learned, values, (d, scale));
         learned.longest = longest(&learned.centred(keys, d), d, further.as_deref());
         learned
     }
 
     /// The further coordinate of each token, if values count: `ln‖v‖` times what the logits are divided by.
-    fn further(
-        &self,
-        learned: &PrefixStatsView,
-        values: &[f32],
-        (d, scale): (usize, SoftmaxScale),
-    ) -> Option<Vec<f32>> {
+    fn further(&self, learned: &LearnedNorms, values: &[f32], (d, scale): (usize, SoftmaxScale)) -> Option<Vec<f32>> {
         let of = |v: &[f32]| (scale.divisor() * norm(v).max(learned.shortest).ln()) as f32;
         self.by_norm.then(|| values.chunks_exact(d).map(of).collect())
     }
@@ -224,7 +221,7 @@ impl RandomSignatures {
     /// Packed signatures of tokens, `[token][word]`.
     fn signatures(
         &self,
-        learned: &PrefixStatsView,
+        learned: &LearnedNorms,
         keys: &[f32],
         values: &[f32],
         (d, scale): (usize, SoftmaxScale),
@@ -246,7 +243,7 @@ impl RandomSignatures {
     }
 }
 
-impl PrefixStatsView {
+impl LearnedNorms {
     /// `rows: [token][d]` less the mean, if it is subtracted.
     fn centred(&self, rows: &[f32], d: usize) -> Vec<f32> {
         let mut rows = rows.to_vec();

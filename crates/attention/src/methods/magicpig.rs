@@ -37,6 +37,8 @@
 //! collisions depend on each other, and the probability of the union, which the weights need, has no
 //! closed form for groups above two.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod law;
 mod probability;
@@ -47,8 +49,7 @@ use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::ParamInfo;
 use super::planes::RandomPlanes;
-#[cfg(feature = "cuda")]
-use super::planes::gaussians;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::workspaces::Workspaces;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
@@ -310,9 +311,11 @@ impl Method for MagicPig {
         Some(Solved { method, params: format!("K={bits},L={tables}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { bits, tables, hashing: Hashing { center, simple_lsh, seed, .. }, .. } = self;
-        format!("K={bits:?},L={tables},center={center},simple_lsh={simple_lsh},seed={seed}")
+    /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed.
+    fn index_key(&self) -> IndexKey {
+        let Self { bits, tables, hashing, u_floor: _, planes: _, log_probability: _ } = self;
+        let Hashing { min_collisions: _, center, simple_lsh, seed } = hashing;
+        IndexKey::new((*bits, *tables, *center, *simple_lsh, *seed))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {

@@ -57,6 +57,8 @@ pub use crate::spec::ParamInfo;
 #[cfg(test)]
 mod collector_tests;
 #[cfg(test)]
+mod index_key_tests;
+#[cfg(test)]
 mod oracle_tests;
 #[cfg(test)]
 mod tail_tests;

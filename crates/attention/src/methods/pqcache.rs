@@ -10,6 +10,8 @@
 //! keys. With `--tail`, a token that leaves the window takes the nearest centroids of the prefix, as in the authors'
 //! code; otherwise generated tokens stay exact.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::ops::Range;
@@ -18,8 +20,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::index::kmeans::kmeans;
 use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
@@ -81,7 +84,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 };
 
 /// `q·k` of product-quantised keys.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ProductCodes {
     subspaces: usize,
     bits: usize,
@@ -104,8 +107,8 @@ impl Scorer for ProductCodes {
         Some(("subspaces", self.subspaces))
     }
 
-    fn index_key(&self) -> String {
-        format!("subspaces={},bits={},iterations={}", self.subspaces, self.bits, self.iterations)
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Subspace> {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::snapkv::SnapKv;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::kv::{KvStore, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
@@ -93,7 +94,7 @@ struct RocketKv {
 }
 
 /// Tokens that the first stage keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Keep {
     /// The geometric mean of all and those that are read.
     Auto,
@@ -198,9 +199,10 @@ impl Method for RocketKv {
         vec![PromptNeed::LastQueries(self.snapkv.window)]
     }
 
-    fn index_key(&self) -> String {
-        let Self { page, budget, keep, snapkv, .. } = self;
-        format!("{page},{budget:?},{keep},{}", snapkv.index_key())
+    /// The channels `r` are chosen by each query.
+    fn index_key(&self) -> IndexKey {
+        let Self { page, r: _, budget, keep, snapkv } = self;
+        IndexKey::new((*page, *budget, *keep, snapkv.clone()))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {

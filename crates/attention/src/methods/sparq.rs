@@ -14,13 +14,16 @@
 //! are chosen, and the scores, each over its `τ`, are summed (or `reduce=max`) before tokens are; `α` stays each
 //! head's own.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::sync::Arc;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
@@ -119,8 +122,10 @@ impl Scorer for QueryChannels {
         self.r.asked("r")
     }
 
-    fn index_key(&self) -> String {
-        format!("by_channel={}", self.by_channel)
+    /// Which channels count, and what is selected by them, is a matter of each query.
+    fn index_key(&self) -> IndexKey {
+        let Self { r: _, by_channel, per: _ } = self;
+        IndexKey::new(*by_channel)
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::streaming_llm::last_tokens;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
@@ -40,7 +41,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 };
 
 /// Eviction by the last query's weights.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Tova {
     budget: Budget,
 }
@@ -89,8 +90,8 @@ impl Method for Tova {
         Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        format!("{:?}", self.budget)
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     /// All tokens but the sinks, with the weights that the last query gives them: what stays, the layer decides.

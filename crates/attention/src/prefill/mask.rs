@@ -6,6 +6,7 @@ use std::ops::Range;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::backend::active::MaskLaunch;
 use crate::cost::Cost;
 use crate::kv::KvShape;
 use crate::types::attention_spec::SoftmaxScale;
@@ -16,8 +17,6 @@ use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Sampling, Tree};
 use spattn_kernels::Rows;
 use spattn_kernels::prefill::{RowVisibility, ScatteredToken};
 
@@ -70,7 +69,7 @@ pub trait BlockMask: Send + Sync {
 
 /// A mask that a device finds by a search among the candidates of each block, which are the same for all heads. All
 /// tokens before and after the candidates are attended.
-pub trait SearchedMask: Send + Sync {
+pub trait SearchedMask: MaskLaunch + Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
 
@@ -82,10 +81,6 @@ pub trait SearchedMask: Send + Sync {
 
     /// Tokens of a key block.
     fn key_block(&self) -> usize;
-
-    /// The search tree over key blocks, and the query rows that are scored.
-    #[cfg(feature = "cuda")]
-    fn search(&self) -> (Tree, Sampling);
 
     /// Cost of `products` products of a query and a key.
     fn cost(&self, products: u64, d: usize) -> Cost {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::backend::workspaces::Workspaces;
 use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::MaskWorkspace;
 use crate::kv::MOST_TOKENS;
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
@@ -31,9 +30,8 @@ pub struct SparsePrefill<'a> {
     pub(crate) dense: Vec<bool>,
     pub(crate) seed: u64,
     pub(crate) costs: LayerCosts,
-    /// Device memory, if a device reads the prompt.
-    #[cfg(feature = "cuda")]
-    pub(crate) there: MaskWorkspace,
+    /// Memory that a device keeps from chunk to chunk, if one reads the prompt.
+    workspaces: Workspaces,
 }
 
 /// Gives the masks of a block.
@@ -60,8 +58,7 @@ impl<'a> SparsePrefill<'a> {
             dense,
             seed,
             costs,
-            #[cfg(feature = "cuda")]
-            there: MaskWorkspace::default(),
+            workspaces: Workspaces::default(),
         })
     }
 
@@ -260,6 +257,11 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
+    /// Memory that a device keeps from chunk to chunk.
+    pub fn workspaces_mut(&mut self) -> &mut Workspaces {
+        &mut self.workspaces
+    }
+
     /// The costs counted so far.
     pub fn into_costs(self) -> LayerCosts {
         self.costs
@@ -281,8 +283,6 @@ pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
 mod tests {
     use super::*;
     use crate::SelectedTokens;
-    #[cfg(feature = "cuda")]
-    use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
     use crate::prefill::mask::{BlockMask, WeightedToken};
     use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
@@ -446,44 +446,6 @@ mod tests {
 
         fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
             unreachable!("the test asks for no plan")
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn a_prompt_is_planned_in_pieces_that_fit() {
-        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
-        let sizes: [&dyn Fn(usize) -> usize; 4] = [
-            &|_| 4 << 20,
-            &|block| (1 << 20) + (block << 15),
-            &|block| if block % 50 == 49 { 400 << 20 } else { 5 << 20 },
-            &|_| PLANNED_LIST_BYTES + 1,
-        ];
-        for (of, size) in sizes.into_iter().enumerate() {
-            let blocks = 300;
-            let most = (0..blocks).map(size).max().unwrap();
-            let planned = PlannedBlock { fixed: 0, own: most / OWN_TOKEN_BYTES };
-            let (mut waiting, mut known, mut pieces) = (Vec::new(), 0, Vec::new());
-            while pieces.iter().sum::<usize>() < blocks {
-                loop {
-                    let more = planned.ahead(&waiting).min(blocks - known);
-                    if more == 0 {
-                        break;
-                    }
-                    waiting.extend((known..known + more).map(size));
-                    known += more;
-                }
-                assert!(
-                    waiting.iter().sum::<usize>() <= 3 * PLANNED_LIST_BYTES.max(most),
-                    "sizes {of}: all that waits"
-                );
-                let here = PlannedBlock::at_once(&waiting);
-                let bytes: usize = waiting.drain(..here).sum();
-                assert!(bytes <= PLANNED_LIST_BYTES || here == 1, "sizes {of}: {bytes} bytes of a piece");
-                pieces.push(here);
-            }
-            let expected = [vec![128, 128, 44], vec![152, 74, 57, 17], vec![], vec![1; 300]];
-            assert!(expected[of].is_empty() || pieces == expected[of], "sizes {of}: {pieces:?}");
         }
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod attention_spec;
 pub(crate) mod budget;
 pub(crate) mod channels;
+pub(crate) mod index_key;
 pub(crate) mod policy;
 pub(crate) mod positions;
 pub(crate) mod prefix_head;

@@ -42,6 +42,9 @@
 //!   decodes behind `hip>` has its own positions. Prompts beyond the model's context are still refused without
 //!   `--allow-extrapolation`, as that limit is a run's, not a method's.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::Probe;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
-use crate::device::scorer::DevicePicker;
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;

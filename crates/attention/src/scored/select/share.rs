@@ -7,20 +7,14 @@
 use std::sync::Arc;
 
 use crate::Probe;
+use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::layer::DeviceStep;
-use crate::device::scorer::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceWorkspace;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::spec::Params;
 use crate::types::budget::{Context, Tuned};
 use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::share::{share_passes, top_share};
 
 /// The smallest set of candidates with a share of the mass.
@@ -119,10 +113,6 @@ impl Picker for TopShare {
     }
 }
 
-/// What a device expects of lists as long as it happens: one of so many candidates.
-#[cfg(feature = "cuda")]
-const EXPECTED: usize = 16;
-
 impl DevicePicker for TopShare {
     fn cost(&self, scores: usize) -> Cost {
         let pass = (scores * size_of::<f32>()) as u64;
@@ -131,31 +121,6 @@ impl DevicePicker for TopShare {
 
     fn budget_units(&self, _: Context, pages: &LeastPages) -> u32 {
         pages.all as u32
-    }
-
-    #[cfg(feature = "cuda")]
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        of: &Pages,
-        lists: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let (rows, most) = (step.budget_units.len(), of.tokens.len());
-        to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / EXPECTED], of.tokens.end)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn pick_all(
-        &self,
-        step: &DeviceStep<'_>,
-        (of, least): (&Pages, usize),
-        scores: &Scores,
-        first: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let scale = step.prefix.scale.factor();
-        step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)
     }
 }
 
