@@ -28,7 +28,7 @@ use spattn::kernels::cuda::{
     CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
     HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
     PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -879,7 +879,8 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred)).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);
             let (mut lists, mut room) = (TokenLists::default(), CollisionWorkspace::default());
-            lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
+            let layout = TokenListLayout::new(heads, tokens).expecting(9).weighted();
+            lists.resize(&gpu, layout, vec![first + tokens; 2]).unwrap();
             gpu.sample_collisions(&asked.queries(), &keys, (&made, &chances), &mut lists, &mut room).unwrap();
             // Of long contexts one head, since the reference is slow.
             for list in (0..2 * heads).filter(|list| tokens < 5000 || list % heads + 1 == heads) {
@@ -1105,7 +1106,7 @@ fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties
             let count = kv_heads * group / of_list;
             for chosen in [[0, 1, tokens], [tokens / 16, tokens / 3, tokens - 1]] {
                 let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
-                lists.resize(gpu, 3, count, tokens, first + tokens).unwrap();
+                lists.resize(gpu, TokenListLayout::new(count, tokens), vec![first + tokens; 3]).unwrap();
                 numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
                 gpu.nearest_signatures(nearest, &queries, ties, (&numbers, first), &mut lists).unwrap();
                 for (row, list) in (0..3).flat_map(|row| (0..count).map(move |list| (row, list))) {
@@ -1328,7 +1329,7 @@ fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
 fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
     let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), HostDeviceVec::default(), Scores::default());
     let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
-    lists.resize(gpu, chosen.len(), 2, most, pages.tokens.end).unwrap();
+    lists.resize(gpu, TokenListLayout::new(2, most), vec![pages.tokens.end; chosen.len()]).unwrap();
     numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
     // The rows in two launches.
     let row = 2 * pages.count();
@@ -1448,7 +1449,8 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
             {
                 let scores = scores_like(kind, 4 * n, 150);
                 let (mut lists, mut on_device) = (TokenLists::default(), Scores::default());
-                lists.resize_open(&gpu, [2, 2], [pages.tokens.len(), 1], pages.tokens.end).unwrap();
+                let layout = TokenListLayout::new(2, pages.tokens.len()).expecting(1);
+                lists.resize(&gpu, layout, vec![pages.tokens.end; 2]).unwrap();
                 on_device.resize(&gpu, 2, 2, n).unwrap();
                 on_device.upload(&gpu, &scores).unwrap();
                 gpu.top_share(&on_device, (share, scale, least), 0, &pages, &mut lists).unwrap();
@@ -1493,7 +1495,7 @@ fn draws_are_those_of_the_host() {
                 (TokenLists::default(), Scores::default(), DrawWorkspace::default());
             let most = draws.min(n);
             // Scores are those of the second and third of three rows.
-            lists.resize_weighted(&gpu, [3, 2], [most, most], tokens.end).unwrap();
+            lists.resize(&gpu, TokenListLayout::new(2, most).weighted(), vec![tokens.end; 3]).unwrap();
             on_device.resize(&gpu, 2, 2, n).unwrap();
             on_device.upload(&gpu, &scores).unwrap();
             room.keys.set(&gpu, draw_keys(0..6)).unwrap();
@@ -1652,7 +1654,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                 // In the first row few are picked, in the second all.
                 let picked = [n.div_ceil(9), n];
                 let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
-                lists.resize(&gpu, 2, count, n, tokens.end).unwrap();
+                lists.resize(&gpu, TokenListLayout::new(count, n), vec![tokens.end; 2]).unwrap();
                 numbers.set(&gpu, picked.map(|k| k as u32).to_vec()).unwrap();
                 let pages = Pages { tokens: tokens.clone(), size: 1 };
                 gpu.top_pages(room.of(reduction), &numbers, 0, &pages, &mut lists).unwrap();

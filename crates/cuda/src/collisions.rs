@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
-use super::select::{HostDeviceVec, Queries, TokenLists};
+use super::queries::Queries;
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
@@ -211,7 +213,7 @@ impl Gpu {
     }
 
     /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
-    /// logarithm of how probable that was, into `lists` that have [room](TokenLists::resize_weighted) for all tokens.
+    /// logarithm of how probable that was, into `lists` that have [room](crate::TokenListLayout::weighted) for all tokens.
     /// The rooms are for what lies in between.
     ///
     /// # Errors

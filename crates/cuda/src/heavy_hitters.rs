@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::select::{HostDeviceVec, Queries, TokenLists};
+use super::host_device_vec::HostDeviceVec;
+use super::queries::Queries;
+use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Cache, Gpu, GpuError, failed};
 
 /// Threads of the blocks of the three kernels.
@@ -257,7 +259,7 @@ impl Gpu {
         assert!(prefix.tokens <= prefix.keys.capacity, "{} tokens of a prefix", prefix.tokens);
         let most = rows.iter().map(|row| row.held.room).max().unwrap_or(0);
         let ends: Vec<usize> = rows.iter().map(|row| row.total - window).collect();
-        lists.resize_to(self, in_row, most, ends)?;
+        lists.resize(self, TokenListLayout::new(in_row, most), ends)?;
         let rounds = rounds(rows);
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|i| rounds[*i]);

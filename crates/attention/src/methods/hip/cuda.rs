@@ -6,7 +6,7 @@ use super::Hip;
 use super::search::Offset;
 use crate::backend::active::{Built, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, MaskLaunch};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{GpuError, Sampling, Tree, TreeWorkspace};
+use spattn_cuda::{GpuError, Sampling, TokenListLayout, Tree, TreeWorkspace};
 
 impl Hip {
     fn tree(&self, tokens: Range<usize>) -> Tree {
@@ -39,7 +39,8 @@ impl CudaForm for Hip {
         let lists = self.count_lists(step.queries.heads, cache.kv_heads);
         let most =
             step.budget_units.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
-        to.lists.resize_counted(gpu, [step.budget_units.len(), lists], most, candidates.end)?;
+        let ends = vec![candidates.end; step.budget_units.len()];
+        to.lists.resize(gpu, TokenListLayout::new(lists, most).counted(), ends)?;
         to.budget_units.set(gpu, step.budget_units.to_vec())?;
         let (tree, workspace): (_, &mut TreeWorkspace) = (self.tree(candidates), scratch.own.of());
         gpu.search_tree(&step.queries, cache, &tree, &to.budget_units, &mut to.lists, workspace)

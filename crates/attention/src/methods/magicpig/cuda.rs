@@ -5,7 +5,7 @@ use super::{MagicPig, Shape};
 use crate::backend::active::{Built, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FITS};
 use crate::backend::index::PrefixStatsView;
 use crate::methods::planes::gaussians;
-use spattn_cuda::{CollisionWorkspace, GpuError, HashTables, HostDeviceVec, SamplingSpec, TableShape};
+use spattn_cuda::{CollisionWorkspace, GpuError, HashTables, HostDeviceVec, SamplingSpec, TableShape, TokenListLayout};
 
 /// One of this many candidates is expected to be sampled, by which work is cut evenly: the published settings sample 1 to 4 %.
 const SAMPLED_OF: usize = 32;
@@ -41,9 +41,10 @@ impl CudaForm for MagicPig {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (gpu, candidates) = (step.prefix.gpu, step.prefix.candidates.clone());
-        let shape = [step.budget_units.len(), step.queries.heads];
-        let lengths = [candidates.len(), candidates.len().div_ceil(SAMPLED_OF)];
-        to.lists.resize_weighted(gpu, shape, lengths, candidates.end)?;
+        let layout = TokenListLayout::new(step.queries.heads, candidates.len())
+            .expecting(candidates.len().div_ceil(SAMPLED_OF))
+            .weighted();
+        to.lists.resize(gpu, layout, vec![candidates.end; step.budget_units.len()])?;
         let log_probability = self.log_probability.as_ref().expect(FITS);
         let DeviceWorkspace { lists, own, .. } = to;
         let SamplingTable(steps) = own.of();

@@ -7,7 +7,7 @@ use super::share::TopShare;
 use super::top::Top;
 use crate::backend::active::{DeviceStep, DeviceWorkspace, PickerLaunch};
 use crate::types::seed::{RowSeed, mix_seed};
-use spattn_cuda::{DRAW_KEY, DrawWorkspace, GpuError, Pages, Scores};
+use spattn_cuda::{DRAW_KEY, DrawWorkspace, GpuError, Pages, Scores, TokenListLayout};
 
 impl PickerLaunch for Top {
     fn prepare(
@@ -19,7 +19,8 @@ impl PickerLaunch for Top {
     ) -> Result<(), GpuError> {
         let tokens = |budget: &u32| (*budget as usize * pages.size).min(pages.tokens.len());
         let most = step.budget_units.iter().max().map_or(0, tokens);
-        to.lists.resize(step.prefix.gpu, step.budget_units.len(), lists, most, pages.tokens.end)?;
+        let ends = vec![pages.tokens.end; step.budget_units.len()];
+        to.lists.resize(step.prefix.gpu, TokenListLayout::new(lists, most), ends)?;
         to.budget_units.set(step.prefix.gpu, step.budget_units.to_vec())
     }
 
@@ -47,7 +48,8 @@ impl PickerLaunch for TopShare {
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let (rows, most) = (step.budget_units.len(), pages.tokens.len());
-        to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / SELECTED_OF], pages.tokens.end)
+        let layout = TokenListLayout::new(lists, most).expecting(most / SELECTED_OF);
+        to.lists.resize(step.prefix.gpu, layout, vec![pages.tokens.end; rows])
     }
 
     fn pick_all(
@@ -72,7 +74,8 @@ impl PickerLaunch for Draws {
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let (gpu, most) = (step.prefix.gpu, self.budget.value().get().min(pages.tokens.len()));
-        to.lists.resize_weighted(gpu, [step.seeds.len(), lists], [most, most], pages.tokens.end)?;
+        let ends = vec![pages.tokens.end; step.seeds.len()];
+        to.lists.resize(gpu, TokenListLayout::new(lists, most).weighted(), ends)?;
         let group = lists / step.prefix.cache.kv_heads;
         let seed =
             |row: &RowSeed, list: usize| mix_seed(row.of_head(step.prefix.layer, list / group), (list % group) as u64);
