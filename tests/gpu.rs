@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
 use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
-use spattn::attention::methods::{CALIBRATIONS, configure};
+use spattn::attention::methods::{self, CALIBRATIONS, METHODS, SelectionPlace, configure};
 use spattn::attention::{
     Configured, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, Sequence,
     SparsePrefill, expand_grid, mask_list_bytes,
@@ -28,7 +28,8 @@ use spattn::kernels::cuda::{
     CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
     HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
     PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, Weights,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
+    Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -2643,6 +2644,25 @@ fn assert_alike(a: &LayerCosts, b: &LayerCosts, what: &str) {
     }
 }
 
+/// Methods that learn from a model's prompt before they select on the device.
+const LEARNED: [&str; 7] = [
+    "hash_attention:k=16",
+    "hash_attention:ties=first,k=20,per=kv_head",
+    "hash_attention:k=20,per=kv_head,reduce=max",
+    "hash_attention:ratio=0.1,per=kv_head",
+    "loki:k=16",
+    "loki:k=20,per=kv_head",
+    "double_sparsity:k=16",
+];
+
+#[test]
+fn every_method_that_selects_on_the_device_is_compared_with_the_host() {
+    for method in METHODS.iter().filter(|method| method.selection_place() == SelectionPlace::Device) {
+        let is_of = |spec: &&str| spec.split(':').next() == Some(method.name);
+        assert!(THERE.iter().chain(&LEARNED).any(|spec| is_of(&spec)), "no spec of {} is compared", method.name);
+    }
+}
+
 fn check_picks_there(model: &str) {
     let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     let (ours, forks) = run_some(&cuda, &cuda, &THERE, false, false);
@@ -2657,8 +2677,9 @@ fn check_picks_there(model: &str) {
             assert_eq!(fork.tokens(), other.tokens(), "{spec}");
             assert_alike(fork.costs(), other.costs(), spec);
             assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
-            let drawn = ["random", "snapkv", "ada_kv", "expected_attention", "bigbird"];
-            let picks_there = !drawn.contains(&spec.split(':').next().unwrap()) && !spec.ends_with("k=0");
+            let name = spec.split(':').next().unwrap();
+            let place = methods::find(name).unwrap().selection_place();
+            let picks_there = place == SelectionPlace::Device && !spec.ends_with("k=0");
             assert_eq!((fork.selects_on_device(), fork.selects_on_host()), (picks_there, !picks_there), "{spec}");
             assert!(!other.selects_on_device() && other.selects_on_host(), "{spec}");
         }
@@ -2700,19 +2721,10 @@ fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
 #[test]
 #[ignore = "needs a GPU"]
 fn methods_that_have_learned_pick_what_the_host_picks() {
-    const SPECS: [&str; 7] = [
-        "hash_attention:k=16",
-        "hash_attention:ties=first,k=20,per=kv_head",
-        "hash_attention:k=20,per=kv_head,reduce=max",
-        "hash_attention:ratio=0.1,per=kv_head",
-        "loki:k=16",
-        "loki:k=20,per=kv_head",
-        "double_sparsity:k=16",
-    ];
     for model in ["llama3", "qwen2"] {
         let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
         let learned = ["hash_attention", "loki", "double_sparsity"].map(|kind| (kind, learned(&cpu, kind)));
-        let methods = SPECS.map(|spec| {
+        let methods = LEARNED.map(|spec| {
             let kind = spec.split(':').next().unwrap();
             let (_, artefact) = learned.iter().find(|(of, _)| *of == kind).unwrap();
             method(spec).calibrated(artefact).unwrap()
@@ -2720,11 +2732,11 @@ fn methods_that_have_learned_pick_what_the_host_picks() {
         let (ours, forks) = run_methods(&cuda, &cuda, &methods, false, false);
         let (expected, others) = run_methods(&cuda, &cpu, &methods, false, false);
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
-            for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
+            for ((ours, expected), spec) in ours.iter().zip(expected).zip(LEARNED) {
                 assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}"));
             }
         }
-        for ((fork, other), spec) in forks.iter().zip(&others).zip(SPECS) {
+        for ((fork, other), spec) in forks.iter().zip(&others).zip(LEARNED) {
             assert_alike(fork.costs(), other.costs(), spec);
             assert!(fork.selects_on_device() && !fork.selects_on_host() && other.selects_on_host(), "{model} {spec}");
         }

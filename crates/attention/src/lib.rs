@@ -23,6 +23,7 @@ mod types;
 pub use backend::active::*;
 pub use backend::form::{DeviceForm, StepShape};
 pub use backend::index::{DeviceIndex, PrefixStatsView};
+pub use backend::reasons::HostReason;
 pub use backend::workspaces::Workspaces;
 pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};

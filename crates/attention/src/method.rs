@@ -19,7 +19,7 @@ use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-use crate::{DeviceForm, IndexKey, PrefillPattern, Probe, PromptNeed};
+use crate::{DeviceForm, HostReason, IndexKey, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -126,9 +126,12 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
-    /// Its form on a device, with equal selections; `None` if it has none, or not with these parameters.
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        None
+    /// Its form on a device, with equal selections.
+    ///
+    /// # Errors
+    /// Why there is none, or none with these parameters: at least one reason.
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        Err(vec![HostReason::NoForm])
     }
 
     /// The positions at which tokens are attended.
@@ -345,7 +348,10 @@ pub trait AnyMethod: Send + Sync {
     /// See [`Method::is_data_independent`].
     fn is_data_independent(&self) -> bool;
     /// See [`Method::device_form`].
-    fn device_form(&self) -> Option<&dyn DeviceForm>;
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>>;
     /// See [`Method::positions`].
     fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
@@ -415,7 +421,7 @@ impl<M: Method> AnyMethod for M {
     fn is_data_independent(&self) -> bool {
         Method::is_data_independent(self)
     }
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Method::device_form(self)
     }
     fn positions(&self) -> Positions {

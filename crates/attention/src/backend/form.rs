@@ -1,6 +1,7 @@
 //! [`DeviceForm`]: how a method selects on the device that holds the prefix, for all rows of a step that share it.
 
 use crate::backend::active::DeviceLaunch;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
@@ -24,16 +25,24 @@ pub struct StepShape {
     pub number: u32,
 }
 
+/// The most numbers for each key of an index whose rows are scored by products.
+pub(crate) const WIDEST_ROW: usize = GPU_ROW_WIDTHS[GPU_ROW_WIDTHS.len() - 1];
+
 /// The smallest supported row width of an index with `numbers` numbers per key; `None` if there is none.
 pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates are those of the prefix, unless [sequences have a cache of their
-/// own](Self::holds).
+/// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
+/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds).
 pub trait DeviceForm: DeviceLaunch + Send + Sync {
-    /// Whether there is a form for keys and values of this shape.
-    fn fits(&self, shape: KvShape) -> bool;
+    /// Why kernels do not take keys and values of this shape; nothing if they do.
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason>;
+
+    /// Whether kernels take keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool {
+        self.shape_reasons(shape).is_empty()
+    }
 
     /// Generated tokens that attend one selection before the next is made; the engine keeps the selection for that
     /// long.

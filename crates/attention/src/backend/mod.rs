@@ -22,6 +22,7 @@
 
 pub(crate) mod form;
 pub(crate) mod index;
+pub(crate) mod reasons;
 pub(crate) mod scorer;
 pub(crate) mod workspaces;
 

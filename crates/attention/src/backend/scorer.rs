@@ -2,6 +2,7 @@
 
 use crate::backend::active::{PickerLaunch, ScorerLaunch};
 use crate::backend::form::StepShape;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
@@ -9,9 +10,9 @@ use crate::types::prompt_shape::PromptShape;
 
 /// A scorer's form on a device.
 pub(crate) trait DeviceScorer: ScorerLaunch + Send + Sync {
-    /// As [`DeviceForm::fits`](crate::DeviceForm::fits); every shape by default.
-    fn fits(&self, _shape: KvShape) -> bool {
-        true
+    /// As [`DeviceForm::shape_reasons`](crate::DeviceForm::shape_reasons); every shape fits by default.
+    fn shape_reasons(&self, _shape: KvShape) -> Vec<HostReason> {
+        Vec::new()
     }
 
     /// Cost of scoring the candidates of one KV head at a step.

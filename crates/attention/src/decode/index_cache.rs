@@ -11,11 +11,11 @@ use rayon::prelude::*;
 use crate::backend::active::{HAS_DEVICE, build_index, finish};
 use crate::backend::form::DeviceForm;
 use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
-use crate::types::policy::Tail;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::schedule::Schedule;
@@ -152,16 +152,19 @@ impl IndexCache {
         nothing || self.can_select_on_device(method)
     }
 
-    /// Whether the method can select on the device that holds the prefix: it has a device form, and its candidates are
-    /// those of the prefix or the tokens resident in its cache there.
+    /// Whether the method selects on the device that holds the prefix.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
         let is_there = HAS_DEVICE && self.prefix.device().is_some() && !self.selects_on_host;
-        let follows = method.method.manages_decoded_tokens();
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
-        is_there
-            && has_fixed_candidates(method)
-            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
-            && method.method.device_form().is_some_and(fits)
+        is_there && self.host_reasons(method).is_empty()
+    }
+
+    /// Why the method selects on the host where a device holds the prefix; nothing if it selects there.
+    pub fn host_reasons(&self, method: &Configured) -> Vec<HostReason> {
+        let mut reasons = method.host_reasons(self.prefix.shape());
+        if !self.has_gathered(&method.method.prompt_needs().into_iter().collect()) {
+            reasons.push(HostReason::NoStatistics);
+        }
+        reasons
     }
 
     /// Time of gathering `needs`; `reused` is the part charged to an earlier index.
@@ -244,15 +247,6 @@ impl IndexCache {
         layer_of(0).map_or(Ok(()), finish)?;
         Ok(indexes)
     }
-}
-
-/// Whether the device's conditions hold: tokens after the prefix stay static, positions are the original ones, and all
-/// layers have the same budget. So a method that [fills pages](crate::scored::scorer::Scorer::keeps_open_page) never
-/// selects on a device.
-pub(super) fn has_fixed_candidates(method: &Configured) -> bool {
-    method.policy.tail == Tail::Exact
-        && method.method.positions() == Positions::Original
-        && method.policy.schedule.is_uniform()
 }
 
 /// Panic message: the sequence selects on a device although its method has no device form.

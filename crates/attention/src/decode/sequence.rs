@@ -388,7 +388,7 @@ impl Sequence {
 
     /// Whether some tokens attend an earlier selection of the device.
     pub fn reuses_selections(&self) -> bool {
-        self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
+        self.method.method.device_form().is_ok_and(|form| form.refresh() > 1)
     }
 
     /// Tokens generated before the last of `total`.
@@ -425,7 +425,7 @@ impl Sequence {
     /// The method's device form and the device index of a sparse layer; `None` if the host selects.
     pub fn device_form(&self, layer: usize) -> Option<(&dyn DeviceForm, &DeviceIndex)> {
         let index = self.indexes.on_device[layer].as_ref().filter(|_| self.on_device)?;
-        Some((self.method.method.device_form()?, index))
+        Some((self.method.method.device_form().ok()?, index))
     }
 
     /// Tokens of the prefix that may be selected.
@@ -686,8 +686,7 @@ mod tests {
     use super::*;
     use crate::PromptShape;
     use crate::calibration::collector::PrefillChunk;
-    use crate::decode::index_cache::has_fixed_candidates;
-    use crate::kv::{DeviceFailure, KvDtype};
+    use crate::kv::{DeviceFailure, KvDtype, KvShape};
     use crate::{AttentionSpec, LayerSpecs, PromptNeed, PromptStats};
 
     #[test]
@@ -948,7 +947,7 @@ mod tests {
     fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
         let form = |spec: &str| {
             let ([fork], _) = forks(spec, false);
-            fork.method().method.device_form().is_some()
+            fork.method().method.device_form().is_ok()
         };
         for spec in [
             "topk:k=3",
@@ -1057,7 +1056,8 @@ mod tests {
         }
         let stays = |spec: &str| {
             let spec = crate::expand_grid(spec).unwrap().remove(0);
-            has_fixed_candidates(&crate::methods::configure(&spec, &policy).unwrap())
+            let shape = KvShape { kv_heads: 1, d: D, dtype: KvDtype::F32 };
+            crate::methods::configure(&spec, &policy).unwrap().host_reasons(shape).is_empty()
         };
         assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
         for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {

@@ -24,6 +24,7 @@ use rayon::prelude::*;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
@@ -254,8 +255,8 @@ impl Scorer for LabelScores {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

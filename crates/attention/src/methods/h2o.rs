@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::streaming_llm::last_tokens;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
@@ -217,8 +218,8 @@ impl Method for H2o {
         bytes_of(caches)
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        (!self.heavy.is_none()).then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        if self.heavy.is_none() { Err(vec![HostReason::SelectsNothing]) } else { Ok(self) }
     }
 
     fn start(&self, caches: &Vec<Cache>) -> Vec<Cache> {
@@ -398,7 +399,7 @@ mod tests {
                 form.fits(KvShape { kv_heads: 1, d: 256, dtype }) && !form.fits(KvShape { kv_heads: 1, d: 4, dtype })
             );
         }
-        assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_none());
+        assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_err());
     }
 
     /// A step reads what any of its query heads holds once, keys and values, to weigh it and to attend it.

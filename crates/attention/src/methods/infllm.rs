@@ -15,6 +15,7 @@ mod cuda;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvStore};
@@ -158,8 +159,8 @@ impl Scorer for Representatives {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
@@ -158,8 +159,8 @@ impl Scorer for Loki {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

@@ -31,6 +31,7 @@ use super::ParamInfo;
 use super::planes::RandomPlanes;
 use super::signatures::{Signatures, Ties, halves, words_of};
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
@@ -183,8 +184,8 @@ impl Scorer for RandomSignatures {
         }
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

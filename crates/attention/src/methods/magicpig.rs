@@ -50,6 +50,7 @@ use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::ParamInfo;
 use super::planes::RandomPlanes;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::index::workspaces::Workspaces;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
@@ -383,8 +384,15 @@ impl Method for MagicPig {
         }
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        self.is_plain().then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = Vec::new();
+        if self.hashing.simple_lsh {
+            reasons.push(HostReason::setting("simple_lsh", true));
+        }
+        if self.log_probability.is_none() {
+            reasons.push(HostReason::UnsolvedDensity);
+        }
+        if reasons.is_empty() { Ok(self) } else { Err(reasons) }
     }
 
     fn tail_rule(&self) -> TailRule {

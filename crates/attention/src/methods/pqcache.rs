@@ -21,6 +21,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::index::kmeans::kmeans;
@@ -150,8 +151,8 @@ impl Scorer for ProductCodes {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

@@ -19,6 +19,7 @@ use super::ParamInfo;
 use crate::IndexKey;
 #[cfg(test)]
 use crate::Step;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::quantised::{QuantisedRows, Rounding};
@@ -172,8 +173,11 @@ impl Scorer for Bounds {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        self.summary_bits.is_none().then_some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        match self.summary_bits {
+            None => Ok(self),
+            Some(bits) => Err(HostReason::setting("summary_bits", bits)),
+        }
     }
 }
 

@@ -18,6 +18,11 @@ pub(crate) fn words_of(bits: usize) -> usize {
     bits.div_ceil(32)
 }
 
+/// Bytes of the signatures of `sets` sets of `tokens` keys each on a device, which stores planes of 4 tokens.
+pub(super) fn device_bytes(sets: usize, bits: usize, tokens: usize) -> usize {
+    size_of::<u32>() * sets * words_of(bits) * tokens.next_multiple_of(4)
+}
+
 /// One bit a number, 1 where it is positive: the first number is the lowest bit of the first word.
 pub(super) fn pack_signs(numbers: &[f32]) -> impl Iterator<Item = u32> {
     let word = |part: &[f32]| part.iter().enumerate().fold(0, |word, (i, x)| word | u32::from(*x > 0.0) << i);

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::KvStore;
@@ -203,9 +204,9 @@ impl Scorer for QueryChannels {
         scores
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
         // Keys that lie token by token would be read whole.
-        self.by_channel.then_some(self)
+        if self.by_channel { Ok(self) } else { Err(HostReason::setting("storage", "1xK")) }
     }
 
     fn weighs(&self) -> bool {

@@ -2099,7 +2099,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
             "hash_attention:k=16,per=kv_head,reduce=max",
         ] {
             let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
-            let form = method.device_form().unwrap_or_else(|| panic!("{spec} has a form"));
+            let form = method.device_form().unwrap_or_else(|reasons| panic!("{spec} has a form: {reasons:?}"));
             let number = form.budget_units(Context::new(301, &candidates), candidates.len());
             let step = StepShape { group, d, dtype, candidates: candidates.len(), exact: 0, number };
             let (selection, counted) = select(spec, &kv, &queries, candidates.clone());
@@ -2123,7 +2123,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
 fn a_form_on_a_device_says_which_heads_it_fits() {
     let fits = |spec: &str, d: usize, dtype: KvDtype| {
         let method = configured(spec, &none()).method;
-        method.device_form().is_some_and(|form| form.fits(KvShape { kv_heads: 2, d, dtype }))
+        method.device_form().is_ok_and(|form| form.fits(KvShape { kv_heads: 2, d, dtype }))
     };
     assert!(fits("topk", 256, KvDtype::F32) && fits("quest", 80, KvDtype::Bf16));
     assert!(fits("double_sparsity:channels=d", 128, KvDtype::Bf16));

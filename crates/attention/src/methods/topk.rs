@@ -6,6 +6,7 @@
 mod cuda;
 
 use super::ParamInfo;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
@@ -88,8 +89,8 @@ impl Scorer for ExactScores {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

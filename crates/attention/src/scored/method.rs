@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::backend::form::DeviceForm;
+use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised::QuantisedRows;
@@ -483,11 +484,20 @@ impl<S: Scorer> Method for Scored<S> {
         self.picker.is_nothing() || self.picker.blind().is_some()
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        if self.picker.is_nothing() || self.has_no_static {
-            return None;
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = Vec::new();
+        if self.picker.is_nothing() {
+            reasons.push(HostReason::SelectsNothing);
         }
-        self.on_device().map(|_| self as &dyn DeviceForm)
+        if self.has_no_static {
+            reasons.push(HostReason::setting("draw_from", "all"));
+        }
+        match self.on_device() {
+            Ok(_) if reasons.is_empty() => return Ok(self),
+            Ok(_) => {}
+            Err(further) => reasons.extend(further),
+        }
+        Err(reasons)
     }
 
     fn tail_rule(&self) -> TailRule {

@@ -7,6 +7,7 @@
 //!
 //! [`Method`]: crate::Method
 
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
@@ -107,9 +108,9 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         None
     }
 
-    /// Its form on a device, with equal scores; `None` if it has none. It cannot [weight](Self::weigh) selected tokens.
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        None
+    /// Its form on a device, with equal scores; why there is none, or none with these parameters, by default.
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Err(HostReason::NoForm)
     }
 
     /// Whether selected tokens are [weighted](Self::weigh) by the scores of each query.

@@ -1,7 +1,8 @@
-//! The label cache on a device: in 4 or 2 bits by ranges of 128 tokens as on the host, or in 16 as keys are stored.
+//! The label cache on a device: which shapes it fits, what it costs and how much memory it takes.
 
 use super::LabelScores;
-use crate::backend::form::row_width;
+use crate::backend::form::{WIDEST_ROW, row_width};
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::quantised::GROUP;
@@ -27,9 +28,13 @@ impl LabelScores {
 }
 
 impl DeviceScorer for LabelScores {
-    fn fits(&self, shape: KvShape) -> bool {
-        let stored = self.bits != 16 || shape.dtype != KvDtype::F32;
-        stored && row_width(self.channels.of(shape.d)).is_some()
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let mut reasons = Vec::from_iter(HostReason::of_index_width(self.channels.of(shape.d), WIDEST_ROW));
+        // Labels in 16 bits are stored as keys are.
+        if self.bits == 16 && shape.dtype == KvDtype::F32 {
+            reasons.push(HostReason::Storage(shape.dtype));
+        }
+        reasons
     }
 
     fn cost(&self, step: &StepShape) -> Cost {

@@ -1,8 +1,7 @@
-//! Heavy hitters on a device: what a run holds lies there with what each token has received, and changes there at every step.
-//!
-//! The masses of the prompt were gathered while it was read; the host says which tokens are heavy hitters then, and sends them.
+//! Heavy hitters on a device: which shapes they fit, what they cost and how much memory the token caches take.
 
 use super::H2o;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
@@ -32,8 +31,8 @@ impl H2o {
 }
 
 impl DeviceForm for H2o {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
     /// Nothing: the weights that are added up are those by which a step attends.

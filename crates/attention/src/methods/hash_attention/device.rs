@@ -1,11 +1,12 @@
-//! Signatures by learned nets on a device: keys when the prefix is read, queries at every step.
+//! Signatures by learned nets on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::net::SignNet;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::methods::hash_attention::learned::LearnedSignatures;
-use crate::methods::signatures::words_of;
+use crate::methods::signatures::{device_bytes, words_of};
 use crate::{PromptShape, StepShape};
 use spattn_kernels::GPU_WIDEST;
 
@@ -18,8 +19,9 @@ impl LearnedSignatures {
 }
 
 impl DeviceScorer for LearnedSignatures {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.kind.bits <= GPU_WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let width = HostReason::of_head_width(shape.d, GPU_WIDEST, 8);
+        width.into_iter().chain(HostReason::of_index_width(self.kind.bits, GPU_WIDEST)).collect()
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
@@ -34,7 +36,6 @@ impl DeviceScorer for LearnedSignatures {
 
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let Some((each, net)) = self.any_net() else { return 0 };
-        let signatures = 4 * prefix.kv_heads * each * words_of(self.kind.bits) * prefix.tokens.next_multiple_of(4);
-        signatures + prefix.heads * net.bytes()
+        device_bytes(prefix.kv_heads * each, self.kind.bits, prefix.tokens) + prefix.heads * net.bytes()
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::cost::Cost;
@@ -102,8 +103,8 @@ impl Scorer for LearnedSignatures {
         }
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

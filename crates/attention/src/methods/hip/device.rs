@@ -1,7 +1,9 @@
-//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances.
+//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances. What it
+//! costs, and how much memory it takes.
 
 use super::search::Chunks;
 use super::{Hip, View, Window};
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
@@ -13,11 +15,23 @@ const WIDEST: usize = 256;
 const TILED: [usize; 2] = [64, 128];
 
 impl Hip {
-    /// Whether a device can search as this method does.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Why a device cannot search as this method does; nothing if it can.
+    pub(super) fn search_reasons(&self) -> Vec<HostReason> {
         let Self { search, ensemble, positions, .. } = self;
-        let all_channels = search.channels.0.is_none() && search.chunks == Chunks::Equal;
-        all_channels && ensemble.searches == 1 && *positions == Positions::Original
+        let mut reasons = Vec::new();
+        if let Some(channels) = search.channels.0 {
+            reasons.push(HostReason::setting("top_r", channels));
+        }
+        if search.chunks != Chunks::Equal {
+            reasons.push(HostReason::setting("chunks", "aligned"));
+        }
+        if ensemble.searches != 1 {
+            reasons.push(HostReason::setting("n_e", ensemble.searches));
+        }
+        if *positions != Positions::Original {
+            reasons.push(HostReason::MovedPositions);
+        }
+        reasons
     }
 
     pub(super) fn count_lists(&self, heads: usize, kv_heads: usize) -> usize {
@@ -26,8 +40,8 @@ impl Hip {
 }
 
 impl DeviceForm for Hip {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
     fn refresh(&self) -> usize {

@@ -53,6 +53,7 @@ use rand_chacha::ChaCha8Rng;
 
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::ParamInfo;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::hip::search::Limit;
@@ -468,8 +469,12 @@ impl Method for Hip {
         }
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        (self.is_plain() && !self.budget.is_none()).then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = self.search_reasons();
+        if self.budget.is_none() {
+            reasons.push(HostReason::SelectsNothing);
+        }
+        if reasons.is_empty() { Ok(self) } else { Err(reasons) }
     }
 
     fn tail_rule(&self) -> TailRule {
@@ -511,7 +516,7 @@ impl BlockMask for Hip {
     }
 
     fn device_form(&self) -> Option<&dyn SearchedMask> {
-        (self.is_plain() && self.window == Window::Block).then_some(self as &dyn SearchedMask)
+        (self.search_reasons().is_empty() && self.window == Window::Block).then_some(self as &dyn SearchedMask)
     }
 }
 

@@ -1,7 +1,8 @@
-//! Keys on their leading components on a device.
+//! Keys on their leading components on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::Loki;
-use crate::backend::form::row_width;
+use crate::backend::form::{WIDEST_ROW, row_width};
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
@@ -9,8 +10,9 @@ use crate::{PromptShape, StepShape};
 use spattn_kernels::GPU_WIDEST;
 
 impl DeviceScorer for Loki {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && row_width(self.rank.of(shape.d)).is_some()
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let width = HostReason::of_head_width(shape.d, GPU_WIDEST, 8);
+        width.into_iter().chain(HostReason::of_index_width(self.rank.of(shape.d), WIDEST_ROW)).collect()
     }
 
     fn cost(&self, step: &StepShape) -> Cost {

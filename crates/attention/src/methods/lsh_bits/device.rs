@@ -1,19 +1,19 @@
-//! Signatures by random hyperplanes on a device: queries are signed there at every step. Keys are signed by the host form when a prefix is
-//! read, as what they are lengthened to depends on all of them, and their signatures are sent.
+//! Signatures by random hyperplanes on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::RandomSignatures;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
-use crate::methods::signatures::words_of;
+use crate::methods::signatures::{device_bytes, words_of};
 use crate::{PromptShape, StepShape};
 
 /// The widest head whose queries kernels sign.
 const WIDEST: usize = 256;
 
 impl DeviceScorer for RandomSignatures {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d <= WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, WIDEST, 1).into_iter().collect()
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
@@ -30,7 +30,6 @@ impl DeviceScorer for RandomSignatures {
     }
 
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
-        let signatures = 4 * prefix.kv_heads * words_of(self.bits) * prefix.tokens.next_multiple_of(4);
-        signatures + 4 * self.bits * (prefix.d + 1)
+        device_bytes(prefix.kv_heads, self.bits, prefix.tokens) + 4 * self.bits * (prefix.d + 1)
     }
 }

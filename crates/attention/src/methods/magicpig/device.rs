@@ -1,6 +1,7 @@
-//! The tables on a device: keys are hashed and sorted when the prefix is read, collisions are met at every step.
+//! The hash tables on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::{MagicPig, Shape};
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::{Context, DeviceForm, PromptShape, StepShape};
@@ -9,21 +10,18 @@ use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 /// The most bits of a code that kernels sort by.
 const MOST_BITS: usize = 15;
 
-impl MagicPig {
-    /// Whether a device can sample as this method does: its tables are known, and hold angles.
-    pub(super) fn is_plain(&self) -> bool {
-        self.log_probability.is_some() && !self.hashing.simple_lsh
-    }
-}
-
 /// Bytes of a token's number in a table.
 fn number_bytes(candidates: usize) -> usize {
     if candidates <= NARROW_TOKENS { 2 } else { 4 }
 }
 
 impl DeviceForm for MagicPig {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.shape().bits <= MOST_BITS
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let mut reasons = Vec::from_iter(HostReason::of_head_width(shape.d, GPU_WIDEST, 8));
+        if self.shape().bits > MOST_BITS {
+            reasons.push(HostReason::setting("K", self.shape().bits));
+        }
+        reasons
     }
 
     fn cost(&self, step: &StepShape) -> Cost {

@@ -1,7 +1,7 @@
-//! Product-quantised keys on a device: the host clusters them when a prefix is read, as the authors' code does, and codes and
-//! centroids are sent; queries meet them there at every step.
+//! Product-quantised keys on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::ProductCodes;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
@@ -23,8 +23,12 @@ impl ProductCodes {
 }
 
 impl DeviceScorer for ProductCodes {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d <= WIDEST && self.parts(shape.d) << self.bits <= MOST_ENTRIES
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let mut reasons = Vec::from_iter(HostReason::of_head_width(shape.d, WIDEST, 1));
+        if self.parts(shape.d) << self.bits > MOST_ENTRIES {
+            reasons.push(HostReason::setting("bits", self.bits));
+        }
+        reasons
     }
 
     /// Products with all centroids, and an addition for each code.

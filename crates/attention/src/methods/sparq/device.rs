@@ -1,6 +1,7 @@
-//! Scores by the queries' largest channels, and what picks leave over, on a device.
+//! Scores by the queries' largest channels on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::QueryChannels;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
@@ -9,8 +10,8 @@ use crate::{PromptShape, StepShape};
 use spattn_kernels::GPU_WIDEST;
 
 impl DeviceScorer for QueryChannels {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d <= GPU_WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, GPU_WIDEST, 1).into_iter().collect()
     }
 
     fn cost(&self, step: &StepShape) -> Cost {

@@ -2,6 +2,7 @@
 
 use super::Scored;
 use crate::backend::form::{DeviceForm, StepShape};
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, DeviceScorer, LeastPages};
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
@@ -14,8 +15,8 @@ use crate::types::prompt_shape::PromptShape;
 pub(super) const ON_DEVICE: &str = "the method has no device form";
 
 impl<S: Scorer> DeviceForm for Scored<S> {
-    fn fits(&self, shape: KvShape) -> bool {
-        self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        self.on_device().map_or_else(|reasons| reasons, |(scorer, _)| scorer.shape_reasons(shape))
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
@@ -56,8 +57,12 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 }
 
 impl<S: Scorer> Scored<S> {
-    /// Device forms of scorer and picker, if both have one.
-    pub(super) fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
-        Some((self.scorer.device()?, self.picker.device()?))
+    /// Device forms of scorer and picker; if one of them has none, why.
+    pub(super) fn on_device(&self) -> Result<(&dyn DeviceScorer, &dyn DevicePicker), Vec<HostReason>> {
+        match (self.scorer.device(), self.picker.device()) {
+            (Ok(scorer), Ok(picker)) => Ok((scorer, picker)),
+            (Err(scorer), Err(picker)) if scorer != picker => Err(vec![scorer, picker]),
+            (Err(reason), _) | (_, Err(reason)) => Err(vec![reason]),
+        }
     }
 }

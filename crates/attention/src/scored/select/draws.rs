@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use rand::RngExt;
 
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
 use crate::method::Solved;
@@ -136,8 +137,12 @@ impl Picker for Draws {
         SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
     }
 
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        (self.is_known() && self.proposal == Proposal::Attention).then_some(self as &dyn DevicePicker)
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        match (self.budget, self.proposal) {
+            (_, Proposal::ValueNorm) => Err(HostReason::setting("proposal", "value_norm")),
+            (Tuned::Density(_), _) => Err(HostReason::UnsolvedDensity),
+            (Tuned::Value(_), Proposal::Attention) => Ok(self),
+        }
     }
 }
 

@@ -24,6 +24,8 @@ use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use statrs::function::erf::erfc_inv;
 
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
@@ -143,6 +145,10 @@ fn outside(taken: &[u32], first: u32, places: &[u32]) -> Vec<u32> {
 }
 
 impl Picker for Sample {
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Err(HostReason::Selection("by a sample of the rest"))
+    }
+
     fn is_known(&self) -> bool {
         !matches!(self.budget, Budget::Density(_))
     }

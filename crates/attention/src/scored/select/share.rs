@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::Probe;
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
 use crate::method::Solved;
@@ -107,9 +108,11 @@ impl Picker for TopShare {
         SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
     }
 
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        // Until a density is solved for there is no share.
-        self.p.density().is_none().then_some(self)
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        match self.p {
+            Tuned::Value(_) => Ok(self),
+            Tuned::Density(_) => Err(HostReason::UnsolvedDensity),
+        }
     }
 }
 

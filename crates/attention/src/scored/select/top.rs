@@ -1,5 +1,6 @@
 //! Top-k by score.
 
+use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
 use crate::scored::select::picker::{Picker, ScoredRow};
@@ -31,8 +32,8 @@ impl Picker for Top {
         self.budget.is_none()
     }
 
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Ok(self)
     }
 }
 
