@@ -193,6 +193,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         keys,
                         values,
                         d,
+                        scale: chunk.scale(),
                         dtype,
                         candidates: span,
                         prompt,
@@ -209,7 +210,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             kv_head,
                             queries: &queries,
                             d,
-                            scale: 1.0 / (d as f32).sqrt(),
+                            scale: chunk.scale(),
                             keys,
                             values,
                             tail_keys: Rows::F32(&[]),
@@ -236,8 +237,11 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             .enumerate()
                             .map(|(head, wanted)| {
                                 let key = |t: &u32| keys.slice(*t as usize..*t as usize + 1, d).to_f32();
-                                let logits: Vec<f32> =
-                                    wanted.tokens.iter().map(|t| step.scale * dot(step.query(head), &key(t))).collect();
+                                let logits: Vec<f32> = wanted
+                                    .tokens
+                                    .iter()
+                                    .map(|t| step.scale.factor() * dot(step.query(head), &key(t)))
+                                    .collect();
                                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                                 let weights: Vec<f64> = logits.iter().map(|l| f64::from(l - most).exp()).collect();
                                 weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect()

@@ -304,7 +304,7 @@ impl Loaded {
         Ok(Document {
             task: self.tasks()[task].clone(),
             number,
-            prefix: Prefix::new(kvs.into_iter().map(cut).collect()),
+            prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
             heads: c.heads,
             layers: self.layers.clone(),
             rotation: dimensions.rotation(ids.len()),
@@ -421,6 +421,7 @@ impl Document {
             layer,
             kv_head,
             d,
+            scale: self.prefix.spec(layer).scale,
             keys: all(kv.keys.head(kv_head).to_f32(), &behind.keys),
             values: all(kv.values.head(kv_head).to_f32(), &behind.values),
             queries: (0..self.steps())

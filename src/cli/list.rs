@@ -130,13 +130,13 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
     let one = |m: &&MethodEntry| {
         let presets: String =
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
-        let tail = m.tail();
+        let (tail, place) = (m.tail(), m.selection_place().to_string());
         let facts = [
             ("role", m.role.about()),
             ("reference", m.reference),
             ("sparse in", m.phase()),
             ("selection", m.granularity()),
-            ("on a GPU", m.place()),
+            ("on a GPU", &place),
             ("GPU reads", m.reading_place()),
             ("tail", &tail),
         ];
@@ -180,7 +180,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "phase": m.phase(),
                 "granularity": m.granularity(),
                 "tail": m.tail(),
-                "select_on": m.place(),
+                "select_on": m.selection_place().name(),
                 "read_on_gpu": m.reading_place(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
                 "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::select::{HostDeviceVec, Scores, TokenLists};
+use super::host_device_vec::HostDeviceVec;
+use super::scores::Scores;
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
@@ -25,7 +27,7 @@ pub struct DrawWorkspace {
 
 impl Gpu {
     /// Draws `draws` times from the distribution that each list of scores gives: a candidate's share is `exp(scale * score)` over the
-    /// sum. What is drawn comes ascending into rows of `lists` from `first` on, which have [room](TokenLists::resize_weighted) for
+    /// sum. What is drawn comes ascending into rows of `lists` from `first` on, which have [room](crate::TokenListLayout::weighted) for
     /// it; each logit is lowered so that its exponential is the share of the draws times that sum. Draws are those of `ChaCha8Rng`
     /// with the key of the list.
     ///

@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
-use super::select::{HostDeviceVec, Pages, Queries, Scores, TokenLists};
+use super::queries::{Pages, Queries};
+use super::scores::Scores;
+use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block, and branches that it scores.
@@ -89,7 +92,7 @@ pub struct TreeWorkspace {
 impl Gpu {
     /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
     /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row. The
-    /// lists' [entries](TokenLists::resize_counted) are the keys that were scored.
+    /// lists' [entries](crate::TokenListLayout::counted) are the keys that were scored.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -120,7 +123,8 @@ impl Gpu {
         let columns = 2 * searched;
         room.scores.resize(self, rows, count, columns)?;
         // Rows that search nothing are picked for as well, all there is.
-        room.kept.resize(self, rows, count, if most < blocks { searched } else { columns }, columns)?;
+        let longest = if most < blocks { searched } else { columns };
+        room.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
         for spans in &mut room.spans {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }

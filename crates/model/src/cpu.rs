@@ -74,7 +74,7 @@ impl Engine for Cpu {
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last)? };
-        Ok(Prefill { prefix: Prefix::new(kv), logits })
+        Ok(Prefill { prefix: Prefix::with_specs(kv, self.layer_specs().clone()), logits })
     }
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
@@ -196,7 +196,9 @@ impl Cpu {
         }
         let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
         drop(qkv);
-        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv).with_input(x);
+        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv)
+            .with_input(x)
+            .with_spec(self.layer_specs().layer(index));
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }

@@ -7,7 +7,7 @@ use super::layers;
 use super::rope::{Rope, RopeTable, Turn};
 use super::tensors::{StorageTypes, WeightDtype};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{PromptShape, Rotation};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -28,13 +28,21 @@ pub struct Dimensions {
     pub(super) storage: StorageTypes,
     /// Numbers of all weight matrices.
     weight_numbers: usize,
+    specs: LayerSpecs,
 }
 
 impl Dimensions {
     /// Of a decoder that stores its numbers in `storage`; a [`KvDtype`] stands for weights of the same type too.
     pub fn new(config: &ModelConfig, storage: impl Into<StorageTypes>) -> Self {
         let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        Self { config: config.clone(), rope, storage: storage.into(), weight_numbers: layers::matrix_numbers(config) }
+        let specs = LayerSpecs::uniform(config.layers, AttentionSpec::of_width(config.head_dim));
+        Self {
+            config: config.clone(),
+            rope,
+            storage: storage.into(),
+            weight_numbers: layers::matrix_numbers(config),
+            specs,
+        }
     }
 
     /// The model's configuration.
@@ -50,6 +58,11 @@ impl Dimensions {
     /// Storage type of weight matrices.
     pub fn weight_dtype(&self) -> WeightDtype {
         self.storage.weights
+    }
+
+    /// How each layer attends.
+    pub fn layer_specs(&self) -> &LayerSpecs {
+        &self.specs
     }
 
     /// Bytes of all weight matrices in memory.

@@ -11,7 +11,7 @@ use crate::eval::config::run_config::{RunConfig, Variant};
 use crate::eval::examples::example_input;
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::examples::token_counter::Counter;
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, KvShape};
 use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
@@ -159,6 +159,11 @@ impl Planner<'_> {
         }
         self.check_methods(&mut plan, watch)?;
         self.check_given(&mut plan, watch)?;
+        if self.config.device != Device::Cpu {
+            let PromptShape { kv_heads, d, .. } = self.model.dimensions.prompt_shape(1);
+            let shape = KvShape { kv_heads, d, dtype: self.model.dimensions.dtype() };
+            plan.notes.extend(host_selection_note(&self.config.methods, shape));
+        }
         Ok(plan)
     }
 
@@ -419,11 +424,22 @@ pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     ])
 }
 
+/// Which methods select on the host although a GPU holds keys and values of this shape, each with its reasons; `None` if none does.
+fn host_selection_note(methods: &[Configured], shape: KvShape) -> Option<String> {
+    let of_method = |method: &Configured| {
+        let selects = !method.method.is_static_only() && !method.method.decodes_densely();
+        let reasons: Vec<String> = method.host_reasons(shape).iter().map(ToString::to_string).collect();
+        (selects && !reasons.is_empty()).then(|| format!("{} ({})", method.label(), reasons.join("; ")))
+    };
+    let on_host: Vec<String> = methods.iter().filter_map(of_method).collect();
+    (!on_host.is_empty()).then(|| format!("tokens are selected on the host, not on the GPU, by {}", on_host.join(", ")))
+}
+
 /// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
 fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
     let mut known = HashSet::new();
     let of_method = |method: &Configured| {
-        let Some(form) = method.method.device_form() else { return 0 };
+        let Ok(form) = method.method.device_form() else { return 0 };
         let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
         // What later tokens attend again is kept by layer.
@@ -438,6 +454,22 @@ mod tests {
     use super::*;
     use crate::eval::config::settings::Settings;
     use spattn_attention::methods::configure;
+
+    #[test]
+    fn methods_that_select_on_the_host_are_named_with_their_reasons() {
+        let note = |specs: &[&str]| {
+            let of = |spec: &&str| configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
+            let methods: Vec<Configured> = specs.iter().map(of).collect();
+            host_selection_note(&methods, KvShape { kv_heads: 2, d: 256, dtype: KvDtype::Bf16 })
+        };
+        assert_eq!(note(&["topk", "full", "streaming_llm", "minference", "hip:k=64"]), None);
+        assert_eq!(
+            note(&["topk:tail=indexed", "quest", "knn:k=8", "sparq"]).unwrap(),
+            "tokens are selected on the host, not on the GPU, by topk:k=64,tail=indexed (tokens after the prefix become \
+             candidates (tail)), knn:k=8 (it has no form on a GPU), sparq:k=64 (heads are 256 wide, and the kernels take up \
+             to 128)"
+        );
+    }
     use spattn_attention::{Policy, expand_grid};
     use spattn_model::config::RopeScaling;
     use spattn_model::decoder::Dimensions;
@@ -480,8 +512,7 @@ mod tests {
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
         let shard = Shard::WHOLE;
         let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard, is_elsewhere: false };
-        let (c, weights) =
-            (model.dimensions.config(), model.dimensions.weight_numbers());
+        let (c, weights) = (model.dimensions.config(), model.dimensions.weight_numbers());
         for cell in planner.dealt().unwrap() {
             let tokens = cell.place.length;
             // By all weights, and of every query with half of the keys in the mean.

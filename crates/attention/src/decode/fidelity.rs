@@ -83,7 +83,7 @@ impl FidelityMeter {
         out: &[f32],
     ) {
         let AttendedTokens { exact, selection } = picked;
-        let (group, scale) = (queries.len() / kv.d, 1.0 / (kv.d as f32).sqrt());
+        let (group, scale) = (queries.len() / kv.d, kv.spec.scale.factor());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
         let mut acc = Accumulator::new(group, kv.d);
         kv.attend_positions(&scaled, 0..kv.total(), &mut acc);

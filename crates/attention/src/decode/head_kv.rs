@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::kv::{LayerKv, Prefix};
+use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
@@ -16,6 +17,8 @@ pub(crate) struct HeadKv<'a> {
     pub(crate) prefix_tokens: usize,
     pub(crate) tail_tokens: usize,
     pub(crate) d: usize,
+    /// How the layer attends.
+    pub(crate) spec: AttentionSpec,
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -34,8 +37,9 @@ struct Far<'a> {
 }
 
 impl<'a> Queries<'a> {
-    pub(crate) fn new(queries: &[f32], scale: f32) -> Self {
-        Self { scaled: queries.iter().map(|q| q * scale).collect(), far: None }
+    pub(crate) fn new(queries: &[f32], scale: SoftmaxScale) -> Self {
+        let factor = scale.factor();
+        Self { scaled: queries.iter().map(|q| q * factor).collect(), far: None }
     }
 
     /// Closes the gap between the sink and the recent tokens: the queries see the sink from that much nearer. Only
@@ -98,6 +102,7 @@ impl<'a> HeadKv<'a> {
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
             d: kv.keys.d(),
+            spec: prefix.spec(layer).clone(),
         }
     }
 

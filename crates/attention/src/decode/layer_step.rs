@@ -14,7 +14,7 @@ use crate::decode::head_kv::HeadKv;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::ParallelTime;
-use crate::device::form::StepShape;
+use crate::backend::form::StepShape;
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;

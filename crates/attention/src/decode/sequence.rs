@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
+use crate::backend::form::{DeviceForm, StepShape};
+use crate::backend::index::DeviceIndex;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::device::form::{DeviceForm, StepShape};
-use crate::device::layer::DeviceIndex;
 use crate::kv::{LayerKv, Prefix};
 use crate::method::Step;
 use crate::types::budget::Context;
@@ -180,7 +180,7 @@ impl Sequence {
     /// over the sparse layers; 0 if all layers are dense.
     pub fn aux_bits(&self) -> f64 {
         let method = self.method.method.as_ref();
-        let there = self.indexes.on_device.iter().flatten().map(|index| index.bytes);
+        let there = self.indexes.on_device.iter().flatten().map(DeviceIndex::host_bytes);
         let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
         let shared = here.chain(there).sum::<usize>();
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
@@ -240,7 +240,7 @@ impl Sequence {
 
     /// Whether some tokens attend an earlier selection of the device.
     pub fn reuses_selections(&self) -> bool {
-        self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
+        self.method.method.device_form().is_ok_and(|form| form.refresh() > 1)
     }
 
     /// Tokens generated before the last of `total`.
@@ -257,7 +257,7 @@ impl Sequence {
     /// The method's device form and the device index of a sparse layer; `None` if the host selects.
     pub fn device_form(&self, layer: usize) -> Option<(&dyn DeviceForm, &DeviceIndex)> {
         let index = self.indexes.on_device[layer].as_ref().filter(|_| self.selects_on_device())?;
-        Some((self.method.method.device_form()?, index))
+        Some((self.method.method.device_form().ok()?, index))
     }
 
     /// Tokens of the prefix that may be selected.
@@ -381,7 +381,7 @@ impl Sequence {
             kv_head: 0,
             queries,
             d: shape.d,
-            scale: 1.0 / (shape.d as f32).sqrt(),
+            scale: self.prefix.spec(layer).scale,
             keys: none,
             values: none,
             tail_keys: none,
@@ -399,7 +399,7 @@ impl Sequence {
 
     /// The scaled queries, at the positions that the method asks for.
     fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: StaticTokens) -> Queries<'_> {
-        let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
+        let scaled = Queries::new(queries, kv.spec.scale);
         let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
         if let Some(grouped) = positions.grouped(rotation) {
             return scaled.grouped(grouped, kv.total() - 1, kv.d);

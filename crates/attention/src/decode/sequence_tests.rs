@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::index_cache::{IndexCache, has_fixed_candidates};
+use super::index_cache::IndexCache;
 use super::layer_step::SelectionSite;
 use super::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use super::timing::IndexTime;
 use crate::PromptShape;
 use crate::calibration::collector::PrefillChunk;
-use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
+use crate::kv::{DeviceFailure, KvDtype, KvShape, LayerKv, Prefix};
 use crate::types::budget::Context;
 use crate::types::selection::AttendedTokens;
-use crate::{PromptNeed, PromptStats};
+use crate::{AttentionSpec, LayerSpecs, PromptNeed, PromptStats};
 
 #[test]
 fn what_was_gathered_is_part_of_every_index_and_spent_once() {
@@ -265,7 +265,7 @@ fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
 fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
     let form = |spec: &str| {
         let ([fork], _) = forks(spec, false);
-        fork.method().method.device_form().is_some()
+        fork.method().method.device_form().is_ok()
     };
     for spec in [
         "topk:k=3",
@@ -352,10 +352,14 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
     let fork = |spec: &str, fidelity: bool, on_host: bool| {
         let spec = crate::expand_grid(spec).unwrap().remove(0);
         let method = crate::methods::configure(&spec, &policy).unwrap();
-        let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
+        let cache = IndexCache::new(
+            Prefix::on_device(LayerSpecs::uniform(1, AttentionSpec::of_width(D)), TOKENS, Box::new(Elsewhere)),
+            KvDtype::F32,
+            1,
+        );
         if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity)
     };
-    let there = cfg!(feature = "cuda");
+    let there = crate::backend::active::HAS_DEVICE;
     assert_eq!(fork("topk:k=3", false, false).selects_on_device(), there);
     assert_eq!(fork("quest:k=3", false, false).selects_on_device(), there);
     for (spec, fidelity, on_host) in [
@@ -370,7 +374,10 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
     }
     let stays = |spec: &str| {
         let spec = crate::expand_grid(spec).unwrap().remove(0);
-        has_fixed_candidates(&crate::methods::configure(&spec, &policy).unwrap())
+        crate::methods::configure(&spec, &policy)
+            .unwrap()
+            .host_reasons(KvShape { kv_heads: 1, d: D, dtype: KvDtype::F32 })
+            .is_empty()
     };
     assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
     for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {

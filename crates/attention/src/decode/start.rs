@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::Probe;
 use crate::configured::Configured;
-use crate::decode::index_cache::{IndexCache, IndexKey};
+use crate::decode::index_cache::{IndexCache, IndexSetKey};
 use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
 use crate::method::{AnyMethod, Solved};
@@ -56,9 +56,9 @@ impl IndexCache {
         let candidates = exact.candidates(tokens);
         let dense = method.policy.dense(layers);
         let on_device = !fidelity && !candidates.is_empty() && self.can_select_on_device(method);
-        let name = format!("{}:{}", method.name, method.method.index_key());
         let schedule = method.policy.schedule.clone();
-        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
+        let (name, settings) = (method.name.clone(), method.method.index_key());
+        let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
         let indexes = known.unwrap_or_else(|| {

@@ -5,23 +5,22 @@
 //! of the context would be favoured; here they are drawn, by a permutation that a seed and a token's place fix.
 
 #[cfg(feature = "cuda")]
-use std::ops::Range;
+pub(super) mod cuda;
 
 use super::ParamInfo;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::scorer::AT_ONCE;
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceScratch, DeviceStep, DeviceWorkspace};
 use crate::{Params, mix_seed};
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
 use spattn_kernels::hamming::{TieBreakOffsets, hamming_scores, hamming_sums};
 
 /// Words of 32 bits that hold a signature.
 pub(crate) fn words_of(bits: usize) -> usize {
     bits.div_ceil(32)
+}
+
+/// Bytes of the signatures of `sets` sets of `tokens` keys each on a device, which stores planes of 4 tokens.
+pub(super) fn device_bytes(sets: usize, bits: usize, tokens: usize) -> usize {
+    size_of::<u32>() * sets * words_of(bits) * tokens.next_multiple_of(4)
 }
 
 /// One bit a number, 1 where it is positive: the first number is the lowest bit of the first word.
@@ -63,95 +62,12 @@ impl Ties {
         })
     }
 
-    /// As kernels take it, for signatures of so many bits and groups of so many heads.
-    #[cfg(feature = "cuda")]
-    fn on_device(self, bits: usize, group: usize) -> TieOrder {
-        let Self::Seeded(seed) = self else { return TieOrder::default() };
-        let steps = Steps::new(bits, group);
-        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
-    }
-
     /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
     /// candidate.
     fn raises(self, bits: usize, group: usize, place: usize) -> TieBreakOffsets {
         let Self::Seeded(seed) = self else { return TieBreakOffsets::default() };
         let steps = Steps::new(bits, group);
         TieBreakOffsets { seed, place: place as u32, levels: steps.levels, unit: steps.unit() }
-    }
-}
-
-/// What signs keys and queries on a device, and has their signatures compared.
-#[cfg(feature = "cuda")]
-pub(super) trait DeviceSigner {
-    /// How candidates at one distance are ordered.
-    fn ties(&self) -> Ties;
-
-    /// The signatures of a layer's keys.
-    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> DeviceSignatures<'a>;
-
-    /// Signs the queries of some rows: `[row][head][word]`.
-    fn sign(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        made: &mut Buffer,
-    ) -> Result<(), GpuError>;
-
-    /// [`DeviceScorer::score_all`](crate::device::scorer::DeviceScorer::score_all).
-    fn score(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let (keys, count) = (self.keys(step, index), rows.len());
-        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-        let (made, ties) = self.signed(step, rows, index, made)?;
-        step.prefix.gpu.score_signatures((made, count, step.queries.heads), &keys, ties, reduction, scores)
-    }
-
-    /// How the nearest for all rows of a step are picked at once; `None` where scores are written first.
-    fn nearest<'a>(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &'a DeviceIndex,
-        reduction: Option<Reduction>,
-    ) -> Option<Nearest<'a>> {
-        Nearest::new(step.prefix.gpu, (step.budget_units.len(), step.queries.heads), self.keys(step, index), reduction)
-    }
-
-    /// [`DeviceScorer::fused_top_k`](crate::device::scorer::DeviceScorer::fused_top_k).
-    fn pick(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let nearest = self.nearest(step, index, reduction).expect(AT_ONCE);
-        let (made, ties) = self.signed(step, 0..step.budget_units.len(), index, &mut scratch.queries[0])?;
-        let chosen = (&to.budget_units, step.prefix.candidates.start);
-        step.prefix.gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)
-    }
-
-    /// The signatures of the queries of some rows, and the order of candidates that are equally near to them.
-    fn signed<'m>(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        made: &'m mut Option<Buffer>,
-    ) -> Result<(&'m Buffer, TieOrder), GpuError> {
-        let DeviceSignatures { kv_heads, words, .. } = self.keys(step, index);
-        let heads = step.queries.heads;
-        step.prefix.gpu.reserve(made, 4 * rows.len() * heads * words)?;
-        let Some(made) = made else { unreachable!("it was reserved") };
-        self.sign(step, rows, index, made)?;
-        Ok((made, self.ties().on_device(32 * words, heads / kv_heads)))
     }
 }
 
@@ -198,12 +114,6 @@ impl Signatures {
     pub(super) fn empty_behind(before: Option<&Self>, words: usize) -> Self {
         let place = before.map_or(0, |before| before.place + before.candidates());
         Self { planes: Vec::new(), words, place }
-    }
-
-    /// All of them, `[word][candidate]`.
-    #[cfg(feature = "cuda")]
-    pub(super) fn planes(&self) -> &[u32] {
-        &self.planes
     }
 
     /// Bytes as stored.

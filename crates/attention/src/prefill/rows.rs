@@ -13,6 +13,7 @@ use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
+use crate::types::attention_spec::AttentionSpec;
 use crate::types::policy::Policy;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
@@ -21,7 +22,7 @@ use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
     /// What a row sees: the first `tokens` tokens, as if they were a prefix.
-    fn up_to(&self, tokens: usize) -> HeadKv<'a> {
+    fn up_to(&self, tokens: usize, spec: &AttentionSpec) -> HeadKv<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);
         HeadKv {
@@ -32,6 +33,7 @@ impl<'a> RowHead<'a> {
             prefix_tokens: tokens,
             tail_tokens: 0,
             d,
+            spec: spec.clone(),
         }
     }
 }
@@ -77,7 +79,7 @@ impl<'a> RowReader<'a> {
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let rows = out.len() / width;
-        let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
+        let (spec, mut cost, mut attended) = (chunk.spec(), Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
             let head = row_head(chunk, kv_head);
             let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
@@ -89,6 +91,7 @@ impl<'a> RowReader<'a> {
                 rows,
                 first,
                 d,
+                scale: spec.scale,
                 keys: head.keys,
                 grouped: None,
                 policy: self.policy,
@@ -103,8 +106,8 @@ impl<'a> RowReader<'a> {
                 let total = first + row + 1;
                 let picked =
                     AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
-                let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
-                head.up_to(total).attend(&scaled, &picked, &mut out[of_row]);
+                let scaled = Queries::new(&queries[of_row.clone()], spec.scale);
+                head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
                 let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }
@@ -117,7 +120,7 @@ impl<'a> RowReader<'a> {
 fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
     let (layer, keys) = (chunk.layer, &chunk.kv().keys);
     RowHead {
-        place: KvHeadId { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
+        place: KvHeadId { layer, kv_head, d: keys.d(), scale: chunk.scale(), dtype: keys.dtype() },
         keys: keys.head(kv_head),
         values: chunk.kv().values.head(kv_head),
     }

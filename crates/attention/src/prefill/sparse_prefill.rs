@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::backend::workspaces::Workspaces;
 use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::MaskWorkspace;
 use crate::kv::MOST_TOKENS;
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
@@ -31,9 +30,8 @@ pub struct SparsePrefill<'a> {
     pub(crate) dense: Vec<bool>,
     pub(crate) seed: u64,
     pub(crate) costs: LayerCosts,
-    /// Device memory, if a device reads the prompt.
-    #[cfg(feature = "cuda")]
-    pub(crate) there: MaskWorkspace,
+    /// Memory that a device keeps from chunk to chunk, if one reads the prompt.
+    workspaces: Workspaces,
 }
 
 /// Gives the masks of a block.
@@ -60,8 +58,7 @@ impl<'a> SparsePrefill<'a> {
             dense,
             seed,
             costs,
-            #[cfg(feature = "cuda")]
-            there: MaskWorkspace::default(),
+            workspaces: Workspaces::default(),
         })
     }
 
@@ -176,6 +173,7 @@ impl<'a> SparsePrefill<'a> {
             rows,
             first: chunk.first + skipped,
             d: chunk.d(),
+            scale: chunk.scale(),
             keys: chunk.kv().keys.head(kv_head),
             grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
@@ -193,7 +191,7 @@ impl<'a> SparsePrefill<'a> {
         out: &mut [f32],
     ) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
-        let (width, group) = (heads * d, heads / kv_heads);
+        let (width, group, scale) = (heads * d, heads / kv_heads, chunk.scale().factor());
         let (rows, first) = (out.len() / width, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
@@ -212,10 +210,10 @@ impl<'a> SparsePrefill<'a> {
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
                 let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
                 match self.dual_position(&seen, &block, mask) {
-                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, out)),
+                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, scale, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
-                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale(d), out));
+                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale, out));
                     }
                 }
             }
@@ -241,6 +239,7 @@ impl<'a> SparsePrefill<'a> {
         cache: &DualPositionHead,
         queries: &[f32],
         (head, heads): (usize, usize),
+        scale: f32,
         out: &mut [f32],
     ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
@@ -252,10 +251,15 @@ impl<'a> SparsePrefill<'a> {
             rotation.turn_back(&mut both[..d], *shift);
         }
         let mut attended = vec![0.0; both.len()];
-        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale(d), &mut attended);
+        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale, &mut attended);
         for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
             out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }
+    }
+
+    /// Memory that a device keeps from chunk to chunk.
+    pub fn workspaces_mut(&mut self) -> &mut Workspaces {
+        &mut self.workspaces
     }
 
     /// The costs counted so far.
@@ -272,19 +276,13 @@ pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
     let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();
-    causal_attention(chunk.queries(), &packed, chunk.heads, scale(d), out);
-}
-
-fn scale(d: usize) -> f32 {
-    1.0 / (d as f32).sqrt()
+    causal_attention(chunk.queries(), &packed, chunk.heads, chunk.scale().factor(), out);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::SelectedTokens;
-    #[cfg(feature = "cuda")]
-    use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
     use crate::prefill::mask::{BlockMask, WeightedToken};
     use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
@@ -451,44 +449,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn a_prompt_is_planned_in_pieces_that_fit() {
-        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
-        let sizes: [&dyn Fn(usize) -> usize; 4] = [
-            &|_| 4 << 20,
-            &|block| (1 << 20) + (block << 15),
-            &|block| if block % 50 == 49 { 400 << 20 } else { 5 << 20 },
-            &|_| PLANNED_LIST_BYTES + 1,
-        ];
-        for (of, size) in sizes.into_iter().enumerate() {
-            let blocks = 300;
-            let most = (0..blocks).map(size).max().unwrap();
-            let planned = PlannedBlock { fixed: 0, own: most / OWN_TOKEN_BYTES };
-            let (mut waiting, mut known, mut pieces) = (Vec::new(), 0, Vec::new());
-            while pieces.iter().sum::<usize>() < blocks {
-                loop {
-                    let more = planned.ahead(&waiting).min(blocks - known);
-                    if more == 0 {
-                        break;
-                    }
-                    waiting.extend((known..known + more).map(size));
-                    known += more;
-                }
-                assert!(
-                    waiting.iter().sum::<usize>() <= 3 * PLANNED_LIST_BYTES.max(most),
-                    "sizes {of}: all that waits"
-                );
-                let here = PlannedBlock::at_once(&waiting);
-                let bytes: usize = waiting.drain(..here).sum();
-                assert!(bytes <= PLANNED_LIST_BYTES || here == 1, "sizes {of}: {bytes} bytes of a piece");
-                pieces.push(here);
-            }
-            let expected = [vec![128, 128, 44], vec![152, 74, 57, 17], vec![], vec![1; 300]];
-            assert!(expected[of].is_empty() || pieces == expected[of], "sizes {of}: {pieces:?}");
-        }
-    }
-
     #[test]
     fn with_all_tokens_left_it_is_exact_attention() {
         let layer = Layer::new(170, 4, 2);
@@ -545,7 +505,7 @@ mod tests {
                 kv_head: 0,
                 queries: &layer.queries[160 * 2 * D..],
                 d: D,
-                scale: 0.25,
+                scale: crate::SoftmaxScale::of_factor(0.25),
                 keys: keys.slice(0..160, D),
                 values: keys.slice(0..160, D),
                 tail_keys: keys.slice(160..161, D),

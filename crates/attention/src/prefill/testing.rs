@@ -1,5 +1,6 @@
 //! Layers of noise, and what methods attend of them.
 
+use crate::SoftmaxScale;
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv};
@@ -149,6 +150,7 @@ impl Layer {
             rows,
             first,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             keys: self.kv.keys.head(kv_head),
             grouped: None,
             policy: &method.policy,

@@ -1,7 +1,9 @@
 //! The vocabulary of the crate: small types that everything else is written in, and that know nothing of methods, indexes or engines.
 
+pub(crate) mod attention_spec;
 pub(crate) mod budget;
 pub(crate) mod channels;
+pub(crate) mod index_key;
 pub(crate) mod policy;
 pub(crate) mod positions;
 pub(crate) mod prefix_head;

@@ -13,6 +13,7 @@ use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};
+use spattn_attention::{AttentionSpec, LayerSpecs};
 use spattn_attention::{
     DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
     MaterializesScores, PrefixStatsView, PromptStats, Sequence,
@@ -109,7 +110,11 @@ impl LayerAlone {
         Ok(Self {
             queries: Mutex::new(gpu.alloc(all_heads * row)?),
             flood: Mutex::new(Flood::new(&gpu)?),
-            prefix: Prefix::on_device(1, tokens, Box::new(first)),
+            prefix: Prefix::on_device(
+                LayerSpecs::uniform(1, AttentionSpec::of_width(of_one.d)),
+                tokens,
+                Box::new(first),
+            ),
             gpu,
             shape,
             heads: all_heads,
@@ -225,7 +230,8 @@ impl LayerAlone {
 
     fn place<'a>(&'a self, cache: Cache<'a>, fork: &Sequence) -> DeviceLayer<'a> {
         let (dtype, candidates) = (self.shape.dtype, fork.prefix_candidates());
-        DeviceLayer { gpu: &self.gpu, layer: 0, cache, dtype, candidates }
+        let scale = self.prefix.spec(0).scale;
+        DeviceLayer { gpu: &self.gpu, layer: 0, cache, scale, dtype, candidates }
     }
 
     fn caches(&self) -> impl Iterator<Item = Cache<'_>> {
@@ -475,7 +481,8 @@ impl RunAlone {
 
 fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
     let cache = layer.caches().nth(copy).expect("there are so many copies");
-    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy };
+    let scale = layer.prefix.spec(0).scale.factor();
+    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale };
     let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
     layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
 }

@@ -204,7 +204,9 @@ impl Cuda {
             for index in 0..c.layers {
                 self.forward_layer(room, rows, index, 0, |room, layer| {
                     self.rotate_rows(room, rows, index, layer, plan.angles())?;
-                    let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
+                    let scale = prefix.spec(index).scale.factor();
+                    let prefix =
+                        kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index, scale };
                     let Workspace { qkv, attended, .. } = &mut *room;
                     self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
                 })?;
@@ -333,8 +335,8 @@ impl Cuda {
             let fork = &*streams[group.streams[0]].fork;
             let Some((form, index)) = fork.device_form(layer) else { continue };
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
-            let prefix =
-                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype(), candidates: candidates.clone() };
+            let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
+            let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
             let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
             let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
@@ -520,7 +522,8 @@ impl Cuda {
         let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
-        let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
+        let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
+        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)

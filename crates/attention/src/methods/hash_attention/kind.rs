@@ -79,7 +79,7 @@ pub(crate) const PRESETS: &[Preset] = &[
 ];
 
 /// Which of the nets that can be trained: the same parameters say it to the method and to the training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NetKind {
     pub(super) bits: usize,
     /// Whether tokens were ranked by `a·‖v‖` (Lemma 4.1), not by `a`.

@@ -10,6 +10,9 @@
 //! are not counted as index. The net of a step's query is run and read at every step, and counts.
 
 pub(super) use self::collector::CALIBRATION;
+#[cfg(feature = "cuda")]
+mod cuda;
+
 pub use self::embeddings::Embeddings;
 
 use super::ParamInfo;

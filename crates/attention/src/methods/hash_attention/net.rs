@@ -16,15 +16,16 @@ pub(super) const LAYERS: usize = 3;
 /// SiLU and the affine parts are those of the authors' code; the paper names neither.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SignNet {
-    layers: [Affine; LAYERS],
+    pub(super) layers: [Affine; LAYERS],
 }
 
 /// `W·x + b`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Affine {
     /// `[output][input]`, in the precision in which artefacts store it.
-    weight: Vec<f16>,
-    bias: Vec<f32>,
+    pub(super) weight: Vec<f16>,
+    /// One for each output.
+    pub(super) bias: Vec<f32>,
 }
 
 impl Affine {
@@ -72,16 +73,6 @@ impl SignNet {
     /// Bytes of weights and biases in memory.
     pub(super) fn bytes(&self) -> usize {
         self.layers.iter().map(|l| size_of_val(l.weight.as_slice()) + size_of_val(l.bias.as_slice())).sum()
-    }
-
-    /// Weights `[net][output][input]` and biases `[net][output]` of each layer.
-    #[cfg(feature = "cuda")]
-    pub(super) fn stacked(nets: &[&Self]) -> [(Vec<f16>, Vec<f32>); LAYERS] {
-        let layers = |part: usize| nets.iter().map(move |net| &net.layers[part]);
-        std::array::from_fn(|part| {
-            let weights = layers(part).flat_map(|layer| layer.weight.iter().copied()).collect();
-            (weights, layers(part).flat_map(|layer| layer.bias.iter().copied()).collect())
-        })
     }
 
     /// The nets of one side (`key` or `query`) of a layer of the model, one a head, from an artefact.

@@ -11,7 +11,9 @@ use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, LayerKv};
 use crate::types::seed::head_seed;
-use crate::{Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
+use crate::{
+    Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SoftmaxScale, SparsePrefill, mix_seed,
+};
 use spattn_kernels::Rows;
 
 const D: usize = 4;
@@ -66,6 +68,7 @@ impl Prompt {
             rows,
             first,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
             grouped: None,
             policy: &method.policy,

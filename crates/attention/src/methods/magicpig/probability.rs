@@ -42,7 +42,7 @@ pub(super) struct LogProbability {
     least: u8,
     floor: f64,
     /// At equal steps of the sine of half the angle, in which it is smooth, up to [`Self::FARTHEST`].
-    steps: Vec<f32>,
+    pub(super) steps: Vec<f32>,
 }
 
 impl LogProbability {
@@ -60,12 +60,6 @@ impl LogProbability {
 
     fn exact(&self, cos: f64) -> f32 {
         (self.floor + sampling_probability(self.shape, self.least, agreement(cos))).ln() as f32
-    }
-
-    /// The interpolated table: at equal steps of the sine of half the angle, from none to [`Self::FARTHEST`].
-    #[cfg(feature = "cuda")]
-    pub fn steps(&self) -> &[f32] {
-        &self.steps
     }
 
     /// Of a token at this cosine to the query.

@@ -7,8 +7,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::Probe;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
-use crate::device::scorer::DevicePicker;
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
@@ -35,9 +36,9 @@ pub(crate) trait Picker: Send + Sync {
         None
     }
 
-    /// Its form on a device, with equal selections; `None` if it has none.
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        None
+    /// Its form on a device, with equal selections; why there is none, or none with these parameters, by default.
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Err(HostReason::NoForm)
     }
 
     /// The second score, if it has two stages.

@@ -1,15 +1,11 @@
 //! [`DeviceForm`]: how a method selects on the device that holds the prefix, for all rows of a step that share it.
 
+use crate::backend::active::DeviceLaunch;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, PrefixStatsView};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::{DeviceScratch, DeviceWorkspace};
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
 use crate::types::prompt_shape::PromptShape;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Gpu, GpuError, HeldTokens};
 use spattn_kernels::GPU_ROW_WIDTHS;
 
 /// The shape of a step of one KV head, as far as the cost of selection depends on it.
@@ -29,20 +25,24 @@ pub struct StepShape {
     pub number: u32,
 }
 
-/// Panic message.
-#[cfg(feature = "cuda")]
-pub(crate) const FITS: &str = "`fits` was not checked before `build_all` or `select_all`";
+/// The most numbers for each key of an index whose rows are scored by products.
+pub(crate) const WIDEST_ROW: usize = GPU_ROW_WIDTHS[GPU_ROW_WIDTHS.len() - 1];
 
 /// The smallest supported row width of an index with `numbers` numbers per key; `None` if there is none.
 pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// A method's form on a device. Its candidates are those of the prefix, unless [sequences have a cache of their
-/// own](Self::holds).
-pub trait DeviceForm: Send + Sync {
-    /// Whether there is a form for keys and values of this shape.
-    fn fits(&self, shape: KvShape) -> bool;
+/// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
+/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds).
+pub trait DeviceForm: DeviceLaunch + Send + Sync {
+    /// Why kernels do not take keys and values of this shape; nothing if they do.
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason>;
+
+    /// Whether kernels take keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool {
+        self.shape_reasons(shape).is_empty()
+    }
 
     /// Generated tokens that attend one selection before the next is made; the engine keeps the selection for that
     /// long.
@@ -90,62 +90,4 @@ pub trait DeviceForm: Send + Sync {
 
     /// Upper bound of the device memory of one row's token lists, in bytes; layers reuse them.
     fn list_bytes(&self, prefix: &PromptShape) -> usize;
-
-    /// The index of all KV heads of a layer.
-    ///
-    /// # Errors
-    /// If the device fails.
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
-
-    /// The token cache of a sequence at the layer, when it starts with room for `total` tokens in context; `None` by
-    /// default.
-    ///
-    /// # Errors
-    /// If the device fails.
-    #[cfg(feature = "cuda")]
-    fn start_all(&self, _gpu: &Gpu, _index: &DeviceIndex, _total: usize) -> Result<Option<HeldTokens>, GpuError> {
-        Ok(None)
-    }
-
-    /// Selects for all heads of all rows of a step, into a list for each query head or each KV head. Launches the work
-    /// and does not wait for it.
-    ///
-    /// # Errors
-    /// If the device fails.
-    #[cfg(feature = "cuda")]
-    fn select_all(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        room: &mut DeviceWorkspace,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError>;
-
-    /// Benchmark hook: scores all candidates and selects nothing. Returns whether [`select_all`](Self::select_all) also
-    /// materialises scores.
-    ///
-    /// # Errors
-    /// If the device fails.
-    #[cfg(feature = "cuda")]
-    fn score_only(
-        &self,
-        _step: &DeviceStep<'_>,
-        _index: &DeviceIndex,
-        _scratch: &mut DeviceScratch,
-    ) -> Result<MaterializesScores, GpuError> {
-        Ok(MaterializesScores::No)
-    }
-}
-
-/// Whether a form writes the scores of all candidates to memory and selects by them.
-#[cfg(feature = "cuda")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MaterializesScores {
-    /// There are no such scores.
-    No,
-    /// Only [`score_only`](DeviceForm::score_only) does; selection is fused with scoring.
-    ForTimingOnly,
-    /// Every selection does.
-    Yes,
 }
