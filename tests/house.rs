@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
 /// Crates with the folder of their source.
-const CRATES: [(&str, &str); 9] = [
+const CRATES: &[(&str, &str)] = &[
     ("spattn-base", "crates/base/src"),
     ("spattn-hub", "crates/hub/src"),
     ("spattn-stats", "crates/stats/src"),
