@@ -64,7 +64,8 @@ static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
 
 /// Registers further methods for the whole program: once, and before any method is looked up.
 ///
-/// # Errors If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
+/// # Errors
+/// If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
 pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     for (i, entry) in entries.iter().enumerate() {
         if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
@@ -90,7 +91,8 @@ pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
 
 /// The method with this name.
 ///
-/// # Errors If there is none; the error names the method that was most likely meant.
+/// # Errors
+/// If there is none; the error names the method that was most likely meant.
 pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
     all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
 }
@@ -145,8 +147,9 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
 
 /// Configures the method of a spec. Policy keys that the spec leaves out come from `policy`.
 ///
-/// # Errors On an unknown method, preset or parameter, a value out of range, a reader without a prefill pattern, or a
-/// decoder that decodes densely.
+/// # Errors
+/// On an unknown method, preset or parameter, a value out of range, a reader without a prefill pattern, or a decoder
+/// that decodes densely.
 pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let decoder = configure_one(spec, policy)?;
     let Some(reader) = &spec.reader else { return Ok(decoder) };
