@@ -5,7 +5,7 @@
 //! to their masses; the token that leaves the window is kept only if a lighter one is evicted. So the cache never grows, and
 //! evicted tokens never return, generated ones included. Token numbers and masses are stored beside keys and values.
 //!
-//! With `per=query_head` each query head has its own cache, so a KV head holds up to `k` times the group's size.
+//! With `per=query_head` each query head has its own cache, so a KV head holds up to `k` tokens times the size of the group.
 //! `kv_tokens_held` reports what is held.
 //!
 //! The weights that a step adds are those by which it attends, so scoring costs nothing. They are computed twice here,

@@ -354,7 +354,7 @@ impl Head<'_> {
     }
 }
 
-// ---- what a row says ----
+// ---- rows of the table ----
 
 /// The heads for which a selection is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -1247,7 +1247,7 @@ fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
     }
 }
 
-// ---- what finding costs ----
+// ---- cost of scoring ----
 
 /// If scoring computes the exact product of each query head with each candidate, those with tokens that the head attends
 /// count as attention: each counts once. Keys are read once for the group; attention counts those that any head attends.

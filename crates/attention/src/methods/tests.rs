@@ -2001,7 +2001,7 @@ fn channels_are_asked_for_where_they_are_counted() {
     }
 }
 
-/// Rows of a prompt are selected for before there is a prefix on which a density could be solved.
+/// In prefill, rows select before there is a prefix on which a density could be solved.
 #[test]
 fn what_has_to_be_solved_first_reads_no_prompt() {
     for (spec, reads) in [

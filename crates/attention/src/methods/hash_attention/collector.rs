@@ -673,7 +673,7 @@ impl Learner {
     }
 }
 
-/// What the nets find as they stand, averaged over a few queries of every head.
+/// The share of the wanted keys that the nets find in their present state, averaged over a few queries of every head.
 fn watched(nets: &GroupNets, asked: &Asked) -> Found {
     let bits = nets.queries[0].shape.bits;
     let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
@@ -709,8 +709,8 @@ impl Asked {
         }
     }
 
-    /// Calls `tell` with what of the wanted keys is among the nearest `1/PICKED_SHARE` of the context (or as many as
-    /// are wanted), for every `every`-th query of a head; `queries: [query][word]`.
+    /// Calls `tell` with the share of the wanted keys among the nearest `1/PICKED_SHARE` of the context (or as many
+    /// keys as are wanted), for every `every`-th query of a head; `queries: [query][word]`.
     fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
         let words = queries.len() / self.seen.len().max(1);
         for query in (0..self.seen.len()).step_by(every.max(1)) {
