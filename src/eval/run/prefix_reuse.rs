@@ -1,8 +1,8 @@
-//! Reads a prefix once for all methods, and keeps it for the next example that begins with the same tokens.
+//! Reading a prefix once for all methods, and keeping it for the next example that begins with the same tokens.
 //!
-//! The prefix of an example is kept until the next one ([`ReusablePrefix`]). Common tokens at the start are not read again; if the whole
-//! prefix is the same, its indexes are kept too. Keys and values of a token depend on nothing after it, and a row's arithmetic on no other
-//! row, so records have the same bits either way.
+//! What was read of an example is kept until the next one ([`ReusablePrefix`]). If that begins with the same tokens, they are not read
+//! again; if its whole prefix is the same, the indexes are kept as well. Keys and values of a token depend on nothing after
+//! it, and the arithmetic of a row on no other row, so records are the same bits either way.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub struct ReusablePrefix {
     times: PrefillTimeline,
 }
 
-/// With fewer common tokens than this, they are read again: the first words of a template are not a shared context.
+/// Fewer tokens in common than this are read again: a template's first words are no shared context.
 pub(super) const LEAST_SHARED: usize = 64;
 const _: () = assert!(LEAST_SHARED > RecentQueries::COUNT);
 
@@ -65,33 +65,33 @@ pub(crate) struct SharedPrefix<'a> {
     pub prompt: &'a [u32],
     /// How many of its tokens are the prefix.
     pub tokens: usize,
-    /// Lengths of the next prefixes that begin with this one, ascending.
+    /// Tokens of the prefixes that begin with this one and are wanted next, ascending.
     pub longer: &'a [usize],
-    /// The most tokens that will be in context.
+    /// Tokens that will be in context at most.
     pub longest: usize,
-    /// The number of tokens after the prompt that are known to be read, as a mean over the continuations.
+    /// Tokens behind the prompt that are known to be read, mean over what is read behind it.
     pub given: usize,
     /// Methods that will be forked from it.
     pub methods: &'a [Configured],
     /// The method that reads it by a mask; `None` for a dense prefix.
     pub reader: Option<&'a Configured>,
-    /// Seed of random choices when indexes are built.
+    /// Seed of what is drawn when indexes are built.
     pub seed: u64,
-    /// Seed of random choices in steps.
+    /// Seed of what is drawn in steps.
     pub step_seed: u64,
 }
 
 impl<'a> SharedPrefix<'a> {
-    /// The prefill with the reader's mask.
+    /// How it is read by a mask.
     fn sparse(&self, decoder: &Decoder) -> Option<SparsePrefill<'a>> {
         let sparse = SparsePrefill::new(self.reader?, decoder.config().layers, self.seed)?;
         Some(sparse.with_rotation(decoder.rotation(self.longest)))
     }
 
-    /// Reads the prefix, except for the tokens that `held` already has.
+    /// Reads it, as far as `held` does not have it already.
     ///
     /// # Errors
-    /// [`EngineError`]. For a dense prefix, the error says that no single method is at fault.
+    /// [`EngineError`]; of a dense prefix, it says that no method is at fault.
     pub(crate) fn prepared(&self, decoder: &Decoder, held: Option<ReusablePrefix>) -> Result<PreparedPrefix> {
         let read = || Ok(PreparedPrefix::new(decoder, self, held)?);
         let gathers = self.methods.iter().any(|m| !m.method.prompt_needs().is_empty());
@@ -103,14 +103,14 @@ impl<'a> SharedPrefix<'a> {
 pub(crate) struct PreparedPrefix {
     /// The prefix, kept for the next example; methods are forked from its cache.
     pub held: ReusablePrefix,
-    /// The number of reused tokens.
+    /// Tokens that were not read again.
     pub reused_tokens: usize,
-    /// The time that reading those took.
+    /// How long those took when they were read.
     pub reused: Duration,
 }
 
 impl PreparedPrefix {
-    /// Reads a prefix, except for the tokens that `held` already has.
+    /// Reads a prefix, as far as `held` does not have it already.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -130,14 +130,14 @@ impl PreparedPrefix {
         Ok(read)
     }
 
-    /// Time to read the prefix, whenever that was.
+    /// Time of reading the prefix, whenever that was.
     pub fn prefill(&self) -> Duration {
         self.held.times.total()
     }
 }
 
 impl ReusablePrefix {
-    /// The cache that methods are forked from.
+    /// What methods are forked from.
     pub(crate) fn cache(&mut self) -> &mut IndexCache {
         &mut self.cache
     }
@@ -148,7 +148,7 @@ impl ReusablePrefix {
     }
 }
 
-/// Reads a prefix, except for the tokens that `held` already has.
+/// Reads a prefix, as far as `held` does not have it already.
 fn read(
     decoder: &Decoder,
     shared: &SharedPrefix<'_>,
@@ -167,28 +167,28 @@ fn read(
         let reused = held.times.total();
         return Ok(PreparedPrefix { held, reused_tokens: common, reused });
     }
-    // The last queries are always computed.
+    // The last queries are always seen.
     let kept = common.min(prefix.len() - RecentQueries::COUNT);
     let times = held.times.up_to(kept);
     let Some((read, stats)) = held.cache.into_prefix() else { return read_from(decoder, shared, &needs, None) };
     let stats = match needs.is_empty() {
         true => Some(PromptStats::new(&needs, decoder.prompt_shape(prefix.len()))),
-        // Prompt statistics cover a whole prefix, so they can be continued only if that prefix is the start of this one.
+        // What is gathered about a prefix is gathered over all of it, and known where that begins this one.
         false => stats.filter(|_| common == held_tokens).and_then(|stats| stats.continued(&needs, prefix.len())),
     };
     read_from(decoder, shared, &needs, stats.map(|stats| KnownBeginning { prefix: read, tokens: kept, times, stats }))
 }
 
-/// The start of a prefix, which was read before.
+/// The beginning of a prefix that was read before.
 struct KnownBeginning {
-    /// Keys and values, possibly of more tokens.
+    /// Keys and values, of more tokens perhaps.
     prefix: Prefix,
     tokens: usize,
     times: PrefillTimeline,
     stats: PromptStats,
 }
 
-/// Reads a prefix, or the part after `known`.
+/// Reads a prefix, or what is not known of it.
 fn read_from(
     decoder: &Decoder,
     shared: &SharedPrefix<'_>,
@@ -207,7 +207,7 @@ fn read_from(
     let mut queries = RecentQueries::of_prefix(tokens.len());
     let (reused, gathered_before) = (times.total(), stats.total_time());
     let start = Instant::now();
-    // The time of prompt statistics belongs to the indexes built on them, not to reading.
+    // What is gathered is part of the indexes that are built on it, not of reading.
     let spent = |stats: &PromptStats| {
         let gathering = stats.total_time() - gathered_before;
         reused + start.elapsed().saturating_sub(gathering)

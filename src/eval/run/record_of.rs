@@ -1,4 +1,4 @@
-//! Computes parts of a record from a run, and the record's key.
+//! The parts of a record that are computed from a run, and its key.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use spattn_attention::{Configured, FIRST_REVISION};
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Passage, Scoring};
 
-/// The shared reading of a prefix.
+/// The reading of a prefix that methods share.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SharedReading {
-    /// Its time, whenever that was.
+    /// How long it took, whenever that was.
     pub(super) time: Duration,
-    /// The part that was spent for an earlier example.
+    /// How much of it was spent for an example before.
     pub(super) reused: Duration,
-    /// The number of reused tokens.
+    /// Tokens that were not read again.
     pub(super) reused_tokens: usize,
 }
 
-/// The columns of published tables, as far as they are known: a prompt read by a mask does not distinguish static tokens, and `full`
-/// selects everything.
+/// The columns for published tables as far as they are known: of a prompt that a mask read, static tokens were not told
+/// apart, and `full` picks everything.
 pub(super) fn comparable(run: &MethodResult, variant: Variant, method: &Configured) -> PublishedCosts {
     let known = |value: Option<f64>| value.filter(|_| variant.protocol != Protocol::Prefill);
     let PublishedCosts { picked_density, cost2_picked, .. } = run.comparable;
@@ -39,7 +39,7 @@ pub(super) fn comparable(run: &MethodResult, variant: Variant, method: &Configur
     }
 }
 
-/// The record with the scores of the passage.
+/// The record with what the sums say of the passage.
 pub(super) fn scored_record(passage: &Passage, sums: &[score_text::Sums], record: Record) -> Record {
     match passage.scoring {
         Scoring::Perplexity => {
@@ -73,7 +73,7 @@ pub(super) fn scored_record(passage: &Passage, sums: &[score_text::Sums], record
     }
 }
 
-/// Hash of everything that determines a record. It is known before the example is made.
+/// Hash of all that determines a record; known before the example is made.
 pub(super) fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &Configured) -> String {
     let mut text = format!("{identity}\n{task}\n{length}\n{index}\n{}", method.label());
     if method.revision != FIRST_REVISION {
