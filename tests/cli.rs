@@ -799,7 +799,7 @@ fn prompts_are_kept_where_asked_for_and_go_with_the_run() {
     let record = out.records().into_values().next().unwrap();
     assert!(prompt.contains(record["question"].as_str().unwrap()), "{prompt}");
     assert!(prompt.contains(record["references"][0].as_str().unwrap()), "what is asked for is in the hay: {prompt}");
-    // Prompts may be stored or not; the records are the same.
+    // A resumed run need not store prompts.
     tiny(&out).args(&["--resume", "-t", "ruler/niah_single_2"]).ok();
     assert_eq!(kept().len(), 1);
     tiny(&out).args(&["--overwrite"]).ok();

@@ -1137,7 +1137,7 @@ fn the_nearest_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 1, 1], 8, 3000, ties(12));
 }
 
-/// Every such kernel once, short enough for a tool that checks every access.
+/// Each kernel that finds the nearest signatures, once: short enough for a tool that checks every access.
 #[test]
 #[ignore = "needs a GPU"]
 fn each_kernel_finds_the_nearest_signatures() {

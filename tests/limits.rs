@@ -22,7 +22,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Checks that it ended without a signal, and with the expected lines of an error.
+/// Checks that it ended without a signal, and with exactly one error line if it failed.
 #[track_caller]
 fn ends(output: &Output, what: &str) {
     let text = said(output);

@@ -22,7 +22,7 @@ use spattn_kernels::linear::scores;
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::{RopeTable, apply};
 
-/// One in so many channels of a head is heavy.
+/// One of this many channels of a head is heavy.
 const ONE_HEAVY_IN: usize = 16;
 /// What keys and queries add in heavy channels, in standard deviations of the noise.
 const HEAVY_KEY: f32 = 5.0;

@@ -44,7 +44,7 @@ impl Runs for Kernel<'_> {
     }
 }
 
-/// Gathering kernels read one in so many tokens.
+/// Gathering kernels read one of this many tokens.
 const SPARSE: usize = 16;
 /// Bits of a signature.
 const BITS: usize = 128;

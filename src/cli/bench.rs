@@ -226,7 +226,7 @@ pub struct BenchArgs {
 /// Times what was asked for and prints it.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; what is timed that fails, files that cannot be written.
+/// Mistakes in arguments as [`UsageError`]; an operation that fails, files that cannot be written.
 pub fn run(args: &BenchArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();

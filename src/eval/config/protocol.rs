@@ -15,7 +15,7 @@ pub enum Protocol {
     Decode,
     /// Sparse from the first token of the question.
     Question,
-    /// Sparse for the last so many prompt tokens.
+    /// Sparse for this many last prompt tokens.
     Last(usize),
     /// Sparse from the first token: the prefix is the whole prompt, which each method reads with its own prefill pattern.
     Prefill,

@@ -153,7 +153,7 @@ const LEAST_REFERENCE: f64 = 0.5;
 const TRUNCATED_SHARE: f64 = 0.5;
 /// The method whose publications all use dense layers, and that loses much without them.
 const MAGICPIG: &str = "magicpig";
-/// One in so many layers is dense there.
+/// One of this many layers is dense there.
 const PUBLISHED_STEP: usize = 16;
 /// The share of tokens attended in addition to the budget from which on they cause a warning.
 const FREE_SHARE: f64 = 0.5;
