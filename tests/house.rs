@@ -1,6 +1,6 @@
-//! The order of the code itself: no files of a crate import each other in a circle, and no two public types of a crate share a name.
+//! The structure of the code: no files of a crate import each other in a circle, and no two public types of a crate share a name.
 //!
-//! That no crate imports from one above it, the compiler holds.
+//! The compiler already ensures that no crate imports from one above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 
-/// Crates with the folder of their source.
+/// The crates, with the folders of their source.
 const CRATES: [(&str, &str); 8] = [
     ("spattn-base", "crates/base/src"),
     ("spattn-stats", "crates/stats/src"),
@@ -20,10 +20,10 @@ const CRATES: [(&str, &str); 8] = [
     ("spattn", "src"),
 ];
 
-/// A module by the names from the root of its crate down.
+/// A module, by the names from its crate's root down.
 type Module = Vec<String>;
 
-/// A source file of a crate, without what is only compiled for tests.
+/// A source file of a crate, without code that is compiled only for tests.
 struct Source {
     path: PathBuf,
     items: Vec<syn::Item>,
@@ -89,7 +89,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// The paths of a `use`, each in full, with whether it gives its end another name.
+/// The full paths of a `use`, each with the name that it introduces.
 fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, String)>) {
     let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
     match tree {
@@ -104,7 +104,7 @@ fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, Strin
     }
 }
 
-/// A path from the root of the crate; `None` for one that leads to another crate.
+/// A path from the root of the crate; `None` if it leads to another crate.
 fn absolute(path: &[String], module: &Module) -> Option<Module> {
     let mut at = module.clone();
     let mut rest = path;
@@ -125,7 +125,7 @@ fn absolute(path: &[String], module: &Module) -> Option<Module> {
     Some([at, rest.to_vec()].concat())
 }
 
-/// What a file names: paths in code and in imports that it does not pass on.
+/// The paths that a file uses, in code and in imports that it does not re-export.
 struct Named<'a> {
     module: &'a Module,
     children: BTreeSet<String>,
@@ -145,7 +145,7 @@ impl Named<'_> {
 
 impl<'ast> Visit<'ast> for Named<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        // What a module passes on for its children is no import of its own.
+        // A re-export for child modules is not an import of the module itself.
         if matches!(item.vis, syn::Visibility::Inherited) {
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
@@ -159,7 +159,7 @@ impl<'ast> Visit<'ast> for Named<'_> {
         }
     }
 
-    /// Who may see an item is no import.
+    /// The visibility of an item is not an import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -170,12 +170,12 @@ impl<'ast> Visit<'ast> for Named<'_> {
     }
 }
 
-/// What each module passes on: by the name that it is passed on by, where it is from.
+/// The re-exports of each module: from the module and the new name to the original path.
 fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), Module> {
     let mut passed = BTreeMap::new();
     for (module, source) in sources {
         for item in &source.items {
-            // Modules below may name what is imported for this one alone, too.
+            // Child modules can use private imports too.
             let syn::Item::Use(item) = item else { continue };
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
@@ -192,14 +192,14 @@ fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), M
     passed
 }
 
-/// The file that defines what a path leads to.
+/// The file that defines the item of a path.
 fn file_of(
     path: &Module,
     sources: &BTreeMap<Module, Source>,
     passed: &BTreeMap<(Module, String), Module>,
 ) -> Option<Module> {
     let mut path = path.clone();
-    // Names may be passed on several times.
+    // Names may be re-exported several times.
     for _ in 0..8 {
         let depth = (0..=path.len()).rev().find(|depth| sources.contains_key(&path[..*depth]))?;
         let module = path[..depth].to_vec();
@@ -225,7 +225,7 @@ fn imports(sources: &BTreeMap<Module, Source>) -> BTreeMap<Module, BTreeSet<Modu
     sources.iter().map(of).collect()
 }
 
-/// All that can be reached from a file by imports.
+/// All files that a file's imports lead to.
 fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut left = vec![from.clone()];
@@ -236,7 +236,7 @@ fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTree
     reached
 }
 
-/// The circles among imports: sets of files each of which reaches all others.
+/// The circles among imports: sets of files each of which leads to all others.
 fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports.keys().map(|file| (file, reached(file, imports))).collect();
     let circle = |(file, reached): (&&Module, &BTreeSet<Module>)| {

@@ -1,4 +1,4 @@
-//! A whole step of a model with random weights, its attention by some method, on drawn keys and values.
+//! A whole decode step of a model with random weights, with a method's attention on random keys and values.
 
 use std::time::Instant;
 
@@ -42,7 +42,7 @@ impl Runs for Decoding<'_> {
 
     fn count(&self, row: &mut BenchRow) {
         let c = self.decoder.config();
-        // Of the embedding a step reads a row.
+        // A step reads one row of the embedding.
         let table = if c.tie_word_embeddings { 0 } else { c.vocab_size * c.hidden_size * self.decoder.dtype().bytes() };
         let weights = (self.decoder.weight_bytes() - table) as u64;
         row.limit_bytes = weights;

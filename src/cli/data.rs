@@ -1,4 +1,4 @@
-//! `spattn data`: work with data files.
+//! `spattn data`: works with data files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ struct Batch {
 
 /// Batches made at once, so that all threads have rows to make.
 const AT_ONCE: usize = 32;
-/// Rows of different batches never have the same number.
+/// The rows of a batch are numbered from its own multiple of this, so no two rows have the same number.
 const ROWS_A_BATCH: usize = 1 << 16;
 
 fn export_train(args: &ExportArgs) -> Result<()> {
@@ -126,7 +126,7 @@ fn export_train(args: &ExportArgs) -> Result<()> {
         let header = json!({ "families": trainer.families(), "bos": encoder.bos(), "eos": encoder.eos() });
         writeln!(out, "{header}")?;
     }
-    // Rows are made while those before them are written.
+    // Rows are generated while earlier ones are written.
     let (send, receive) = sync_channel::<Vec<Vec<u8>>>(2);
     std::thread::scope(|scope| {
         let write = move || -> Result<()> {
@@ -162,10 +162,10 @@ fn parse_plan(text: &str, path: &Path) -> Result<Vec<Batch>, UsageError> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// A row in tokens, and its line of JSON if that was asked for.
+/// A row as tokens, and its JSON line if requested.
 struct Made {
     family: u8,
-    /// Below 65,536, as [`PieceEncoder`] makes sure.
+    /// All below 65,536, which [`PieceEncoder`] guarantees.
     ids: Vec<u32>,
     classes: Vec<u8>,
     line: Vec<u8>,

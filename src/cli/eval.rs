@@ -266,7 +266,7 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// What is said of how to run, apart from settings.
+    /// Options of a run that are not settings.
     pub(super) fn how(&self) -> RunFlags<'_> {
         let Self { threads, out, resume, overwrite, shard, json, .. } = self;
         RunFlags {
@@ -279,7 +279,7 @@ impl RunArgs {
         }
     }
 
-    /// The settings that flags give.
+    /// The settings that the flags give.
     fn settings(&self) -> Result<Settings, UsageError> {
         let flag = |set: bool| set.then_some(true);
         Ok(Settings {
@@ -316,17 +316,14 @@ impl RunArgs {
         })
     }
 
-    /// The settings of flags over those of a config.
-    ///
-    /// # Errors
-    /// What is wrong with either, with the flag, or the file, line and key.
+    /// The flags' settings, completed by a config.
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings()?;
         settings.check_values().map_err(with_flag_name)?;
         Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
-    /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
+    /// The run that these arguments request. `command` is the start of the folder's name if none is given.
     pub(super) fn run(
         self,
         command: &str,
@@ -340,7 +337,7 @@ impl RunArgs {
         Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
     }
 
-    /// Where to write, and whether what is there may be kept or thrown away.
+    /// The folder to write to, and whether its contents are kept or deleted.
     fn output(&self, command: &str) -> Result<(PathBuf, OpenMode), UsageError> {
         let mode = match (self.resume, self.overwrite) {
             (true, _) => OpenMode::Resume,
@@ -356,7 +353,7 @@ impl RunArgs {
     }
 }
 
-/// Flags that are no settings.
+/// Flags that are not settings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunFlags<'a> {
     pub threads: Option<usize>,
@@ -367,7 +364,7 @@ pub(super) struct RunFlags<'a> {
     pub json: bool,
 }
 
-/// A value that a flag gives wrongly. Specs of methods say themselves what they are.
+/// The error for a wrong value of a flag. Errors about method specs name the spec themselves.
 pub(super) fn with_flag_name(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
     let flag = match key {
         "methods" => return error,
@@ -385,7 +382,7 @@ fn several<T: Clone>(items: &[T]) -> Option<OneOrMany<T>> {
     list(items).map(OneOrMany)
 }
 
-/// `results/` and the time, as `eval-2025-01-31T12-00-00`.
+/// `results/` and the time, such as `eval-2025-01-31T12-00-00`.
 fn default_folder(command: &str) -> PathBuf {
     let now = clock::date(SystemTime::now());
     Path::new("results").join(format!("{command}-{}", now.trim_end_matches('Z').replace(':', "-")))
@@ -394,7 +391,7 @@ fn default_folder(command: &str) -> PathBuf {
 /// Runs the evaluation and prints its table.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on otherwise.
+/// Mistakes in arguments as [`UsageError`]; anything else that prevents the run.
 pub fn run(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
     args.run.run("eval", vec![config], OnFailure::Stop)?.start()

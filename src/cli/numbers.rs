@@ -1,6 +1,6 @@
-//! Numbers on the command line: read with their bounds, so that errors say what is allowed.
+//! Numbers on the command line, parsed with their bounds, so that errors say what is allowed.
 //!
-//! The parser of arguments puts the flag and the value before what is said here.
+//! The argument parser puts the flag and the value in front of the messages here.
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +19,7 @@ pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
     within(text, 0..=MOST_TOKENS)
 }
 
-/// A seed: any number of 64 bits.
+/// A seed: any 64-bit number.
 pub(super) fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("it should be a whole number from 0 to {}", u64::MAX))
 }
@@ -29,7 +29,7 @@ pub(super) fn batch(text: &str) -> Result<usize, String> {
     within(text, 0..=usize::MAX)
 }
 
-/// Threads to use. More than a few for each core only wait for each other.
+/// Threads to use. Far more threads than cores would only wait for each other.
 pub(super) fn threads(text: &str) -> Result<usize, String> {
     const LEAST_ALLOWED: usize = 64;
     const OF_A_CORE: usize = 4;
@@ -38,11 +38,11 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
     within(text, 1..=most).map_err(|what| format!("{what} on this machine, which has {cores} cores"))
 }
 
-/// Makes sure that what `RAYON_NUM_THREADS` says, if anything, can be done: it counts where `--threads` is not given.
+/// Checks `RAYON_NUM_THREADS`, which applies if `--threads` is not given.
 pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     const NAME: &str = "RAYON_NUM_THREADS";
     let said = std::env::var_os(NAME).map(|said| said.to_string_lossy().into_owned());
-    // 0 and nothing leave the number to the machine.
+    // 0 and an empty value leave the number to the machine.
     match said.filter(|said| !["", "0"].contains(&said.as_str())) {
         None => Ok(()),
         Some(said) => match threads(&said) {
@@ -67,7 +67,7 @@ pub(super) fn layers(text: &str) -> Result<usize, String> {
     within(text, 1..=1024)
 }
 
-/// Last tokens of a prompt whose queries are looked at.
+/// Last tokens of a prompt whose queries are examined.
 pub(super) fn queries(text: &str) -> Result<usize, String> {
     within(text, 1..=65_536)
 }
@@ -82,12 +82,12 @@ pub(super) fn documents(text: &str) -> Result<usize, String> {
     within(text, 1..=100_000)
 }
 
-/// Draws of what is drawn.
+/// Random draws.
 pub(super) fn draws(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)
 }
 
-/// Points of a score, of 100.
+/// Points of a score, at most 100.
 pub(super) fn points(text: &str) -> Result<f64, String> {
     number_within(text, 0.01..=100.0)
 }
@@ -102,12 +102,12 @@ pub(super) fn candidates(text: &str) -> Result<usize, String> {
     within(text, 2..=64)
 }
 
-/// Turns that count in a bench.
+/// Turns of a benchmark that count.
 pub(super) fn rounds(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)
 }
 
-/// A number of tokens as tables show it too: `4096`, `4K`, or `1M`.
+/// A number of tokens: `4096`, `4K`, or `1M`.
 pub(super) fn tokens(text: &str) -> Result<usize, String> {
     let unit = match text.as_bytes().last() {
         Some(b'k' | b'K') => 1 << 10,
@@ -129,7 +129,7 @@ fn within(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     number.ok_or_else(|| format!("it should be a whole number from {} to {}", range.start(), range.end()))
 }
 
-/// Seconds, minutes or hours, for people.
+/// A duration in seconds, minutes or hours.
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
@@ -138,7 +138,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Memory, for people.
+/// A size in megabytes.
 pub(super) fn megabytes(bytes: usize) -> String {
     format!("{:.0} MB", bytes as f64 / 1e6)
 }

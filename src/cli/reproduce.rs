@@ -1,4 +1,4 @@
-//! `spattn reproduce`: the papers' tables and figures, published beside measured.
+//! `spattn reproduce`: the papers' tables and figures, with published and measured numbers side by side.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -34,13 +34,13 @@ use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::given;
 use spattn_base::privacy;
 
-/// Where results go if nothing else is said.
+/// The default folder of results.
 const OUT: &str = "results/papers";
-/// The folder of the runs themselves, below that of the results.
+/// The subfolder of the runs, within that of the results.
 const RUNS: &str = "runs";
-/// The folder of what analyses found, in that of an item's run.
+/// The subfolder of the analyses' units, within an item's run.
 const FOUND: &str = "found";
-/// The folder of what calibrations learned, beside it.
+/// The subfolder of the calibrations' units, within an item's run.
 const LEARNED: &str = "learned";
 
 /// Reproduce the papers' tables and figures: published numbers beside ours, and whether what is claimed holds.
@@ -143,10 +143,10 @@ struct Named {
     item: Item,
 }
 
-/// Runs, judges and draws the items that were asked for, and then the page of all.
+/// Runs, judges and draws the requested items, and then draws the page of all.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; that parts could not be run.
+/// Mistakes in arguments as [`UsageError`]; if parts could not be run.
 pub fn run(args: ReproduceArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
@@ -176,7 +176,7 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
         args.finish(name, item, failure.as_ref())?;
         failed.extend(failure);
     }
-    // Of a single one, its own error says what is wrong.
+    // If there is only one item, its own error is the result.
     if count == 1 {
         return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
     }
@@ -213,7 +213,7 @@ impl ReproduceArgs {
         Ok(vec![Named { name: format!("own/{stem}"), item: Item::parse(&text, file)? }])
     }
 
-    /// What flags say in place of an item.
+    /// The settings that flags override in items.
     fn overrides(&self) -> Settings {
         Settings {
             model: self.model.clone().map(|model| OneOrMany(vec![model])),
@@ -225,7 +225,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// That nothing of another's would be replaced.
+    /// Checks that no file of another program would be replaced.
     fn check_free(&self, items: &[Named]) -> Result<(), UsageError> {
         owned_files::check(&self.out, &owned_files::PAPERS)?;
         for Named { name, .. } in items {
@@ -238,7 +238,7 @@ impl ReproduceArgs {
         self.out.join(RUNS).join(self.variant().name()).join(name)
     }
 
-    /// The run of an item; it goes on where one is that stopped.
+    /// The run of an item. A run that stopped earlier is resumed.
     fn prepare(&self, name: &str, settings: Settings) -> Result<RunRequest, UsageError> {
         Ok(RunRequest {
             configs: RunConfig::resolve(self.overrides().over(settings))?,
@@ -253,7 +253,7 @@ impl ReproduceArgs {
         })
     }
 
-    /// What an item looks at, as flags have it.
+    /// The analysis that an item needs, with the flags' values.
     fn observing(&self, item: &Item) -> Option<Observing> {
         let own = item.observing(self.variant())?.clone();
         let samples = self.samples.map(|samples| samples.next_multiple_of(own.together));
@@ -264,7 +264,7 @@ impl ReproduceArgs {
         })
     }
 
-    /// What an item has learned, as flags have it.
+    /// The calibrations that an item needs, with the flags' values.
     fn learning(&self, item: &Item) -> Option<Learning> {
         let own = item.learning(self.variant())?.clone();
         Some(Learning { model: self.model.clone().unwrap_or(own.model), ..own })
@@ -275,7 +275,7 @@ impl ReproduceArgs {
         Ok(Lesson { learning, folder, device, overwrite: self.overwrite })
     }
 
-    /// Prints what would be run, looked at and learned.
+    /// Prints what an item would run, analyse and learn.
     fn outline(&self, name: &str, item: &Item) -> Result<()> {
         let settings = item.settings(self.variant());
         let observing = self.observing(item);
@@ -318,7 +318,7 @@ impl ReproduceArgs {
         Ok(())
     }
 
-    /// Runs what an item runs, looks at what it looks at, and has learned what it measures.
+    /// Runs an item's evaluation, its analysis and its calibrations.
     fn measure(&self, name: &str, item: &Item) -> Result<Done> {
         if let Some(settings) = item.settings(self.variant()) {
             match self.prepare(name, settings)?.record()? {
@@ -348,13 +348,13 @@ impl ReproduceArgs {
         }
     }
 
-    /// Has learned what was not learned yet; whether all of it is.
+    /// Learns what was not learned yet; whether all is learned.
     fn learn(&self, name: &str, learning: &Learning, stop: &AtomicBool) -> Result<bool> {
         let folder = self.run_folder(name).join(LEARNED);
         Ok(self.lesson(learning, &folder)?.learn(stop, |text| self.tell(text))?.is_some())
     }
 
-    /// Looks at what was not looked at yet; whether all of it is.
+    /// Analyses what was not analysed yet; whether all is analysed.
     fn look(&self, name: &str, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
@@ -362,7 +362,7 @@ impl ReproduceArgs {
         Ok(matches!(order.see(stop, |text| self.tell(text))?, Ended::Whole(_)))
     }
 
-    /// What was found so far of what an item looks at and has learned.
+    /// The stored units of an item's analyses and calibrations.
     fn seen(&self, name: &str, item: &Item) -> Result<Vec<AnalysisTables>> {
         Ok([self.found(name, item)?, self.learned(name, item)?].concat())
     }
@@ -381,20 +381,20 @@ impl ReproduceArgs {
         Order { observing: &observing, folder: &folder, data, overwrite: false }.kept_all()
     }
 
-    /// Judges what was measured, draws it, and draws the page of all anew.
+    /// Judges and draws an item's results, and draws the page of all items again.
     fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
         let folder = self.run_folder(name);
         let merged =
             folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(&folder))).transpose()?;
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
-        // What is of other settings was the failure already.
+        // If an earlier step failed, units with other settings have been reported there.
         let seen = if failure.is_some() { self.seen(name, item).unwrap_or_default() } else { self.seen(name, item)? };
         if records.is_empty() && seen.is_empty() && failure.is_some() {
-            // What was drawn before stays.
+            // The earlier drawing stays.
             return Ok(());
         }
         let item_of_model = match &self.model {
-            // Rows that name the paper's model are those of the one that was run in its place.
+            // Rows that name the paper's model get the numbers of the model that was run in its place.
             Some(_) => of_any_model(item.clone()),
             None => item.clone(),
         };
@@ -407,7 +407,7 @@ impl ReproduceArgs {
         let ran = [ran(records), observed, timed(item)?].concat();
         let mut outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
-        // Records need not be kept for what came of them to be drawn again.
+        // An item can be drawn again from its stored outcome, without records.
         match papers::read(&dir)?.filter(|_| self.draw_only && records.is_empty()) {
             Some(stored) => {
                 outcome = stored;
@@ -434,7 +434,7 @@ fn of_any_model(mut item: Item) -> Item {
     item
 }
 
-/// What records say was run.
+/// What was run, from the records.
 fn ran(records: &[Record]) -> Vec<(String, String)> {
     if records.is_empty() {
         return Vec::new();
@@ -455,7 +455,7 @@ fn ran(records: &[Record]) -> Vec<(String, String)> {
     ]
 }
 
-/// What units say was learned.
+/// What was learned, from the units.
 fn taught(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
     let Learning { calibrations, tokens, length, .. } = learning;
@@ -470,7 +470,7 @@ fn taught(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)>
     ]
 }
 
-/// What units say was looked at.
+/// What was analysed, from the units.
 fn looked(seen: &[AnalysisTables]) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
     let list = |of: &dyn Fn(&AnalysisTables) -> String| {
@@ -501,7 +501,7 @@ fn looked(seen: &[AnalysisTables]) -> Vec<(String, String)> {
     ]
 }
 
-/// Which table of times an item is judged by.
+/// The table of times that an item is judged by.
 fn timed(item: &Item) -> Result<Vec<(String, String)>, UsageError> {
     let Some(bench) = &item.bench else { return Ok(Vec::new()) };
     let times = bench.read()?;
@@ -510,7 +510,7 @@ fn timed(item: &Item) -> Result<Vec<(String, String)>, UsageError> {
     Ok(vec![("times".to_owned(), places), ("made by".to_owned(), quoted(&bench.commands))])
 }
 
-/// The run's manifest without what is of this machine or of this moment alone.
+/// Writes the run's manifest, without the parts that depend on this machine or moment.
 fn write_manifest(dir: &Path, manifest: &Value) -> Result<()> {
     const KEPT: [&str; 7] = ["program", "identity", "units", "calibration", "methods", "config", "model"];
     let kept: serde_json::Map<String, Value> = manifest

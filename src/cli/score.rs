@@ -1,4 +1,4 @@
-//! `spattn score`: score predictions made elsewhere, or score those of a run again, by the published rules.
+//! `spattn score`: scores predictions made elsewhere, or those of a run again, by the published rules.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub struct ScoreArgs {
     pub json: bool,
 }
 
-/// The scores of a file; its JSON is a contract.
+/// The scores of a file. Other programs rely on its JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreReport {
     /// Name of the metric; `mixed` if there are several.
@@ -80,18 +80,18 @@ pub struct ScoreReport {
     pub score: f64,
     /// Score of each row in 0..=1, in the order of the file.
     pub rows: Vec<f64>,
-    /// The same by data set, or by task and method; empty where all rows are alike.
+    /// The scores by data set, or by task and method; empty if all rows are in one group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupReport>,
-    /// What the user should know, one line each.
+    /// Notes for the user, one line each.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
 
-/// The scores of rows that belong together.
+/// The scores of a group of rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupReport {
-    /// Data set and range of lengths, or task, length and method.
+    /// The data set and its range of lengths; or the task, length and method.
     pub name: String,
     /// Name of the metric.
     pub metric: &'static str,
@@ -168,14 +168,13 @@ impl GroupReport {
     }
 }
 
-/// Scores every row of a file, or of all files of a folder.
+/// Scores every row of a file, or of all files in a folder.
 ///
-/// Predictions are cleaned first as the published evaluation does ([`Metric::postprocess`],
-/// [`Dataset::postprocess`]). Empty lines are skipped.
+/// Predictions are first cleaned as in the published evaluation ([`Metric::postprocess`], [`Dataset::postprocess`]). Empty lines are
+/// skipped.
 ///
 /// # Errors
-/// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be
-/// read or has no rows.
+/// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be read or has no rows.
 pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     let given = given_rule(args)?;
     let (mut scored, mut notes, mut of_likelihood) = (Vec::new(), Vec::new(), 0);
@@ -207,7 +206,7 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     Ok(ScoreReport::new(&scored, notes))
 }
 
-/// What is to be said of rows of published sets of whose answers nothing is compared, a line each metric.
+/// Notes about rows of published sets whose answers hold nothing that the metric compares, one line for each metric.
 fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     let mut counts: BTreeMap<&str, (usize, Metric)> = BTreeMap::new();
     for row in scored.iter().filter(|row| !row.compares) {
@@ -216,7 +215,7 @@ fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     counts.into_values().filter_map(|(count, metric)| answers::note(label, count, metric)).collect()
 }
 
-/// The file itself; of a folder, its `samples.jsonl`, or else every `*.jsonl`, in order.
+/// The file itself; for a folder, its `samples.jsonl`, or otherwise every `*.jsonl` in order.
 fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
     let unreadable = |e: std::io::Error| {
         UsageError::new(format!("cannot read {}: {e}", path.display()))
@@ -248,16 +247,16 @@ struct Scored {
     is_empty: bool,
     /// Whether the answers hold anything that the metric compares.
     compares: bool,
-    /// The score that the row itself states.
+    /// The score that the row states.
     stored: Option<f64>,
 }
 
-/// How a row is cleaned and scored.
+/// How to clean and score a row.
 #[derive(Clone, Copy)]
 struct Rule {
     metric: Metric,
     first_line: bool,
-    /// Whether it is that of a published set, whatever its rows hold.
+    /// Whether it is the rule of a published set, which accepts any row.
     is_published: bool,
 }
 
@@ -267,7 +266,7 @@ impl From<&Dataset> for Rule {
     }
 }
 
-/// What the user said of all rows.
+/// The rule that the user set for all rows.
 fn given_rule(args: &ScoreArgs) -> Result<Option<Rule>, UsageError> {
     match (&args.metric, &args.dataset) {
         (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false, is_published: false })),
@@ -278,16 +277,16 @@ fn given_rule(args: &ScoreArgs) -> Result<Option<Rule>, UsageError> {
     }
 }
 
-/// Whether a record's score comes from the probability of given text.
+/// Whether a record's score comes from the probability of a given text.
 fn is_of_likelihood(row: &Row) -> bool {
     ["likelihood", "choice"].iter().any(|name| row.fields.get(*name).is_some_and(|value| !value.is_null()))
 }
 
-/// How the rows of a file are scored and grouped.
+/// Scores and groups the rows of a file.
 struct Scorer {
-    /// What the user said, for all rows.
+    /// The rule that the user set, for all rows.
     given: Option<Rule>,
-    /// The data set that the file is called after.
+    /// The data set that the file is named after.
     of_file: Option<&'static Dataset>,
     by_length: bool,
 }
@@ -329,7 +328,7 @@ impl Scorer {
         })
     }
 
-    /// How a row is scored, and the name of its group.
+    /// The rule for a row, and the name of its group.
     fn rule(&self, row: &Row) -> Result<(Rule, String), UsageError> {
         if let Some(rule) = self.given {
             return Ok((rule, String::new()));
@@ -339,10 +338,10 @@ impl Scorer {
                 Some(metric) => Rule {
                     metric: at(row, Metric::parse(metric))?,
                     first_line: row.fields.get("first_line") == Some(&true.into()),
-                    // What a run took is scored as it was.
+                    // Rows that a run accepted are scored as the run scored them.
                     is_published: true,
                 },
-                // Records from before the metric was kept.
+                // Old records do not name the metric.
                 None => Rule::from(at(row, Dataset::parse(task))?),
             };
             return Ok((rule, record_name(row, task)?));
@@ -359,7 +358,7 @@ impl Scorer {
     }
 }
 
-/// An error at a row.
+/// Adds a row's position to an error.
 fn at<T>(row: &Row, result: Result<T, UsageError>) -> Result<T, UsageError> {
     result.map_err(|e| UsageError { hint: e.hint, ..row.wrong(e.what) })
 }
@@ -383,7 +382,7 @@ fn record_name(row: &Row, task: &str) -> Result<String, UsageError> {
 const PREDICTION: [&str; 2] = ["prediction", "pred"];
 const REFERENCES: [&str; 4] = ["answers", "outputs", "ground_truths", "references"];
 
-/// The first of these fields that is there and not null.
+/// The first of these fields that exists and is not null.
 fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a Value), UsageError> {
     names
         .iter()
@@ -422,7 +421,7 @@ fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
     strings(row, name, value)
 }
 
-/// One string or a list of strings; numbers are taken as they are written.
+/// One string or a list of strings. Numbers become text as written.
 fn strings(row: &Row, name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
     let one = |value: &Value| {
         text_or_number(value).ok_or_else(|| row.wrong(format!("field `{name}` is not a string or a list of strings")))
@@ -555,7 +554,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the fields hold: a score in 0..=1 or an error, and no panic.
+        /// For any fields, the result is a score in 0..=1 or an error, never a panic.
         #[test]
         fn any_row_is_scored_or_refused(
             prediction in "(.|\n|[0-9]|Paragraph |段落|\\.){0,30}",
@@ -671,7 +670,7 @@ mod tests {
         }
         let error = score(&row("\"the\""), Some("qa_f1"), None).unwrap_err();
         assert!(error.what.contains(":1: `qa_f1` compares nothing of the answer \"the\""), "{error}");
-        // LongBench's program takes such a row, and gives it 0.
+        // LongBench's program accepts such a row, and scores it 0.
         let published = score(&(row("\"the\"") + &row("\"x\"")), None, Some("hotpotqa")).unwrap();
         assert_eq!(published.rows, [0.0, 0.0]);
         assert!(

@@ -1,4 +1,4 @@
-//! `summary.csv`: the contract for scripts.
+//! `summary.csv`, on whose columns scripts rely.
 
 use anyhow::Result;
 
@@ -76,10 +76,10 @@ pub const COLUMNS: [&str; 67] = [
     "shared_bytes_resident",
 ];
 
-/// The rows as CSV with a heading line; absent values are empty.
+/// The rows as CSV with a heading line. Missing values are empty.
 ///
-/// Percentages and perplexities have 4 decimals, shares and costs 8, bytes and bits 3, times 6: enough to tell apart what was
-/// measured apart, and the same text for the same rows.
+/// Percentages and perplexities have 4 decimals, shares and costs 8, bytes and bits 3, times 6: enough to distinguish different
+/// measurements, and the same text for the same rows.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -92,12 +92,12 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     finished(writer)
 }
 
-/// Headings of columns that hold names, never numbers.
+/// Columns that hold names, never numbers.
 const OF_NAMES: [&str; 11] =
     ["model", "task", "method", "params", "protocol", "metric", "name", "shape", "parameter", "spec", "schedule"];
 
-/// What was written of a table, with cells that no spreadsheet takes for a formula ([`text::in_cell`]) and names that none takes
-/// for a number ([`text::in_name_cell`]).
+/// The written table, with cells escaped so that no spreadsheet takes them for formulas ([`text::in_cell`]), or names for numbers
+/// ([`text::in_name_cell`]).
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -198,7 +198,7 @@ fn optional(x: Option<f64>, decimals: usize) -> String {
     x.map_or(String::new(), |x| fixed(x, decimals))
 }
 
-/// Fixed decimals, without a sign before a zero.
+/// A number with fixed decimals, and without a sign before a zero.
 fn fixed(x: f64, decimals: usize) -> String {
     let text = format!("{x:.decimals$}");
     match text.strip_prefix('-') {

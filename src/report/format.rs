@@ -1,4 +1,4 @@
-//! How numbers look to a reader, and the columns that the terminal's table and the page share.
+//! Numbers as text for readers, and the columns that the terminal's table and the page share.
 
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::timing::Latency;
@@ -6,7 +6,7 @@ use crate::eval::summary::self_checks::FEW_TELL;
 use crate::eval::summary::summary_row::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
-/// The text with a large first letter.
+/// The text with a capital first letter.
 pub fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
@@ -14,11 +14,11 @@ pub fn capital(text: &str) -> String {
 
 /// A column of measured values.
 pub struct Column {
-    /// Heading, with the unit where there is one.
+    /// The heading, with the unit if there is one.
     pub heading: &'static str,
     /// The cell of a row.
     pub cell: fn(&SummaryRow) -> String,
-    /// The cell where room is short: intervals in whole points.
+    /// The cell where space is short, with intervals in whole points.
     pub brief: fn(&SummaryRow) -> String,
 }
 
@@ -30,7 +30,7 @@ const SCORE: Column = Column { heading: "score %", cell: |r| score(r, 1), brief:
 const PERPLEXITY: Column = column("perplexity", |r| score(r, 1));
 const EITHER: Column = Column { heading: "score", cell: |r| score(r, 1), brief: |r| score(r, 0) };
 
-/// The column of the score, under the heading that fits the rows.
+/// The column of the score, with the heading that fits the rows.
 fn score_column(rows: &[SummaryRow]) -> &'static Column {
     let scores = rows.iter().filter(|r| r.measure.is_score()).count();
     match scores {
@@ -40,7 +40,7 @@ fn score_column(rows: &[SummaryRow]) -> &'static Column {
     }
 }
 
-/// The other measured columns, in reading order: what was achieved, then what it cost.
+/// The other measured columns in reading order: results first, then costs.
 const MEASURED: [Column; 6] = [
     Column { heading: "Δ full", cell: |r| delta(r, 1), brief: |r| delta(r, 0) },
     column("density", density),
@@ -55,7 +55,7 @@ const SHARED_MS: Column =
     Column { heading: "share ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
 const SOLO_MS: Column = Column { heading: "solo ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
 
-/// The column of a step's time, under a heading that says what it is; where rows differ in that, their cells do.
+/// The column of a step's time, with its kind in the heading, or in the cells if rows differ.
 fn step_column(rows: &[SummaryRow]) -> &'static Column {
     match latency_of(rows) {
         Some(Latency::Shared) => &SHARED_MS,
@@ -64,15 +64,14 @@ fn step_column(rows: &[SummaryRow]) -> &'static Column {
     }
 }
 
-/// What the time of a step is, if it is the same for all rows and they say it.
+/// The kind of step times, if all rows have the same.
 pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<Latency> {
     let mut kinds = rows.into_iter().map(|r| r.latency);
     let first = kinds.next()??;
     kinds.all(|kind| kind == Some(first)).then_some(first)
 }
 
-/// What a reader has to know of the times in a table of these rows, in one line; `None` where there are none that say what
-/// they are.
+/// A note about the times in a table of these rows; `None` if no row has a known kind.
 pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
     let timed = rows.iter().filter(|r| r.decode_ms_per_token.is_some());
     match latency_of(timed)? {
@@ -83,12 +82,12 @@ pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
     }
 }
 
-/// So many of [`MEASURED`] can be averaged over tasks.
+/// The first so many columns of [`MEASURED`] can be averaged over tasks.
 const MEASURED_OF_MEANS: usize = 5;
 
 const EXAMPLES: Column = column("n", examples);
 
-/// Columns of perplexity, shown where it was measured.
+/// Columns for perplexity, shown if it was measured.
 pub const LIKELIHOOD: [Column; 5] = [
     column("word ppl", |r| optional(r.word_perplexity)),
     column("bits/byte", |r| r.bits_per_byte.map_or(String::new(), |b| format!("{b:.4}"))),
@@ -97,27 +96,27 @@ pub const LIKELIHOOD: [Column; 5] = [
     column("same top %", |r| r.same_top.map_or(String::new(), |s| format!("{s:.1}"))),
 ];
 
-/// Columns of options, shown where they were scored.
+/// Columns for options, shown if they were scored.
 pub const CHOICE: [Column; 2] = [
     column("acc %", |r| r.acc.map_or(String::new(), |a| format!("{a:.1}"))),
     column("acc_norm %", |r| r.acc_norm.map_or(String::new(), |a| format!("{a:.1}"))),
 ];
 
-/// What methods that evict have to keep, shown where one did.
+/// The tokens that evicting methods keep, shown if there is such a method.
 pub const HELD: [Column; 1] = [column("tokens held", |r| optional(r.kv_tokens_held))];
 
 fn optional(x: Option<f64>) -> String {
     x.map_or(String::new(), number)
 }
 
-/// Columns of `--fidelity`, shown where it was measured.
+/// Columns of `--fidelity`, shown if it was measured.
 pub const FIDELITY: [Column; 3] = [
     column("output error", |r| r.output_error.map_or(String::new(), number)),
     column("recall", |r| r.recall.map_or(String::new(), number)),
     column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
 ];
 
-/// The columns for these rows: number, score, what all rows have and the time of a step, and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
+/// The columns for some rows: number, score, the common ones and the step's time, and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
 /// [`FIDELITY`] that any row has.
 pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     let shown = |columns: &'static [Column], has: fn(&SummaryRow) -> bool| {
@@ -133,8 +132,7 @@ pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     [&EXAMPLES, score_column(rows)].into_iter().chain(measured).chain(extra.into_iter().flatten()).collect()
 }
 
-/// Headings of columns in the order in which they are left out where room is short; score, density and the difference to full
-/// stay.
+/// Headings of columns in the order in which they are left out if space is short. Score, density and the difference to full always stay.
 const SPARED: [&str; 19] = [
     "aux bits",
     "cost2",
@@ -157,7 +155,7 @@ const SPARED: [&str; 19] = [
     "n",
 ];
 
-/// As many of the columns as fit, and the headings of the others, the least needed first.
+/// As many columns as fit, and the headings of the others in the order in which they were left out.
 pub fn fitting<'c>(
     mut columns: Vec<&'c Column>,
     fits: impl Fn(&[&'c Column]) -> bool,
@@ -182,13 +180,13 @@ pub fn without_interval(cell: &str) -> String {
     }
 }
 
-/// The columns for means over tasks, which are of scores: what was achieved and what it cost, without bytes and times,
-/// which depend on how long answers are.
+/// The columns for means over tasks, which are means of scores: results and costs, without bytes and times, which depend on the length of
+/// answers.
 pub fn mean_columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     std::iter::once(score_column(rows)).chain(&MEASURED[..MEASURED_OF_MEANS]).collect()
 }
 
-/// What is to be known about a task's score beside its name.
+/// The direction of a score that is not obvious, to show after the task's name.
 pub fn direction(row: &SummaryRow) -> &'static str {
     match row.measure {
         Measure::Score => "",
@@ -196,7 +194,7 @@ pub fn direction(row: &SummaryRow) -> &'static str {
     }
 }
 
-/// What the headings of columns mean that only some results have; empty if there are none.
+/// The meaning of the headings of optional columns; empty if there are none.
 pub fn extra_legend(rows: &[SummaryRow]) -> String {
     let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
         its interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
@@ -220,7 +218,7 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
     text
 }
 
-/// What the headings mean, in one paragraph.
+/// The meaning of the headings, in one paragraph.
 pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     that they share. score: mean with its 95 % interval. Δ full: mean difference to dense attention on the same \
     examples, in points, with its paired interval; each holds by itself, so of twenty that are compared one is expected to \
@@ -236,13 +234,13 @@ pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
     that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
 
-/// The number of examples; in brackets that of their contexts, where it is another.
+/// The number of examples, with that of their contexts in brackets if it differs.
 fn examples(r: &SummaryRow) -> String {
-    // Rows of files that were written before contexts were kept have none.
+    // Rows of files from before contexts were stored have none.
     if 0 < r.contexts && r.contexts < r.n { format!("{} ({})", r.n, r.contexts) } else { r.n.to_string() }
 }
 
-/// `mean [low high]`, the ends with that many decimals; the mean alone where there are no ends.
+/// `mean [low high]`, with that many decimals in the ends; only the mean if there are no ends.
 fn score(r: &SummaryRow, decimals: usize) -> String {
     let mean = if r.measure == Measure::Perplexity { four(r.score) } else { format!("{:.1}", r.score) };
     let end = |x: f64| if r.measure == Measure::Perplexity { four(x) } else { format!("{x:.decimals$}") };
@@ -256,7 +254,7 @@ fn with_ends(mean: String, ends: Option<(f64, f64)>, shown: impl Fn(f64) -> Stri
     }
 }
 
-/// What was attended, and what was asked for if that is noticeably different.
+/// The density attended, and the requested one if it differs noticeably.
 fn density(r: &SummaryRow) -> String {
     const NOTICEABLE: f64 = 0.05;
     match r.density_target {
@@ -267,7 +265,7 @@ fn density(r: &SummaryRow) -> String {
     }
 }
 
-/// As [`step_ms`], with what kind of time it is.
+/// As [`step_ms`], with the kind of time.
 fn named_ms(r: &SummaryRow, has_ends: bool) -> String {
     let text = step_ms(r, has_ends);
     match r.latency {
@@ -277,14 +275,14 @@ fn named_ms(r: &SummaryRow, has_ends: bool) -> String {
     }
 }
 
-/// Milliseconds a step, starred if most rows around were timed under other conditions.
+/// Milliseconds per step, with a star if most rows near it were timed under other conditions.
 fn step_ms(r: &SummaryRow, has_ends: bool) -> String {
     let ends = r.decode_ms_low.zip(r.decode_ms_high).filter(|_| has_ends);
     let star = if r.is_timed_apart { "*" } else { "" };
     r.decode_ms_per_token.map_or(String::new(), |ms| with_ends(number(ms), ends, number) + star)
 }
 
-/// Difference to `full`; nothing for `full` itself or without it.
+/// The difference to `full`; empty for `full` itself and without `full`.
 fn delta(r: &SummaryRow, decimals: usize) -> String {
     let Some(mean) = r.delta_full.filter(|_| r.method != REFERENCE) else { return String::new() };
     let ends = r.delta_low.zip(r.delta_high);
@@ -302,8 +300,8 @@ fn signed_number(x: f64) -> String {
     }
 }
 
-/// One line that says which differences to `full` can be told from noise, from (contexts, detectable difference in points)
-/// of what is compared; `None` where nothing is, or where examples are so few that a self-check says so.
+/// A line about which differences to `full` can be detected, from (contexts, detectable difference in points) of the compared rows; `None`
+/// if there are none, or if there are so few examples that a self-check warns about it.
 pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Option<String> {
     let known: Vec<(usize, f64)> = compared.filter_map(|(n, points)| Some((n, points?))).collect();
     let least = known.iter().map(|(_, points)| *points).min_by(f64::total_cmp)?;
@@ -329,8 +327,8 @@ pub fn signed(points: f64, decimals: usize) -> String {
     }
 }
 
-/// From here on digits before the point are written as a power of ten: the perplexity of a text's words, where they are
-/// hundreds of bytes long, has hundreds of digits.
+/// From here on, numbers are written with a power of ten: the word perplexity of a text with words of hundreds of bytes has hundreds of
+/// digits.
 const NO_LONGER_READABLE: f64 = 1e9;
 
 /// About four significant digits, for perplexities.
@@ -359,7 +357,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// A length in tokens as people say it: `4K` for 4096, `500` for 500; nothing where a file fixes it.
+/// A length in tokens as text: `4K` for 4096, `500` for 500; empty if a file fixes it.
 pub fn tokens(length: usize) -> String {
     const K: usize = 1024;
     match length {

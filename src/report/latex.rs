@@ -1,4 +1,4 @@
-//! LaTeX tables for a paper: the rules of `booktabs`, numbers aligned by `siunitx`, as wide as an article's text at most.
+//! LaTeX tables for a paper, with the rules of `booktabs` and numbers aligned by `siunitx`, at most as wide as an article's text.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,19 +12,19 @@ use crate::eval::summary::self_checks::Warning;
 use crate::eval::summary::summary_row::SummaryRow;
 use spattn_base::text::in_line;
 
-/// What a document needs, and what makes bold numbers stay numbers.
+/// The packages that a document needs.
 const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
-/// What is to be known of a column whose best numbers are bold.
+/// The note below a table with bold numbers.
 const BOLD: &str = "Bold: the best score of a method that is no oracle and no floor, and all that noise does not tell from it. Each is \
     compared with the best on the same examples, at 2.5 % over the number of comparisons.";
 
-/// `summary.tex`: a table for each task and length, with as many of the columns of `summary.md` as fit, warnings below the rows
-/// they concern.
+/// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
+/// concern.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
-    // What concerns all stands below the first.
+    // General warnings stand below the first table.
     let mut general: Vec<String> =
         report.warnings.iter().filter(|w| w.is_general()).map(|warning| warning.to_string()).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
@@ -37,8 +37,8 @@ pub fn summary(report: &Report, no_intervals: bool) -> String {
     with_breaks(&text)
 }
 
-/// With a new page from time to time: tables without text between them wait for the end of a page, and LaTeX holds no more than
-/// 52 (18 before 2015). A long file leaves none to the next.
+/// The text with page breaks: LaTeX holds tables without text between them until the end of a page, at most 52 of them (18 before 2015). A
+/// long file ends with a break, so that it leaves none to the next file.
 fn with_breaks(text: &str) -> String {
     const HELD: usize = 6;
     const END: &str = "\\end{table}\n";
@@ -52,7 +52,7 @@ fn with_breaks(text: &str) -> String {
     parts.concat()
 }
 
-/// The table of one task and length; `cells` are those of the rows.
+/// The table of one task and length. `cells` are those of `rows`.
 fn of_place(report: &Report, rows: &[SummaryRow], cells: &[Cell], of_all: Vec<String>, no_intervals: bool) -> String {
     let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
     let shared_n = rows.iter().all(|r| (r.n, r.contexts) == (rows[0].n, rows[0].contexts));
@@ -96,7 +96,7 @@ fn of_place(report: &Report, rows: &[SummaryRow], cells: &[Cell], of_all: Vec<St
     .text()
 }
 
-/// A method and its parameters, which may be broken between lines.
+/// A method and its parameters, with spaces at which a line may break.
 fn name(method: &str, params: &str) -> String {
     let params = params.replace(',', ", ");
     if params.is_empty() { method.to_owned() } else { format!("{method} ({params})") }
@@ -107,7 +107,7 @@ fn numbers(column: &Column, rows: &[SummaryRow], no_intervals: bool) -> Numbers 
     Numbers::new(column.heading, rows.iter().map(|r| (column.brief)(r)).collect(), no_intervals)
 }
 
-/// Tables of a pivot. Columns that a text has no room for go on in a table below.
+/// The tables of a pivot. Columns that do not fit continue in a further table.
 pub fn pivot(tables: &[Table], no_intervals: bool) -> String {
     with_breaks(&(NEEDS.to_owned() + &tables.iter().map(|table| of_pivot(table, no_intervals)).collect::<String>()))
 }
@@ -130,7 +130,7 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
         let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
-        // More columns are never narrower.
+        // Adding columns never makes the table narrower.
         let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
         let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
@@ -150,7 +150,7 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     text
 }
 
-/// The mark of a note, from 1: a letter, which several stand side by side of, or a number where letters do not do.
+/// The mark of a note, counted from 1: a letter, or a number in brackets after the 26th.
 fn mark(note: usize) -> String {
     match u8::try_from(note).ok().filter(|note| (1..=26).contains(note)) {
         Some(letter) => format!("\\textsuperscript{{{}}}", char::from(b'a' + letter - 1)),
@@ -162,7 +162,7 @@ fn marked(notes: &[usize]) -> String {
     notes.iter().map(|note| mark(*note)).collect()
 }
 
-/// The name of a table, for `\ref`.
+/// The label of a table, for `\ref`.
 fn slug(parts: &[&str]) -> String {
     let text: String =
         parts.join(" ").chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
@@ -171,13 +171,13 @@ fn slug(parts: &[&str]) -> String {
 
 // ---- widths ----
 
-/// Points of the text of an article in letters of ten points.
+/// The text width of an article set in 10 pt, in points.
 const TEXT_WIDTH: f64 = 345.0;
-/// Points of a character of `\footnotesize`, as an upper bound on the mean of a line of digits or of words.
+/// The width of a character in `\footnotesize`, in points: an upper bound on the mean over digits or words.
 const CHARACTER: f64 = 4.3;
-/// Points between two columns.
+/// The gap between two columns, in points.
 const BETWEEN: f64 = 6.0;
-/// Points of a column of text, which breaks its lines, at least and at most.
+/// The least and the greatest width of a text column, in points. Its lines break.
 const NARROW: f64 = 84.0;
 const WIDE: f64 = 150.0;
 
@@ -185,7 +185,7 @@ fn points(text: &str) -> f64 {
     text.chars().count() as f64 * CHARACTER
 }
 
-/// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
+/// The widths of a table's text columns, in points: that of the longest cell, within bounds.
 fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
     let longest = |(at, heading): (usize, &&str)| {
         // A heading is one word, which cannot be broken.
@@ -195,7 +195,7 @@ fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> 
     headings.iter().enumerate().map(longest).collect()
 }
 
-/// Points of a whole table at least.
+/// The least width of a whole table, in points.
 fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers]) -> f64 {
     let of_texts: f64 = text_widths(headings, texts, NARROW).iter().sum();
     let of_numbers: f64 = columns.iter().map(Numbers::width).sum();
@@ -203,18 +203,18 @@ fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers]) -> f64 {
     of_texts + of_numbers + BETWEEN * gaps as f64
 }
 
-// ---- parts ----
+// ---- parts of a table ----
 
-/// A column of numbers, with a column of intervals behind it where there are any.
+/// A column of numbers, followed by a column of their intervals if there are any.
 #[derive(Debug, Clone)]
 struct Numbers {
     heading: String,
-    /// What is shown of each line: a number, or something else.
+    /// The text of each line, mostly numbers.
     values: Vec<String>,
-    /// Their intervals, in brackets.
+    /// The intervals, in brackets.
     ends: Vec<String>,
     marks: Vec<String>,
-    /// Lines that are bold.
+    /// The lines set in bold.
     bold: Vec<usize>,
 }
 
@@ -224,7 +224,7 @@ impl Numbers {
             let found = cell.find(" [").zip(cell.find(']')).filter(|_| !no_intervals);
             found.map_or(String::new(), |(from, to)| cell[from + 1..=to].replace(' ', ", "))
         };
-        // The density that was asked for is among the parameters.
+        // The requested density in brackets is left out, because the parameters have it.
         let value = |cell: &String| match heading {
             "density" => cell.split(" (").next().unwrap_or_default().to_owned(),
             _ => without_interval(cell),
@@ -244,7 +244,7 @@ impl Numbers {
 
     fn width(&self) -> f64 {
         let widest = |texts: &[String]| texts.iter().map(|text| points(text)).fold(0.0, f64::max);
-        // Headings break between words.
+        // Headings may break between words.
         let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
         let marked =
             self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * CHARACTER).fold(0.0, f64::max);
@@ -252,13 +252,12 @@ impl Numbers {
         (widest(&self.values) + marked + widest(&self.ends)).max(heading)
     }
 
-    /// Whether all that it has are numbers.
+    /// Whether all values are numbers.
     fn is_plain(&self) -> bool {
         self.values.iter().all(|value| value.is_empty() || is_number(value))
     }
 
-    /// The form of the column: digits before and behind the point, and room for a sign; aligned to the right where not all
-    /// are numbers.
+    /// The column's type for `siunitx`: digits before and after the point, and space for a sign; `r` if some values are not numbers.
     fn format(&self) -> String {
         if !self.is_plain() {
             return "r".to_owned();
@@ -271,7 +270,7 @@ impl Numbers {
             let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
             (before, behind) = (before.max(whole.len()), behind.max(part.len()));
         }
-        // Marks stand behind the room for numbers.
+        // Marks stand after the space for numbers.
         let marks = match self.marks.iter().max_by_key(|mark| mark.len()).filter(|mark| !mark.is_empty()) {
             Some(widest) => format!(", table-space-text-post={{{widest}}}"),
             None => String::new(),
@@ -284,7 +283,7 @@ impl Numbers {
         let bold = if self.bold.contains(&line) { "\\bfseries " } else { "" };
         let value = match value.is_empty() {
             true => String::new(),
-            // What is no part of a number is in braces.
+            // Braces keep `siunitx` from parsing what is not a number.
             false if !self.marks[line].is_empty() => {
                 format!("{bold}{}{{\\mdseries{}}}", escaped(value), self.marks[line])
             }
@@ -296,7 +295,7 @@ impl Numbers {
         }
     }
 
-    /// The lines of the heading, no longer than its longest word or its cells.
+    /// The heading broken into lines, as wide as its longest word or its cells.
     fn heading_lines(&self) -> Vec<String> {
         let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
         let word = self.heading.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
@@ -311,7 +310,7 @@ impl Numbers {
         lines.iter().map(|line| escaped(line)).collect()
     }
 
-    /// Of one column, or of two.
+    /// The heading's cell, which spans one column or two.
     fn heading(&self) -> String {
         let lines = self.heading_lines();
         let stacked = match lines.as_slice() {
@@ -325,7 +324,7 @@ impl Numbers {
     }
 }
 
-/// An interval whose signs are those of numbers.
+/// An interval in math mode, for proper signs.
 fn in_math(ends: &str) -> String {
     match ends.strip_prefix('[').and_then(|ends| ends.strip_suffix(']')).and_then(|ends| ends.split_once(", ")) {
         Some((low, high)) => format!("[${low}$, ${high}$]"),
@@ -333,22 +332,22 @@ fn in_math(ends: &str) -> String {
     }
 }
 
-/// Whether `siunitx` takes it for a number; what has a power of ten is set by itself.
+/// Whether `siunitx` can align it as a number. Numbers with a power of ten are set as text.
 fn is_number(text: &str) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite) && !text.contains(['e', 'E'])
 }
 
-/// A table in the making.
+/// A table under construction.
 struct Tabular {
     caption: String,
     label: String,
     text_headings: Vec<String>,
     texts: Vec<Vec<String>>,
-    /// Behind the text of each line.
+    /// The marks after each line's text.
     marks: Vec<String>,
     columns: Vec<Numbers>,
     notes: Vec<String>,
-    /// What concerns no single line.
+    /// Notes that concern no single line.
     general: Vec<String>,
 }
 
@@ -395,7 +394,7 @@ impl Tabular {
         text
     }
 
-    /// What a line of the table takes: its longest text, and the notes that it is marked with.
+    /// The space that a line takes: the longest of its texts, and the notes that it refers to.
     fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> Height {
         let own = texts.iter().zip(widths).map(|(text, width)| printed_lines(text, *width)).max().unwrap_or(1);
         let notes = (0..self.notes.len()).filter(|note| line.contains(&mark(note + 1)));
@@ -412,25 +411,24 @@ impl Tabular {
     }
 }
 
-/// Printed lines that a page has room for beside a caption and a heading.
+/// The printed lines that fit on a page below a caption and a heading.
 const MOST_LINES: usize = 46;
 
-/// What a line of a table takes of a page.
+/// The space that a line of a table takes on a page.
 #[derive(Debug, Clone)]
 struct Height {
-    /// Printed lines of its own.
+    /// Its own printed lines.
     own: usize,
-    /// Numbers of the notes that have to be on its page, from 0.
+    /// The notes that must be on the same page, counted from 0.
     notes: Vec<usize>,
 }
 
-/// Printed lines of a text that is broken at a width in points.
+/// The number of printed lines of a text, at a width in points.
 fn printed_lines(text: &str, width: f64) -> usize {
     (points(text) / width).ceil().max(1.0) as usize
 }
 
-/// Lines of a table as pages hold them, with each note of a page once, of which the printed lines are given: at least one line
-/// each.
+/// The lines of a table by page. A note takes its printed lines once on each page that refers to it. Each page has at least one line.
 fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
     let (mut pages, mut first, mut used, mut noted) = (Vec::new(), 0, 0, BTreeSet::new());
     for (line, height) in heights.iter().enumerate() {
@@ -450,12 +448,12 @@ fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
     pages
 }
 
-/// Text as LaTeX shows it.
+/// Text escaped for LaTeX.
 fn escaped(text: &str) -> String {
     in_line(text)
         .chars()
         .map(|c| match c {
-            // Long names may be broken behind it.
+            // Long names may break after an underscore.
             '_' => "\\_\\allowbreak{}".to_owned(),
             '/' => "/\\allowbreak{}".to_owned(),
             '&' | '%' | '$' | '#' | '{' | '}' => format!("\\{c}"),
@@ -482,7 +480,7 @@ mod tests {
     use crate::eval::records::record::Record;
     use crate::eval::records::record::tests::record;
 
-    /// Twenty examples of dense attention, of a method as good, and of one that is worse.
+    /// Twenty examples of dense attention, of an equally good method, and of a worse one.
     fn records() -> Vec<Record> {
         let of = |sample: usize| {
             let params = |params: &str, method: &str, score: f64| Record {
@@ -493,7 +491,7 @@ mod tests {
             [
                 params("", "full", right(0)),
                 params("density=0.0625,per=kv_head", "loki", right(2)),
-                // Better, and never bold: an oracle.
+                // Better, but never bold, because it is an oracle.
                 params("k=64", "topk", right(0)),
                 params("density=0.0625", "streaming_llm", right(18)),
             ]
@@ -582,7 +580,7 @@ mod tests {
         let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
         let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
         assert_eq!(labels.len(), distinct.len(), "{labels:?}");
-        // A name that is longer than a column of text may be.
+        // Only a name that is longer than a text column may make it wider.
         assert!(text_widths(&["a_parameter_with_a_very_long_name"], &[vec!["1".to_owned()]], NARROW)[0] > NARROW);
     }
 
@@ -610,7 +608,7 @@ mod tests {
         let table = "\\begin{table}\n\\end{table}\n";
         let of = |tables: usize| with_breaks(&format!("% head\n{}", table.repeat(tables)));
         assert_eq!([1, 5, 6, 7, 12, 13].map(|n| of(n).matches("\\clearpage").count()), [0, 0, 1, 2, 2, 3]);
-        // Files that follow each other.
+        // Files that follow each other in a document.
         let text = of(20) + &of(5) + &of(5) + &of(7);
         let held = text.split("\\clearpage").map(|part| part.matches("\\begin{table}").count());
         assert_eq!(held.max(), Some(16), "below 18");
@@ -633,7 +631,7 @@ mod tests {
         let of = |own: &[usize]| own.iter().map(|own| Height { own: *own, notes: Vec::new() }).collect::<Vec<_>>();
         assert_eq!(pages(&of(&[20, 20, 20, 50, 1]), &[]), [0..2, 2..3, 3..4, 4..5], "a page has one line at least");
         assert!(pages(&of(&[]), &[]).iter().all(Range::is_empty), "no lines");
-        // A note is on each page once, however many lines are marked with it.
+        // A note is on each page once, however many of its lines refer to it.
         let noted = vec![Height { own: 1, notes: vec![0] }; 90];
         assert_eq!(pages(&noted, &[6]), [0..40, 40..80, 80..90]);
     }

@@ -11,55 +11,55 @@ use spattn_stats::several::{detectable_of, mean_of};
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
 
-/// Mean of the scores of several rows, each of the same weight, in percent.
+/// The mean of several rows' scores with equal weights, in percent.
 pub fn score(rows: &[&SummaryRow]) -> Option<Estimate> {
     mean_of(&rows.iter().map(|r| Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) }).collect::<Vec<_>>())
 }
 
-/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none.
+/// The mean of the differences to dense attention on common examples, in points; `None` if a row has none.
 pub fn delta(rows: &[&SummaryRow]) -> Option<Estimate> {
     let of_row = |r: &&SummaryRow| Some(Estimate { mean: r.delta_full?, ends: r.delta_low.zip(r.delta_high) });
     mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
 }
 
-/// Mean of the milliseconds a step of several rows, each of the same weight; `None` if a row has none.
+/// The mean of several rows' milliseconds per step with equal weights; `None` if a row has none.
 fn step_ms(rows: &[&SummaryRow]) -> Option<Estimate> {
     let of_row =
         |r: &&SummaryRow| Some(Estimate { mean: r.decode_ms_per_token?, ends: r.decode_ms_low.zip(r.decode_ms_high) });
     mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
 }
 
-/// The difference to dense attention, in points, that can be told from noise in such a mean; `None` if a row has none.
+/// The smallest detectable difference of such a mean to dense attention, in points; `None` if a row has none.
 pub fn detectable(rows: &[&SummaryRow]) -> Option<f64> {
     detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
 }
 
-/// Settings of a model under a protocol at a length, averaged over tasks that every one of them has.
+/// Settings of a model under a protocol at a length, averaged over tasks that all of them have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeanTable {
     /// The tasks, in the order of the summary.
     pub tasks: Vec<String>,
-    /// Tasks that any setting has there.
+    /// The number of tasks that any setting has.
     pub of: usize,
-    /// A row for each setting, under the name of the mean in place of a task's.
+    /// A row for each setting, with the mean's name in place of a task's.
     pub rows: Vec<SummaryRow>,
-    /// What a reader has to know of these means, a line each.
+    /// Notes for the reader about these means, one line each.
     pub notes: Vec<String>,
 }
 
 impl MeanTable {
-    /// What is averaged, as a heading has it.
+    /// What is averaged, for a heading.
     pub fn title(&self) -> String {
         let title = title(&self.tasks, self.of);
         if self.is_partial() { format!("{title}: {}", self.tasks.join(", ")) } else { title }
     }
 
-    /// Which differences of these means can be told from noise, in one line.
+    /// A line about the detectable differences of these means.
     pub fn detectable(&self) -> Option<String> {
         detectable_line(self.rows.iter().map(|r| (r.contexts, r.detectable)))
     }
 
-    /// Whether there are tasks that some of its settings lack, and which are therefore left out.
+    /// Whether some tasks are left out because a setting lacks them.
     pub fn is_partial(&self) -> bool {
         self.tasks.len() < self.of
     }
@@ -72,9 +72,9 @@ fn title(tasks: &[String], of: usize) -> String {
     }
 }
 
-/// The means over tasks with scores, for each model, protocol and length with several. Means over different tasks are
-/// never in one table: there is one for each set of tasks that a setting has (of settings that have at least these),
-/// and one for the tasks that all have. `rows` and `cells` belong together.
+/// The means over tasks with scores, for each model, protocol and length with several tasks. A table never mixes means over different
+/// tasks: there is one for each set of tasks that a setting has (with the settings that have at least these), and one for the tasks that
+/// all have. `cells` are those of `rows`.
 pub fn over_tasks(rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
     let scored: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].measure.is_score()).collect();
     let place = |i: &usize| (rows[*i].model.as_str(), rows[*i].protocol.as_str(), rows[*i].length);
@@ -113,14 +113,14 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTab
         }
     };
     let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();
-    // Dense attention alone is compared with nothing.
+    // A table of dense attention alone compares nothing.
     if tables.len() > 1 {
         tables.retain(|table| table.rows.iter().any(|row| row.method != REFERENCE));
     }
     tables
 }
 
-/// Each of the sets, and what all have in common; the largest first.
+/// Each of the sets, and the intersection of all; the largest first.
 pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     let common = sets.iter().cloned().reduce(|a, b| &a & &b);
     let mut shared = distinct(sets.iter().cloned().chain(common));
@@ -128,13 +128,12 @@ pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     shared
 }
 
-/// A warning if the settings did not see the same examples: their scores are then not to be compared, but their
-/// differences to dense attention are.
+/// A warning if the settings have different examples: then their scores cannot be compared, but their differences to dense attention can.
 fn other_examples(settings: &[Vec<usize>], cells: &[Cell]) -> Option<String> {
     let examples = |of: &Vec<usize>| -> Vec<(&str, u64, usize)> {
         let records = of.iter().flat_map(|i| &cells[*i].records);
         let mut seen: Vec<_> = records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect();
-        // They come in order within a cell, and mostly in all.
+        // They are in order within a cell, and mostly across cells.
         seen.sort();
         seen.dedup();
         seen
@@ -148,7 +147,7 @@ fn other_examples(settings: &[Vec<usize>], cells: &[Cell]) -> Option<String> {
     })
 }
 
-/// Names each mean in its rows so that equal names are means over the same tasks.
+/// Names the mean in each row, so that equal names are means over the same tasks.
 fn name(tables: &mut [MeanTable]) {
     let names: Vec<(String, Vec<String>)> = tables.iter().map(|t| (title(&t.tasks, t.of), t.tasks.clone())).collect();
     for (table, (title, tasks)) in tables.iter_mut().zip(&names) {
@@ -159,8 +158,8 @@ fn name(tables: &mut [MeanTable]) {
     }
 }
 
-/// A row of means over rows of one setting. Every field is a mean (or a sum, for counts), what all rows share, or empty: a mean of some
-/// of the tasks only would stand beside means of all.
+/// A row of means over the rows of one setting. Every field is a mean, a sum (for counts), a value that all rows share, or empty: a mean of
+/// only some tasks would stand beside means of all.
 fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
     let head = of_rows.first()?;
@@ -174,7 +173,7 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let is_shared = |is_same: &dyn Fn(&SummaryRow) -> bool| of_rows.iter().all(|r| is_same(r));
     Some(SummaryRow {
         model: head.model.clone(),
-        // The mean's name takes its place.
+        // The mean's name is set later.
         task: String::new(),
         length: head.length,
         method: head.method.clone(),
@@ -215,7 +214,7 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         dropped_mass_median: known(|r| r.dropped_mass_median),
         dropped_mass_max: known(|r| r.dropped_mass_max),
         measure: head.measure,
-        // Of texts, which are never averaged.
+        // Numbers of texts, which are not averaged.
         word_perplexity: None,
         bits_per_byte: None,
         kl_mean: None,
@@ -302,14 +301,14 @@ mod tests {
             ]
         );
         assert_eq!(made[1].title(), "mean over 2 of 4 tasks: c, d");
-        // Neither has the other's tasks: each is compared with dense attention only, and that with nothing alone.
+        // Neither has the other's tasks: each is compared only with dense attention.
         let made = tables(&[of("full", &all), of("quest", &all[..2]), of("topk", &all[2..])].concat());
         let methods = |t: &MeanTable| t.rows.iter().map(|r| r.method.clone()).collect::<Vec<_>>();
         assert_eq!(made.iter().map(methods).collect::<Vec<_>>(), [["full", "quest"], ["full", "topk"]]);
         assert!(made[0].rows[0].task != made[1].rows[0].task, "what is drawn by name is not mixed");
     }
 
-    /// Every number of a row that a mean can be over, in place of what it is.
+    /// A row with every number that can be averaged replaced by `value`.
     fn with_numbers(row: &SummaryRow, value: f64) -> SummaryRow {
         let mut json = serde_json::to_value(row).unwrap();
         for (key, field) in json.as_object_mut().unwrap() {
@@ -322,7 +321,7 @@ mod tests {
 
     const WORDS: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
     const COUNTS: [&str; 2] = ["n", "contexts"];
-    /// What has no mean over tasks: figures of texts, and ends of intervals, which have rules of their own.
+    /// Fields without a mean over tasks: numbers of texts, and ends of intervals, which have their own rules.
     const NO_MEAN: [&str; 5] = ["word_perplexity", "bits_per_byte", "kl_mean", "kl_p99", "same_top"];
     const ENDS: [&str; 7] =
         ["ci_low", "ci_high", "delta_low", "delta_high", "decode_ms_low", "decode_ms_high", "detectable"];
@@ -343,7 +342,7 @@ mod tests {
                 _ => assert_eq!(found.as_f64(), Some(3.0), "{key}: {found}"),
             }
         }
-        // What only one of them has is not of both, and what they differ in is neither's.
+        // A value that only one row has is not the mean's, and neither is a value in which rows differ.
         let mut lacking = rows.clone();
         let bare = summarize(&records[1..], &[]).remove(0);
         lacking[1] = SummaryRow { timed: Some("elsewhere".to_owned()), latency: Some(Latency::Solo), ..bare.clone() };

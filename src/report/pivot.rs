@@ -1,8 +1,8 @@
-//! Any value of the summary in a table of any rows and columns.
+//! Tables of any value of the summary, by any rows and columns.
 //!
-//! What is neither row nor column is averaged over if it is task or length (each of the same weight, perplexities never),
-//! and has a table of its own otherwise: models, protocols and settings are never mixed. All means of a table are over the
-//! same tasks and lengths: where cells have different ones, there is a table for each set of them.
+//! Tasks and lengths that are neither rows nor columns are averaged with equal weights, except for perplexities. Any other dimension that
+//! is neither gets separate tables: models, protocols and settings are never mixed. All means of a table are over the same tasks and
+//! lengths; if cells have different ones, there is a table for each set.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use spattn_base::error::UsageError;
 use spattn_stats::{Estimate, mean};
 use spattn_tasks::likelihood::Measure;
 
-/// Something that rows of the summary differ in.
+/// A property in which rows of the summary differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dimension {
     /// Model id.
@@ -34,22 +34,22 @@ pub enum Dimension {
     Protocol,
     /// Full task name.
     Task,
-    /// Length asked for.
+    /// The requested length.
     Length,
-    /// Method with those of its parameters that are no dimension themselves.
+    /// Method, with the parameters that are not dimensions themselves.
     Method,
-    /// Seed of the run; examples of all seeds are pooled where it is no dimension.
+    /// Seed of the run. If it is not a dimension, the examples of all seeds are pooled.
     RunSeed,
-    /// One parameter of methods, given or not; rows of methods without it are left out.
+    /// A parameter of methods, set or default. Rows of methods without it are left out.
     Param(String),
 }
 
-/// Names of what is no parameter.
+/// The names of dimensions that are not parameters.
 const NAMES: [&str; 6] = ["model", "protocol", "task", "length", "method", RUN_SEED];
 const RUN_SEED: &str = "run_seed";
 
 impl Dimension {
-    /// Reads a name; what is no field of the summary is a parameter of a method.
+    /// Reads a name. A name that is not a field of the summary is a parameter of a method.
     pub fn parse(name: &str) -> Self {
         match name {
             "model" => Self::Model,
@@ -62,7 +62,7 @@ impl Dimension {
         }
     }
 
-    /// Its name, as parsed.
+    /// The name, as [`parse`](Self::parse) reads it.
     pub fn name(&self) -> &str {
         match self {
             Self::Model => "model",
@@ -80,22 +80,22 @@ impl Dimension {
     }
 }
 
-/// What tables to make.
+/// Which tables to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
-    /// Dimensions downwards.
+    /// The dimensions of the lines.
     pub rows: Vec<Dimension>,
-    /// Dimensions to the right.
+    /// The dimensions of the columns.
     pub columns: Vec<Dimension>,
-    /// Columns of `summary.csv` to show, a table each.
+    /// The columns of `summary.csv` to show, each in a table of its own.
     pub values: Vec<String>,
 }
 
 impl Layout {
-    /// Reads lists of names: dimensions down, dimensions to the right, and values.
+    /// Reads the names of line dimensions, column dimensions, and values.
     ///
     /// # Errors
-    /// Unknown or repeated names; `known` are the rows that are to be shown.
+    /// For unknown or repeated names. `known` are the rows to show.
     pub fn parse(
         rows: &[String],
         columns: &[String],
@@ -139,11 +139,11 @@ impl Layout {
     }
 }
 
-/// Columns of the summary that are no values of a table: what rows are told apart by, and text.
+/// Columns of the summary that cannot be values of a table: keys of rows, and text.
 const TEXT: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
 
-/// Values that a table can show: the summary's numbers but the ends of intervals, which come with their means; and
-/// `delta`, which is short for `delta_full`.
+/// The values that a table can show: the summary's numbers, except for ends of intervals, which are shown with their means; and `delta`,
+/// short for `delta_full`.
 fn shown_values() -> impl Iterator<Item = &'static str> {
     let is_end = |column: &str| column.ends_with("_low") || column.ends_with("_high");
     let numbers = COLUMNS.into_iter().filter(move |column| !TEXT.contains(column) && !is_end(column));
@@ -157,58 +157,58 @@ fn value_name(name: &str) -> String {
 /// A table of one value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// What all of it shares, and what was averaged.
+    /// What all cells have in common, and what was averaged.
     pub caption: String,
-    /// The column of the summary that it shows.
+    /// The summary's column that is shown.
     pub value: String,
-    /// Names of the dimensions downwards.
+    /// The names of the line dimensions.
     pub row_names: Vec<String>,
-    /// Names of the dimensions to the right.
+    /// The names of the column dimensions.
     pub column_names: Vec<String>,
-    /// Values of the dimensions of each line.
+    /// The values of the line dimensions, for each line.
     pub rows: Vec<Vec<String>>,
-    /// Values of the dimensions of each column.
+    /// The values of the column dimensions, for each column.
     pub columns: Vec<Vec<String>>,
-    /// What is shared by all of the table, by name of the dimension.
+    /// What all cells have in common, by name of the dimension.
     pub fixed: Vec<(String, String)>,
-    /// The cells, by lines.
+    /// The cells, by line.
     pub cells: Vec<Vec<Option<Entry>>>,
-    /// What is to be known of marked cells, from 1.
+    /// The notes that cells refer to, counted from 1.
     pub notes: Vec<String>,
 }
 
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The value, or its mean.
+    /// The value, or the mean of several.
     pub value: f64,
-    /// Its 95 % interval, for scores and differences of more than one context.
+    /// The ends of its 95 % interval, for scores and differences of more than one context.
     pub ends: Option<(f64, f64)>,
-    /// Examples in it.
+    /// The number of examples.
     pub n: usize,
-    /// Rows of the summary it is the mean of.
+    /// The number of summary rows in the mean.
     pub averaged: usize,
-    /// Numbers of the notes about it, from 1.
+    /// The notes that it refers to, counted from 1.
     pub notes: Vec<usize>,
-    /// Whether the value is of a perplexity.
+    /// Whether the value is a perplexity's.
     pub is_perplexity: bool,
-    /// What its method is for.
+    /// The role of its method.
     pub role: Role,
-    /// Whether it is the best score of a method in its column, or noise does not tell it from that. Where columns hold what is not
-    /// to be compared, such as tasks, the same of its line.
+    /// Whether it is the best score of a method in its column, or noise does not distinguish it from that. If a column holds things that
+    /// cannot be compared, such as tasks, the same in its line.
     pub is_best: bool,
 }
 
-/// Notes as they are shown: many of one kind as one.
+/// The notes as shown, with several of one kind merged.
 pub struct ShownNotes {
-    /// Their texts, in order.
+    /// The texts, in order.
     pub texts: Vec<String>,
-    /// For each note the number of the one that stands for it, from 1.
+    /// For each note, the number of the text that stands for it, counted from 1.
     numbers: Vec<usize>,
 }
 
 impl ShownNotes {
-    /// Of all notes. A kind is what stands in backticks at their beginning.
+    /// Merges notes of the same kind. The kind is the text in backticks at their start.
     pub fn of(notes: &[String]) -> Self {
         let kinds: Vec<Option<&str>> =
             notes.iter().map(|note| Some(note.strip_prefix('`')?.split_once('`')?.0)).collect();
@@ -232,7 +232,7 @@ impl ShownNotes {
         Self { texts, numbers }
     }
 
-    /// The numbers that are shown for notes of these numbers, from 1, each once and in order.
+    /// The numbers to show for some notes, counted from 1, ascending and without duplicates.
     pub fn numbers(&self, notes: &[usize]) -> Vec<usize> {
         let mut shown: Vec<usize> = notes.iter().filter_map(|note| self.numbers.get(note - 1).copied()).collect();
         shown.sort_unstable();
@@ -241,7 +241,7 @@ impl ShownNotes {
     }
 }
 
-/// A row of the summary: of all seeds, or of one.
+/// A row of the summary, for all seeds or for one.
 #[derive(Clone, Copy)]
 struct Line<'v> {
     seed: Option<u64>,
@@ -249,7 +249,7 @@ struct Line<'v> {
     cell: &'v Cell<'v>,
 }
 
-/// Rows with their cells, of all seeds or of one.
+/// Rows with their cells, for all seeds or for one.
 struct OfSeed<'v> {
     seed: Option<u64>,
     rows: Vec<SummaryRow>,
@@ -262,7 +262,7 @@ impl OfSeed<'_> {
     }
 }
 
-/// The rows of each seed by itself.
+/// The rows of each seed.
 fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
     let of_seed = |seed: u64| {
@@ -272,10 +272,10 @@ fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     seeds.into_iter().map(of_seed).collect()
 }
 
-/// What a value is averaged over: tasks and lengths, unless they are dimensions of the table.
+/// The task and length that a value is averaged over; `None` for those that are dimensions of the table.
 type Averaged<'a> = (Option<&'a str>, Option<usize>);
 
-/// The tables of a layout, by what is not averaged, and in it by value. Tables without a value are left out.
+/// The tables of a layout, grouped by what is not averaged, and then by value. Tables without a value are left out.
 pub fn tables(report: &Report, layout: &Layout) -> Vec<Table> {
     let rows = match layout.has(&Dimension::RunSeed) {
         true => by_seed(report),
@@ -303,7 +303,7 @@ fn has_params(row: &SummaryRow, layout: &Layout) -> bool {
     layout.dimensions().filter(|d| d.is_param()).all(|d| row.settings.contains_key(d.name()))
 }
 
-/// What is to be known of rows that do not say a parameter that other rows of their method do.
+/// A note about rows that lack a parameter that other rows of their method have.
 fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<String> {
     let has_kin = |line: &&Line| shown.iter().any(|other| other.row.method == line.row.method);
     let without = left_out.iter().filter(has_kin).count();
@@ -317,7 +317,7 @@ fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<
     })
 }
 
-/// The value of a dimension as it is shown.
+/// The value of a dimension as text.
 fn shown(line: &Line, dimension: &Dimension, layout: &Layout) -> String {
     let row = line.row;
     match dimension {
@@ -347,7 +347,7 @@ fn table_of(line: &Line, layout: &Layout) -> Vec<(String, String)> {
     fixed
 }
 
-/// The values of some dimensions in all rows, in the order of the summary; lengths and parameters by their size.
+/// The values of some dimensions in all rows, in the order of the summary; lengths and parameters are sorted by size.
 fn headings(lines: &[Line], dimensions: &[Dimension], layout: &Layout) -> Vec<Vec<String>> {
     let of = |line: &Line| dimensions.iter().map(|d| shown(line, d, layout)).collect::<Vec<_>>();
     let sizes = |line: &Line| (of(line), line.row.length);
@@ -366,8 +366,8 @@ fn headings(lines: &[Line], dimensions: &[Dimension], layout: &Layout) -> Vec<Ve
     headings
 }
 
-/// The tables of one value: one for each set of tasks and lengths that a cell has, with the cells that have at least
-/// these, and one for what all cells have. Dense attention has no table to itself if there are others.
+/// The tables of one value: one for each set of tasks and lengths that a cell has, with all cells that have at least these, and one for the
+/// set that all cells share. Dense attention has no table of its own if there are others.
 fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &[Line], value: &str) -> Vec<Table> {
     let (rows, columns) = (headings(of, &layout.rows, layout), headings(of, &layout.columns, layout));
     let at = |line: &Line, dimensions: &[Dimension], headings: &[Vec<String>]| {
@@ -420,7 +420,7 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
     tables
 }
 
-/// The lines that are of a scope.
+/// The lines within a scope.
 fn within<'v>(lines: &[Line<'v>], scope: &BTreeSet<Averaged>, layout: &Layout) -> Vec<Line<'v>> {
     lines.iter().copied().filter(|line| scope.contains(&averaged(line, layout))).collect()
 }
@@ -438,7 +438,7 @@ fn has_value(line: &Line, value: &str) -> bool {
     }
 }
 
-/// Tasks and lengths as a reader says them.
+/// Tasks and lengths as text.
 fn over(scope: &BTreeSet<Averaged>) -> Vec<String> {
     let tasks = distinct(scope.iter().filter_map(|(task, _)| *task));
     let lengths = distinct(scope.iter().filter_map(|(_, length)| *length).filter(|length| *length > 0));
@@ -481,7 +481,7 @@ fn caption(
     format!("{what} by {by}{shared}{}{note}", averaged_text(scope, all))
 }
 
-/// What values are means over, or what they are of, if that is one task or length.
+/// What values are means over; or the task and length, if there is only one.
 fn averaged_text(scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String {
     let count = |of: &BTreeSet<Averaged>| {
         let tasks = of.iter().filter_map(|(task, _)| *task).collect::<BTreeSet<_>>().len();
@@ -544,7 +544,7 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
     })
 }
 
-/// Marks the best of a table's scores, given what each entry is of.
+/// Marks the best of a table's scores. `lines_of` gives the rows behind each entry.
 fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, usize) -> Vec<Line<'v>>) {
     let mut shown = Vec::new();
     for (row, line) in entries.iter().enumerate() {
@@ -560,7 +560,7 @@ fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, us
     }
 }
 
-/// Keeps the values whose place is to be kept.
+/// Keeps the values whose entry in `kept` is true.
 fn retain<T>(values: &mut Vec<T>, kept: &[bool]) {
     let mut kept = kept.iter();
     values.retain(|_| kept.next().copied().unwrap_or(false));
@@ -579,7 +579,7 @@ fn field(row: &SummaryRow, name: &str) -> Option<f64> {
 }
 
 impl Table {
-    /// The best lines of a column.
+    /// The lines with the best entries of a column.
     pub fn best_lines(&self, column: usize) -> Vec<usize> {
         let is_best = |line: &usize| self.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);
         (0..self.cells.len()).filter(is_best).collect()
@@ -598,7 +598,7 @@ impl Table {
         self
     }
 
-    /// The value of a cell as text, with its interval, without its notes.
+    /// A cell's value with its interval as text, without notes.
     pub fn text(&self, entry: &Entry) -> String {
         let shown = |x: f64| match self.value.as_str() {
             _ if entry.is_perplexity && self.value == "score" => format!("{x:.3}"),
@@ -614,9 +614,9 @@ impl Table {
         }
     }
 
-    /// The headings of the columns, those of the dimensions downwards first.
+    /// The headings of all columns; those of the line dimensions come first.
     pub fn headings(&self) -> Vec<String> {
-        // What a method is set to says little without its name.
+        // A parameter's value says little without its name.
         let named = |(name, value): (&String, &String)| match NAMES.contains(&name.as_str()) {
             true => value.clone(),
             false => format!("{name}={value}"),
@@ -628,7 +628,7 @@ impl Table {
         self.row_names.iter().cloned().chain(self.columns.iter().map(joined)).collect()
     }
 
-    /// The cells as objects: each with the values of all dimensions, `value`, `low`, `high`, `n`, `averaged` and its notes.
+    /// The cells as objects, each with the values of all dimensions, `value`, `low`, `high`, `n`, `averaged` and its notes.
     fn objects(&self) -> Vec<Map<String, Json>> {
         let mut objects = Vec::new();
         for (row, line) in self.rows.iter().zip(&self.cells) {
@@ -652,20 +652,20 @@ impl Table {
     }
 }
 
-/// Tables as one JSON array with an object a cell.
+/// Tables as one JSON array with one object for each cell.
 pub fn json(tables: &[Table]) -> String {
     let all: Vec<Map<String, Json>> = tables.iter().flat_map(Table::objects).collect();
     format!("{:#}\n", json!(all))
 }
 
-/// Tables as CSV with a line a cell (tidy data): the dimensions of all tables, then what [`json()`] has.
+/// Tables as CSV with one line for each cell (tidy data): the dimensions of all tables, then the fields of [`json()`].
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
 pub fn csv(tables: &[Table]) -> anyhow::Result<String> {
     let objects: Vec<Map<String, Json>> = tables.iter().flat_map(Table::objects).collect();
     let mut names = distinct(objects.iter().flat_map(|o| o.keys().cloned()));
-    // What only some tables have would else follow the values.
+    // Otherwise, dimensions that only some tables have would come after the values.
     const LAST: [&str; 7] = ["name", "value", "low", "high", "n", "averaged", "notes"];
     names.sort_by_key(|name| LAST.iter().position(|last| last == name).map_or(0, |at| at + 1));
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
@@ -691,7 +691,7 @@ mod tests {
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
         let key = format!("{task}{length}{method}{params}{sample}");
-        // Without a limit for what is generated, no length has to be filled.
+        // Without a limit on generated tokens, examples need not fill the length.
         Record { length, params: params.into(), key, max_new_tokens: 0, ..record(task, method, sample, score) }
     }
 
@@ -823,7 +823,7 @@ mod tests {
                 (4, 3, "score in % by method and length: builtin, sparse from question, ruler/vt only"),
             ]
         );
-        // Two lengths of one task are no more to be compared with two others than two tasks are.
+        // Two lengths of a task are as little comparable with two other lengths as two tasks are.
         let of = |method: &str, lengths: [usize; 2], score| {
             lengths.map(|length| at("ruler/vt", length, method, "", 0, score)).to_vec()
         };
@@ -866,7 +866,7 @@ mod tests {
         assert_eq!((cells, &tables[0].rows.concat().join(" ")), (6, &"2 4 8".to_owned()));
         assert_eq!(tables[0].headings(), ["b_k", "b_q=16", "b_q=32"], "a number alone says little");
         assert!(tables[0].notes.is_empty());
-        // A record from before they were kept cannot say: it is left out, and that is said.
+        // A record from before parameters were stored is left out, and a note says so.
         records.push(at("ruler/vt", 1024, "hip", "k=64", 0, 0.0));
         let notes = made(&records, &["b_k"], &["b_q"], "score").remove(0).notes;
         assert!(notes[0].starts_with("1 rows are left out: they do not say b_k or b_q"), "{notes:?}");

@@ -1,4 +1,4 @@
-//! What a user asked for: settings as they are given, and the configuration of a run that they resolve to.
+//! The user's request: settings as given, and the configuration of a run that they resolve to.
 
 pub(crate) mod file;
 pub(crate) mod methods;

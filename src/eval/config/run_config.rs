@@ -15,30 +15,30 @@ use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
 use spattn_tasks::Positions;
 
-/// What examples are run under, besides the methods: each combination of values is run.
+/// The conditions of examples besides the methods. Each combination of values is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// Seed of the examples and of methods that draw.
+    /// Seed of the examples and of methods with random choices.
     pub seed: u64,
     /// Where sparse attention starts.
     pub protocol: Protocol,
 }
 
-/// Everything about a run on one model that the user decides, checked.
+/// All of the user's choices for a run on one model, checked.
 #[derive(Debug, Clone)]
 pub struct RunConfig {
-    /// The settings as resolved, those of other models included; goes into the manifest.
+    /// The resolved settings, including those for other models, for the manifest.
     pub settings: Arc<Settings>,
-    /// Model as named.
+    /// The model as the user named it.
     pub model: String,
     /// Task names and groups.
     pub tasks: Vec<String>,
     /// Lengths in tokens.
     pub lengths: Vec<usize>,
-    /// The lengths that the user named himself: rows of files that are too long are cut to each of them, or, if there
-    /// are none, to the model's context.
+    /// The lengths that the user gave: rows of files that are too long are cut to each of them, or to the model's context if there are
+    /// none.
     pub limits: Vec<usize>,
-    /// Methods to run, `full` first unless left out.
+    /// The methods to run, `full` first unless it is left out.
     pub methods: Vec<Configured>,
     /// Examples for each task and length.
     pub samples: usize,
@@ -48,15 +48,15 @@ pub struct RunConfig {
     pub protocols: Vec<Protocol>,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
-    /// What the time of a step is.
+    /// The kind of step times.
     pub latency: Latency,
     /// Storage type; the checkpoint's if `None`.
     pub dtype: Option<KvDtype>,
-    /// What factors of matrix products on a CPU are rounded to.
+    /// The precision of the factors of matrix products on a CPU.
     pub matmul_precision: MatmulPrecision,
-    /// Where models compute.
+    /// The device that models run on.
     pub device: Device,
-    /// Data set as named: a folder or `hub:` and a hub id.
+    /// The data set as the user named it: a folder, or `hub:` and a hub id.
     pub data: Option<PathBuf>,
     /// Folder with calibration artefacts; the model's own if `None`.
     pub calibration: Option<PathBuf>,
@@ -64,23 +64,23 @@ pub struct RunConfig {
     pub positions: Positions,
     /// Whether chat templates are used.
     pub chat: bool,
-    /// What the chat template is told before the user's turn.
+    /// The system message of the chat template.
     pub system_prompt: Option<String>,
     /// Whether lengths beyond the model's context are allowed.
     pub allow_extrapolation: bool,
-    /// Whether malformed rows of files are left out, and noted.
+    /// Whether malformed rows of files are left out, with a note.
     pub skip_bad: bool,
-    /// Whether prompts are kept beside the records.
+    /// Whether prompts are stored beside the records.
     pub keep_prompts: bool,
-    /// Whether the user is left out of what is written.
+    /// Whether the user's data is hidden in what is written.
     pub anonymous: bool,
 }
 
 impl RunConfig {
-    /// Checks settings and fills in what is still missing from the program's defaults: a config for each model.
+    /// Checks settings and adds the program's defaults. Returns a configuration for each model.
     ///
     /// # Errors
-    /// The first thing that is wrong with them.
+    /// With the first fault in the settings.
     pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
         settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
@@ -127,7 +127,7 @@ impl RunConfig {
         Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())
     }
 
-    /// The same of settings that give one value of everything that `spattn eval` takes one of.
+    /// As [`resolve`](Self::resolve), for settings with a single value of everything that `spattn eval` takes once.
     ///
     /// # Errors
     /// As [`RunConfig::resolve`]; if there are several values.
@@ -150,7 +150,7 @@ impl RunConfig {
         }
     }
 
-    /// What every example is run under: all combinations of seed and protocol.
+    /// The conditions of every example: all combinations of seed and protocol.
     pub fn variants(&self) -> Vec<Variant> {
         let of_seed = |&seed: &u64| self.protocols.iter().map(move |&protocol| Variant { seed, protocol });
         self.seeds.iter().flat_map(of_seed).collect()

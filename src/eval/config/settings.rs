@@ -41,16 +41,16 @@ pub const SHIPPED: &[ShippedConfig] = &[
     ShippedConfig { name: "prefill", text: include_str!("../../../configs/prefill.toml") },
 ];
 
-/// Examples for each task and length that can be asked for: more than can be run, and far from where sums overflow.
+/// The most examples for each task and length: more than can be run, and far from where sums overflow.
 pub const MOST_SAMPLES: usize = 1_000_000_000_000;
 
-/// Methods that can be run together, all grids, sinks, windows and dense layers multiplied.
+/// The most methods that can run together, with all combinations of grids, sinks, windows and dense layers.
 pub(super) const MOST_METHODS: usize = 10_000;
 
-/// Values that any other key can list, and combinations of model, seed and protocol, each of which is run.
+/// The most values of any other key, and the most combinations of model, seed and protocol.
 pub(super) const MOST_VALUES: usize = 10_000;
 
-/// One value, or several of which each is run. In TOML a value or a list of them.
+/// One value, or several that are each run. In TOML a value or a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OneOrMany<T: Clone>(pub Vec<T>);
 
@@ -69,7 +69,7 @@ impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     }
 }
 
-/// Reads a value or a list, and leaves it to the value's own type to say what is wrong with it.
+/// Reads a value or a list. Errors are those of the value's own type.
 struct OneOrManyVisitor<T>(PhantomData<T>);
 
 impl<T> OneOrManyVisitor<T> {
@@ -117,7 +117,7 @@ impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrManyVisitor<T> {
     }
 }
 
-/// The values of `key`, each once; `default` if nothing was said.
+/// The values of `key` without duplicates; `default` if none are given.
 pub(super) fn values<T: Clone + Eq + Hash>(
     key: &str,
     given: Option<&OneOrMany<T>>,
@@ -132,7 +132,7 @@ pub(super) fn values<T: Clone + Eq + Hash>(
     Ok(values)
 }
 
-/// Settings of a run. `None` leaves a setting to the layer below: flags over a config file over `configs/quick.toml`.
+/// Settings of a run. `None` leaves a setting to the layer below: flags, then a config file, then `configs/quick.toml`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -148,7 +148,7 @@ pub struct Settings {
     pub methods: Option<Vec<String>>,
     /// Examples for each task and length.
     pub samples: Option<usize>,
-    /// Seed of examples and of methods that draw.
+    /// Seed of examples and of methods with random choices.
     pub seed: Option<OneOrMany<u64>>,
     /// `decode`, `question`, `last:N` or `prefill`.
     pub sparse_from: Option<OneOrMany<String>>,
@@ -158,29 +158,29 @@ pub struct Settings {
     pub local: Option<OneOrMany<usize>>,
     /// Layers left dense.
     pub dense_layers: Option<OneOrMany<String>>,
-    /// `exact`, `window:N` or `indexed`: what becomes of the tokens after the prefix.
+    /// `exact`, `window:N` or `indexed`: how the tail is attended.
     pub tail: Option<OneOrMany<String>>,
     /// Whether to compare each step with exact attention.
     pub fidelity: Option<bool>,
-    /// `shared` or `solo`: what the time of a step is.
+    /// `shared` or `solo`: the kind of step times.
     pub latency: Option<Latency>,
-    /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
+    /// `f32`, `bf16` or `f16`; the checkpoint's own type if not set.
     pub dtype: Option<String>,
-    /// `f32` or `bf16`: what factors of matrix products on a CPU are rounded to.
+    /// `f32` or `bf16`: the precision of the factors of matrix products on a CPU.
     pub matmul_precision: Option<String>,
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: Option<String>,
     /// Folder with data sets, essays and word lists.
     #[serde(serialize_with = "as_shown")]
     pub data: Option<PathBuf>,
-    /// Folder with calibration artefacts; the model's own if nowhere given.
+    /// Folder with calibration artefacts; the model's own if not set.
     #[serde(serialize_with = "as_shown")]
     pub calibration: Option<PathBuf>,
     /// `varied` or `published`.
     pub positions: Option<Positions>,
     /// Whether prompts go through the model's chat template, if it has one.
     pub chat: Option<bool>,
-    /// What the chat template is told before the user's turn: a text, or `@FILE`.
+    /// The system message of the chat template: a text, or `@FILE`.
     pub system_prompt: Option<String>,
     /// Whether `full` is left out.
     pub no_full: Option<bool>,
@@ -188,9 +188,9 @@ pub struct Settings {
     pub allow_extrapolation: Option<bool>,
     /// Whether malformed rows of files are left out.
     pub skip_bad: Option<bool>,
-    /// Whether prompts are kept beside the records.
+    /// Whether prompts are stored beside the records.
     pub keep_prompts: Option<bool>,
-    /// Whether the user is left out of what is written.
+    /// Whether the user's data is hidden in what is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anonymous: Option<bool>,
 }
@@ -199,7 +199,7 @@ impl Settings {
     /// Checks every value before any is used.
     ///
     /// # Errors
-    /// The first that is not.
+    /// With the first wrong value.
     pub fn check_values(&self) -> Result<(), InvalidValue> {
         self.check_counts()?;
         each("samples", self.samples.iter(), |n| match n {
@@ -232,7 +232,7 @@ impl Settings {
         })
     }
 
-    /// Checks the lengths of lists, as all of their values are combined.
+    /// Checks the number of values in lists, because all combinations of them are run.
     fn check_counts(&self) -> Result<(), InvalidValue> {
         fn count<T: Clone>(values: &Option<OneOrMany<T>>) -> usize {
             values.as_ref().map_or(0, |values| values.0.len())
@@ -276,7 +276,7 @@ impl Settings {
         Self::parse(&text, name)
     }
 
-    /// These settings, with those of `base` where these are silent.
+    /// These settings; those that are missing are taken from `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             about: self.about.or(base.about),
@@ -315,9 +315,9 @@ impl Settings {
 pub struct InvalidValue {
     /// Its key.
     pub key: &'static str,
-    /// Which value of the key it is, from 0.
+    /// The index of the wrong value in the key's list, from 0.
     pub item: usize,
-    /// What is wrong with it.
+    /// The fault.
     pub error: UsageError,
 }
 
@@ -329,7 +329,7 @@ fn each<T>(
     values.enumerate().try_for_each(|(item, value)| check(value).map_err(|error| InvalidValue { key, item, error }))
 }
 
-/// Paths that are not UTF-8 are written as they are shown.
+/// Paths that are not UTF-8 are written with replacement characters.
 fn as_shown<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }

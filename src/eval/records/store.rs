@@ -1,7 +1,7 @@
-//! A run's folder: `manifest.json`, `samples.jsonl`, and the lock that keeps a second writer out.
+//! A run's folder: `manifest.json`, `samples.jsonl`, and the lock that prevents a second writer.
 //!
-//! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
-//! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
+//! A record is one line, written as a whole and flushed when its example is done. Whatever stops a run, earlier lines are there, and at
+//! most the last one is incomplete. Nothing is drawn from records here.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -27,32 +27,32 @@ use spattn_base::given;
 /// Name of the file of records within a run's folder.
 pub const SAMPLES: &str = "samples.jsonl";
 const LOCK: &str = ".lock";
-/// Where the rest of the manifest of later, resumed runs is kept.
+/// Key of the manifest for those of later, resumed runs.
 const RESUMED: &str = "resumed";
-/// Bytes of a manifest at most.
+/// The most bytes of a manifest.
 const MOST_OF_MANIFEST: u64 = 256 << 20;
 
-/// What to do with a folder that holds records already.
+/// What to do with a folder that already holds records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
     /// Refuse it.
     Fresh,
-    /// Keep its records and add what is missing; an empty folder is as good as a fresh one.
+    /// Keep its records and add what is missing. An empty folder counts as fresh.
     Resume,
-    /// Throw its records away.
+    /// Delete its records.
     Overwrite,
 }
 
-/// Records read from a folder, and what had to be put right on the way.
+/// Records read from a folder, and what was repaired.
 #[derive(Debug, Default, PartialEq)]
 pub struct Loaded {
-    /// One record a key, in the order of the file.
+    /// One record for each key, in the order of the file.
     pub records: Vec<Record>,
     /// What was repaired or left out, one readable line each.
     pub notices: Vec<String>,
 }
 
-/// A run's folder opened for writing by this process alone.
+/// A run's folder, opened for writing by this process alone.
 #[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
@@ -64,22 +64,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates the folder where needed, makes sure that it can be written, locks it, and opens its records.
+    /// Creates the folder if needed, checks that it can be written, locks it, and opens its records.
     ///
-    /// `manifest` is an object; its field `identity` holds everything that determines results (a list, if a matrix has
-    /// several models, seeds or protocols), and has to hold all that is stored for records to be added. The rest of a
-    /// resumed run's manifest is kept under `resumed`.
+    /// `manifest` is an object. Its field `identity` holds everything that determines results (a list if a matrix has several models, seeds
+    /// or protocols), and must include the stored one for records to be added. The rest of a resumed run's manifest is stored under
+    /// `resumed`.
     ///
     /// # Errors
-    /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process is writing to it, or if
-    /// the manifest of a resumed run does not match, or a record is of no run in the manifest; other errors if a file
-    /// cannot be read or written.
+    /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process writes to it, if the manifest of a resumed run
+    /// does not match, or if a record belongs to no run of the manifest; other errors if a file cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
         Self::open_checked(dir, mode, manifest, |_, _| Ok(()))
     }
 
-    /// The same, after `check` has seen the stored manifest and its records, where there are any; nothing is written before.
-    /// Records that it takes out are treated as if they were not there, and stay in their file.
+    /// As [`open`](Self::open), after `check` has seen the stored manifest and its records, if there are any; nothing is written before.
+    /// Records that `check` removes count as missing, and stay in their file.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of `check`.
@@ -94,7 +93,7 @@ impl Store {
         let (lock, is_locked) = lock(dir)?;
         let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
         Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
-            // A folder that is refused is left as it was; the lock is held until it is gone.
+            // A refused folder is left unchanged. The lock is held until its file is removed.
             if !had_lock && open_file::is_of(&dir.join(LOCK), &held) {
                 let _ = fs::remove_file(dir.join(LOCK));
             }
@@ -109,7 +108,7 @@ impl Store {
         (lock, is_locked): (File, bool),
     ) -> Result<Self> {
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
-        // Again, now that no other process can be writing.
+        // Checked again, now that no other process can write.
         check_free(dir, mode)?;
         let mut own = OwnFolder::of(dir)?;
         if mode == OpenMode::Overwrite {
@@ -142,12 +141,12 @@ impl Store {
         &self.dir
     }
 
-    /// The records that were there when the folder was opened.
+    /// The records that were stored when the folder was opened.
     pub fn records(&self) -> &[Record] {
         &self.loaded.records
     }
 
-    /// Number of records that are there now.
+    /// The number of records now.
     pub fn count(&self) -> usize {
         self.keys.len()
     }
@@ -162,21 +161,20 @@ impl Store {
         self.keys.contains(key)
     }
 
-    /// The file of records, to look later whether it is still in its place.
+    /// The file of records, for later checks that it is still at its path.
     ///
     /// # Errors
-    /// If there are no more open files to be had.
+    /// If the system gives no more open files.
     pub fn place(&self) -> Result<OpenFile> {
         Ok(OpenFile::of(&self.samples.path, &self.samples.file)?)
     }
 
-    /// Adds a record: the whole line in one write, then a flush. A key that is stored already changes nothing (the
-    /// first record stays); the return value says whether the record was added.
+    /// Adds a record: the whole line in one write, then a flush. If its key is stored already, nothing changes; the return value says
+    /// whether the record was added.
     ///
     /// # Errors
-    /// If the line cannot be written; what was written before stays readable. If the folder was moved, removed or replaced, or is
-    /// written by another process: nothing is written then. If the record would not be
-    /// readable again (a number that is not finite), nothing is written.
+    /// If the line cannot be written; earlier lines stay readable. If the folder was moved, removed or replaced, if another process writes
+    /// to it, or if the record could not be read back (a number that is not finite), nothing is written.
     pub fn append(&mut self, record: &Record) -> Result<bool> {
         if self.contains(&record.key) {
             return Ok(false);
@@ -200,12 +198,12 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // The file stays, so that all writers ever lock the same one; only the process id in it goes.
+        // The file stays, so that all writers lock the same one; only the process number in it is removed.
         let _ = self.lock.set_len(0);
     }
 }
 
-/// The records in a folder, which may still be growing: a torn last line is left out, nothing is changed.
+/// The records in a folder, to which a run may still be writing. An incomplete last line is left out; nothing is changed.
 ///
 /// # Errors
 /// If the folder has no records file, or a line other than the last cannot be read.
@@ -237,7 +235,7 @@ pub fn load_manifest(dir: &Path) -> Result<Value> {
 
 // ---- the file of records ----
 
-/// The open file of records, and how much of it is known to be whole.
+/// The open file of records, and the length of its complete lines.
 #[derive(Debug)]
 struct Samples {
     path: PathBuf,
@@ -253,7 +251,7 @@ impl Samples {
         Ok(Self { path: path.to_owned(), file, whole })
     }
 
-    /// Makes sure that the file still has all that was written to it.
+    /// Checks that the file still has everything that was written to it.
     fn check_whole(&self) -> Result<(), RunFailure> {
         let Ok(length) = self.file.metadata().map(|file| file.len()) else { return Ok(()) };
         if length >= self.whole {
@@ -269,7 +267,7 @@ impl Samples {
 
     fn append(&mut self, line: &str) -> Result<()> {
         if let Err(e) = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()) {
-            // Cut off what arrived of the line, so that a later line is not glued to it.
+            // Cut off the part of the line that was written, so that a later line does not join it.
             let _ = self.file.set_len(self.whole);
             return Err(e).with_context(|| format!("cannot write {}", self.path.display()));
         }
@@ -278,7 +276,7 @@ impl Samples {
     }
 }
 
-/// The record as one line, sure to be readable again.
+/// The record as one line that can certainly be read back.
 fn line(record: &Record) -> Result<String> {
     let Record { task, sample, method, .. } = record;
     let failed = || format!("the record of {task}, sample {sample}, method {method} cannot be stored");
@@ -292,7 +290,7 @@ fn line(record: &Record) -> Result<String> {
 fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     let failed = || format!("cannot read {}", path.display());
     let (mut records, mut shared) = (Vec::new(), RecordInterner::default());
-    // A line at a time: records are smaller in memory than as text, and there may be millions of them.
+    // One line at a time: records take less memory than text, and there may be millions.
     let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
     for at in 1.. {
         if read_line(&mut lines, &mut line).with_context(failed)? == 0 {
@@ -323,7 +321,7 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     Ok(Loaded { records, notices })
 }
 
-/// What is to be said of records whose keys others have before them: all the more if they say something else.
+/// A notice about records with repeated keys, in particular if their content differs.
 fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<String> {
     if repeated.is_empty() {
         return None;
@@ -345,7 +343,8 @@ fn by_key_and_example(r: &Record) -> [&str; 3] {
     [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]
 }
 
-/// Records that were [left out](drop_repeated) and have another score or answer than the one that is kept, which is given first.
+/// Records that were [left out](drop_repeated) and differ in score or answer from the one that was kept. Each pair starts with the kept
+/// one.
 pub fn differing<'r>(
     kept: &'r [Record],
     left_out: &'r [Record],
@@ -357,9 +356,9 @@ pub fn differing<'r>(
     pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect()
 }
 
-/// Keeps the first of the records that are equal in what is told of them; returns those that are left out.
+/// Keeps the first of the records with equal `of`, and returns the others.
 pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> Vec<Record> {
-    // Of most there is one: hashes say so, which are smaller than keys.
+    // Most are unique. Hashes show that, and are smaller than keys.
     let hasher = RandomState::new();
     let hashes: Vec<u64> = records.par_iter().map(|r| hasher.hash_one(of(r))).collect();
     let mut seen = HashSet::with_capacity(hashes.len());
@@ -379,10 +378,10 @@ fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyh
 
 // ---- the folder ----
 
-/// Makes sure, without changing anything, that `dir` can be opened in `mode` as far as that can be seen.
+/// Checks, without changing anything, that `dir` can be opened in `mode`, as far as can be known.
 ///
 /// # Errors
-/// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if a file of another's or a link is in the way.
+/// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if somebody else's file or a link is in the way.
 pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
     if dir.exists() && !dir.is_dir() {
         return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OUT_HINT));
@@ -395,7 +394,7 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
         let path = dir.join(name);
         check_plain(&path).map_err(|e| not_ours(&path, &e))?;
     }
-    // What is another's comes first: no flag replaces it.
+    // Files that this program did not write are checked first: no flag lets them be replaced.
     owned_files::check(dir, &owned_files::RUN)?;
     match mode == OpenMode::Fresh && holds_records(dir) {
         true => Err(already_there(dir)),
@@ -412,18 +411,18 @@ fn not_ours(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OUT_HINT}"))
 }
 
-/// Whether anything was ever recorded; a run that failed before its first record leaves an empty file.
+/// Whether anything was recorded. A run that failed before its first record leaves an empty file.
 fn holds_records(dir: &Path) -> bool {
     fs::metadata(dir.join(SAMPLES)).is_ok_and(|file| file.len() > 0)
 }
 
-/// Ends the note on a folder that does not hold [`CONTENT`].
+/// The end of the note on a folder without [`CONTENT`].
 const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: \
                                nobody can check that these are still the same";
 
 const OUT_HINT: &str = "choose another --out folder";
 
-/// A folder that cannot be written at all is a mistake in the arguments; a full disk, say, is not.
+/// A folder that can never be written is a mistake in the arguments; a full disk, for example, is not.
 fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     let what = format!("cannot write to the folder {}", dir.display());
     match error.kind() {
@@ -439,13 +438,12 @@ fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     }
 }
 
-/// Creates the folder and takes its lock, which also shows that it can be written. Whether there is such a thing as a
-/// lock is told with it.
+/// Creates the folder and locks it, which also shows that it can be written. Returns whether the file system has locks.
 fn lock(dir: &Path) -> Result<(File, bool)> {
     let failed = || format!("cannot write to the folder {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
-    // What another program has there is not emptied.
+    // Another program's file is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
         return Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
@@ -457,7 +455,7 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     let is_locked = match file.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
-        // Some network file systems have no locks: there the lease is all.
+        // Some network file systems have no locks. There only the lease protects the folder.
         Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => false,
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     };
@@ -491,7 +489,7 @@ fn already_there(dir: &Path) -> UsageError {
 
 // ---- the manifest ----
 
-/// The stored manifest, with what this run adds to it.
+/// The stored manifest with this run's additions.
 ///
 /// # Errors
 /// If the two differ in anything that determines results.
@@ -499,7 +497,7 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
     let (mut changed, mut lacking) = (BTreeSet::new(), BTreeSet::new());
     for then in identities(&stored) {
-        // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
+        // Compare with the nearest identity: if possible one with the same model, protocol and seed.
         let compared = identities(manifest).into_iter().map(|now| {
             let mut changes = Changes::new();
             changes::compare("", then, now, &mut changes);
@@ -507,11 +505,11 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         });
         let nearest = compared.min_by_key(|(axes, changes)| (*axes, changes.len()));
         let Some((_, mut changes)) = nearest else { continue };
-        // All of another model is other.
+        // If the model differs, everything of it does.
         let is_other_model = changes.contains_key("model");
         let axes = AXES.iter().filter_map(|axis| Some((*axis, changes.remove(*axis)?)));
         lacking.extend(axes.map(|(axis, (then, _))| changes::lacking(axis, &then)).collect::<Vec<_>>());
-        // That there is none any more says it.
+        // The missing template is reported already.
         if changes.contains_key("chat_template") {
             changes.remove("tokens.chat_template_sha256");
         }
@@ -532,7 +530,7 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         let what = format!("{} was run with other settings: {}", dir.display(), said.join("; "));
         return Err(UsageError::new(what).hint(hint).into());
     }
-    // Whether records are still of what tasks are made of is checked record by record.
+    // Whether records still match what tasks are made from is checked for each record.
     let inputs = with_known_kinds(&manifest[INPUTS], &stored[INPUTS]);
     let (then, now) = (without_identity(&stored), without_identity(manifest));
     let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
@@ -550,7 +548,7 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     Ok(stored)
 }
 
-/// What the records of a folder are of: one identity, or those of a matrix.
+/// The identities of a folder's records: one, or those of a matrix.
 pub fn identities(manifest: &Value) -> Vec<&Value> {
     match &manifest[IDENTITY] {
         Value::Array(several) => several.iter().collect(),
@@ -558,7 +556,7 @@ pub fn identities(manifest: &Value) -> Vec<&Value> {
     }
 }
 
-/// The entries of `calibration`, and those of `other` whose kind it does not have, for each model of a matrix.
+/// The entries of `calibration`, and those of `other` with further kinds, for each model of a matrix.
 fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
     let mut all = other.as_object().cloned().unwrap_or_default();
     for (key, own) in calibration.as_object().into_iter().flatten() {
@@ -575,18 +573,17 @@ fn without_identity(manifest: &Value) -> Value {
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
-/// Reads a run's folder: its records, and its manifest.
+/// Reads a run's folder: its records and its manifest.
 ///
 /// # Errors
-/// [`UsageError`] if a record is of no run in the manifest; if a file is missing or cannot be read.
+/// [`UsageError`] if a record belongs to no run of the manifest; if a file is missing or cannot be read.
 pub fn load_run(dir: &Path) -> Result<(Loaded, Value)> {
     let (loaded, manifest) = (load_records(dir)?, load_manifest(dir)?);
     check_belong(dir, &loaded.records, &manifest)?;
     Ok((loaded, manifest))
 }
 
-/// Makes sure that every record is of one of the models, seeds and protocols of the manifest: lines of another run's
-/// file are not taken for this one's.
+/// Checks that every record has a model, seed and protocol of the manifest, so that lines of another run's file are noticed.
 fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
     let known = identities(manifest);
     let is = |identity: &Value, r: &Record| {
@@ -868,7 +865,7 @@ mod tests {
             assert_eq!((store.records().len(), store.notices().len()), (3, 0), "{end:?}");
             assert!(store.append(&record("vt", "full", 3, 1.0)).unwrap());
             assert_eq!(load_records(dir.path()).unwrap().records.len(), 4, "{end:?}");
-            // The line of what is wrong is the one that an editor shows.
+            // The line number in the error is the editor's.
             let text = fs::read_to_string(&path).unwrap();
             fs::write(&path, text.replacen("\"sample\":1,", "\"sample\":x,", 1)).unwrap();
             let error = usage(load_records(dir.path()).unwrap_err());
@@ -995,7 +992,7 @@ mod tests {
         let path = dir.path().join(SAMPLES);
         let own = fs::read_to_string(&path).unwrap();
         let wrong = serde_json::to_string(&Record { score: 7.0, ..record("vt", "full", 1, 1.0) }).unwrap();
-        // Empty lines count, and so does a last one without its newline.
+        // Empty lines count, and so does a last line without its ending.
         for (text, at) in [
             (format!("{{}}\n{own}"), 1),
             (format!("{own}\n{{}}\n"), 3),
@@ -1065,7 +1062,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
-        // A file in the folder's place fails for the superuser too, which a read-only folder does not.
+        // A file in place of the folder fails for the superuser too, unlike a read-only folder.
         let error = usage(Store::open(&file.join("run"), OpenMode::Fresh, &manifest(1)).unwrap_err());
         assert!(error.what.starts_with("cannot write to the folder"), "{error}");
         let error = usage(Store::open(&file, OpenMode::Overwrite, &manifest(1)).unwrap_err());

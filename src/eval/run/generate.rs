@@ -1,6 +1,6 @@
 //! One example under many methods: prefill once, fork, read the rest of the prompt and generate greedily.
 //!
-//! The prefix is read in `prefix_reuse`; what a method gave is in `method_result`.
+//! `prefix_reuse` reads the prefix; the results are in `method_result`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,14 +22,14 @@ use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
 use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::ended;
 
-/// What to run an example with.
+/// The inputs of an example's run.
 #[derive(Debug, Clone, Copy)]
 pub struct GenerationRequest<'a> {
     /// The whole prompt.
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
     pub prefix_tokens: usize,
-    /// Tokens of the prefixes that begin with this one and are run next, one going on from the other; ascending.
+    /// Lengths of the next examples' prefixes that begin with this one, each continuing the one before; ascending.
     pub longer: &'a [usize],
     /// Methods to run, all from the same prefix.
     pub methods: &'a [Configured],
@@ -37,43 +37,43 @@ pub struct GenerationRequest<'a> {
     pub max_new_tokens: usize,
     /// A token that ends the answer besides EOS; the first token is then neither of them.
     pub line_end: Option<u32>,
-    /// Texts that end the answer where they come up in it.
+    /// Texts that end the answer when it contains them.
     pub until: &'static [String],
-    /// Seed of the context, for what is drawn when indexes are built: the same for all examples on one context.
+    /// Seed of the context, for random choices when indexes are built: the same for all examples on one context.
     pub seed: u64,
-    /// Seed of the example, for what is drawn in its steps.
+    /// Seed of the example, for random choices in its steps.
     pub step_seed: u64,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
-    /// Whether to time each method alone as well, when all are done.
+    /// Whether each method is also timed alone afterwards.
     pub solo: bool,
 }
 
-/// What an example gave.
+/// The results of an example.
 #[derive(Default)]
 pub struct GenerationResult {
-    /// Time of the shared prefill; of tokens that were read for an example before, the time that took.
+    /// Time of the shared prefill. Tokens that were read for an earlier example count with the time that took.
     pub prefill: Duration,
-    /// How much of it was spent for an example before.
+    /// The part that was spent for an earlier example.
     pub reused: Duration,
-    /// Tokens that were not read again.
+    /// The number of reused tokens.
     pub reused_tokens: usize,
     /// Where the time went.
     pub spent: PhaseTimes,
-    /// One for each method, in their order.
+    /// The results of each method, in their order.
     pub runs: Vec<MethodResult>,
 }
 
-/// How many lanes share each step: all of them, unless threads work on lanes of their own.
+/// The number of lanes that share each step: all of them, unless threads work on separate groups of lanes.
 pub(crate) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
     lanes.div_ceil(decoder.groups(lanes).max(1)).max(1)
 }
 
-/// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
-/// this one leaves.
+/// Runs an example; `None` if `stop` was raised in the meantime. `held` is the prefix left by the example before, and is replaced by this
+/// one's.
 ///
 /// # Errors
-/// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
+/// [`EngineError`]. If the shared prompt cannot be read, the error says that no single method is at fault.
 pub fn run_example(
     model: &Model,
     request: GenerationRequest<'_>,
@@ -83,8 +83,8 @@ pub fn run_example(
     run_from(model, request, None, held, stop)
 }
 
-/// As [`run_example`], where the prefix is read for each method from the first token on by what it reads by; those that
-/// read by the same share that.
+/// As [`run_example`], but each method reads the prefix from the first token with its own prefill pattern. Methods with the same pattern
+/// share the reading.
 ///
 /// # Errors
 /// As [`run_example`].
@@ -118,7 +118,7 @@ pub fn run_from_first_token(
     Ok(Some(whole))
 }
 
-/// Runs methods from a prefix that they share: a dense one, or that of a reader.
+/// Runs methods from a shared prefix, which was read densely or by a reader's mask.
 fn run_from(
     model: &Model,
     request: GenerationRequest<'_>,
@@ -130,7 +130,7 @@ fn run_from(
         request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
-    // Of an answer no more is known than that it has a first token.
+    // All that is known about the answer is that it has a first token.
     let given = 1;
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
@@ -172,7 +172,7 @@ fn run_from(
     Ok(Some(GenerationResult { prefill, reused, reused_tokens, spent, runs }))
 }
 
-/// One method on its way through an example.
+/// The run of one method on an example.
 struct GenerationRun<'a> {
     fork: Sequence,
     /// Prompt tokens still to be read.
@@ -216,7 +216,7 @@ impl<'a> GenerationRun<'a> {
         lane
     }
 
-    /// Tokens to feed next: a piece of the prompt, or the last generated token.
+    /// The tokens to read next: a piece of the prompt, or the last generated token.
     fn next(&self) -> Vec<u32> {
         match self.unread.is_empty() {
             false => self.unread[..self.unread.len().min(READ_AT_ONCE)].to_vec(),
@@ -224,7 +224,7 @@ impl<'a> GenerationRun<'a> {
         }
     }
 
-    /// Notes that `fed` tokens were read and, if the prompt is through, takes the next token.
+    /// Records that `fed` tokens were read, and chooses the next token if the prompt is finished.
     fn advance(&mut self, fed: usize, logits: &[f32]) {
         self.steps += fed;
         self.unread = &self.unread[fed.min(self.unread.len())..];
@@ -250,7 +250,7 @@ impl<'a> GenerationRun<'a> {
         self.tokenizer.eos_ids().contains(&token) || self.line_end == Some(token)
     }
 
-    /// Whether a text has come up that ends the answer.
+    /// Whether the answer contains a text that ends it.
     fn has_ended(&self) -> bool {
         if self.until.is_empty() {
             return false;
@@ -259,7 +259,7 @@ impl<'a> GenerationRun<'a> {
         ended(&text, self.until).len() < text.len()
     }
 
-    /// The likeliest token that does not end the answer.
+    /// The most probable token that does not end the answer.
     fn first_of_line(&self, logits: &[f32]) -> u32 {
         let mut logits = logits.to_vec();
         let ends = (0..logits.len() as u32).filter(|token| self.is_end(*token));
@@ -267,7 +267,7 @@ impl<'a> GenerationRun<'a> {
         argmax(&logits) as u32
     }
 
-    /// What it read after the prefix, of which `unread` was all that was left of the prompt.
+    /// All tokens that it read after the prefix. `unread` is the rest of the prompt.
     fn script(&self, unread: &[u32]) -> Script {
         let fed = &self.tokens[..self.tokens.len().saturating_sub(1)];
         let tokens: Vec<u32> = unread.iter().chain(fed).copied().collect();
@@ -281,7 +281,7 @@ impl<'a> GenerationRun<'a> {
     }
 }
 
-/// Steps lanes until all are done, so many together, and groups of them beside each other.
+/// Runs lanes until all are done, in groups of `together` that run in parallel.
 fn run_groups(
     decoder: &Decoder,
     lanes: &mut [GenerationRun<'_>],
@@ -293,7 +293,7 @@ fn run_groups(
     lanes.par_chunks_mut(together).try_for_each(|lanes| run_lanes(decoder, lanes, prompt_tokens, clock, stop))
 }
 
-/// Steps a group of lanes together until all are done.
+/// Runs a group of lanes, which share each step, until all are done.
 fn run_lanes(
     decoder: &Decoder,
     lanes: &mut [GenerationRun<'_>],
@@ -363,7 +363,7 @@ mod tests {
         run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
     }
 
-    /// The likeliest tokens one after the other, each read densely with all before it.
+    /// Greedy tokens, each read densely with all tokens before it.
     fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
         let mut ids = prompt.to_vec();
         for _ in 0..count {
@@ -389,7 +389,7 @@ mod tests {
             assert_eq!(full.tokens, expected, "after {prefix_tokens}");
             let is_end = model.tokenizer.eos_ids().contains(expected.last().unwrap());
             assert_eq!(full.stopped, is_end);
-            // The last token is not read again.
+            // The last token is not read.
             assert_eq!(full.steps, prompt.len() - prefix_tokens + expected.len() - 1);
             assert_eq!((full.together, full.density, full.density_sparse_layers), (2, 1.0, 1.0));
             assert!(topk.density < 0.9 && topk.bytes.unwrap().read < full.bytes.unwrap().read);
@@ -420,7 +420,7 @@ mod tests {
         let first = run_on(&model, request(&ids[..170], 170, &methods), &mut held);
         assert_eq!((first.reused_tokens, first.reused), (0, Duration::ZERO));
         let common = ids.iter().zip(&other).take_while(|(a, b)| a == b).count();
-        // All of it, more of it, and another text from the 120th token on.
+        // All of it, a longer prompt, and a text that differs from the 120th token on.
         let last = RecentQueries::COUNT;
         let cases = [(&ids[..170], 170), (&ids[..200], 170), (&other[..], common), (&ids[..90], 90 - last)];
         for (prompt, reused) in cases {
@@ -445,7 +445,7 @@ mod tests {
         let (methods, mut held) = (methods(&["h2o"]), None);
         let first = GenerationRequest { longer: &[900], ..request(&long[..860], 860, &methods) };
         assert!(run_on(&model, first, &mut held).runs[0].index.whole > Duration::ZERO);
-        // What is read now takes its time besides what was gathered before.
+        // Newly read tokens take time in addition to the reused ones.
         let again = run_on(&model, request(&long, 900, &methods), &mut held);
         assert_eq!(again.reused_tokens, 860);
         assert!(Duration::ZERO < again.reused && again.reused < again.prefill, "{:?}", again.prefill);
@@ -474,7 +474,7 @@ mod tests {
             &mut None,
         );
         assert_eq!((one.runs[0].steps, one.runs[0].bytes), (0, None), "no step has no bytes");
-        // A token that comes later ends the answer there; as the first, it is passed over.
+        // A later token ends the answer; as the first token it is skipped.
         let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
         assert_eq!(of(&|r| r.line_end = Some(free[at])), (free[..=at].to_vec(), true, at));
         let (passed, ..) = of(&|r| (r.line_end, r.max_new_tokens) = (Some(free[0]), 1));
@@ -507,7 +507,7 @@ mod tests {
                 assert!((select + attend + weights - run.decode.as_secs_f64()).abs() < 1e-8);
             }
         }
-        // What is compared with exact attention beside the steps is no part of them.
+        // The comparison with exact attention is not part of the steps' time.
         let outcome = run_on(&model, GenerationRequest { fidelity: true, ..request }, &mut None);
         let parts: Vec<StepTime> = outcome.runs.iter().map(|run| run.parts.unwrap()).collect();
         let (steps, all): (f64, f64) = (parts.iter().map(StepTime::steps).sum(), parts.iter().map(StepTime::all).sum());
@@ -515,8 +515,8 @@ mod tests {
         assert!((all - outcome.spent.steps.as_secs_f64()).abs() < 1e-6);
     }
 
-    /// What lanes measure before it is scaled, on so many threads and so many lanes `together`; with the time that passed
-    /// and what the threads worked.
+    /// The unscaled measurements of lanes, with the given threads and lanes `together`; and the time that passed and the work of the
+    /// threads.
     fn measured(threads: usize, together: Option<usize>) -> (f64, f64, f64) {
         let (model, ids) = model();
         let ids: Vec<u32> = ids.iter().copied().cycle().take(1200).collect();

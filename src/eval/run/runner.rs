@@ -1,7 +1,7 @@
-//! The loop over examples: whatever is not in the store yet is generated, scored and recorded.
+//! The loop over examples: everything that is not in the store yet is generated, scored and recorded.
 //!
-//! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what
-//! they have in common is then read once, whatever the order in which they were asked for.
+//! Examples that begin alike, and the protocols of an example, run in the lexical order of their prefixes, so that common tokens are read
+//! once, in whatever order they were requested.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
@@ -46,13 +46,13 @@ use spattn_tasks::seed::example_seed;
 pub enum End {
     /// Everything is recorded, or known to have failed.
     Complete,
-    /// It was told to stop; what is recorded stays.
+    /// It was told to stop; the records so far are stored.
     Interrupted,
 }
 
 /// A matrix to be run, with the model's weights in memory.
 pub struct Runner<'a> {
-    /// What is planned, of the same model.
+    /// The planner of the same model.
     pub planner: Planner<'a>,
     /// The model.
     pub model: &'a Model,
@@ -69,9 +69,9 @@ impl<'a> Deref for Runner<'a> {
 /// The part of a plan that has no records yet.
 #[derive(Debug, Clone)]
 pub struct RemainingWork {
-    /// The contexts of which anything is missing.
+    /// The contexts with missing records.
     pub plan: Plan,
-    /// Number of records to be made.
+    /// The number of missing records.
     pub records: usize,
 }
 
@@ -84,7 +84,7 @@ struct PendingExample {
     methods: Vec<Configured>,
 }
 
-/// The input of an example, and the digest of what it asks.
+/// The input of an example, and the digest of its question.
 type Made = (Rc<ExampleInput>, Rc<str>);
 
 /// An example that is ready to be run.
@@ -92,10 +92,10 @@ type Made = (Rc<ExampleInput>, Rc<str>);
 struct PreparedExample {
     wanted: PendingExample,
     material: Rc<ExampleInput>,
-    /// Digest of what is asked.
+    /// Digest of the question.
     digest: Rc<str>,
     prefix_tokens: usize,
-    /// Tokens of the longer prefixes that the next items have, each going on from the one before.
+    /// Lengths of the next items' prefixes that begin with this one, each continuing the one before.
     longer: Vec<usize>,
 }
 
@@ -105,7 +105,7 @@ impl PreparedExample {
     }
 }
 
-/// Notes at each example which longer prefixes the next ones have, in the order in which they are run.
+/// Sets for each item which longer prefixes the next ones have, in the order of the run.
 fn link_nested_prefixes(items: &mut [PreparedExample]) {
     for at in (1..items.len()).rev() {
         let (before, next) = (&items[at - 1], &items[at]);
@@ -125,11 +125,11 @@ struct RunnerState {
 }
 
 impl Runner<'_> {
-    /// Runs what is missing from `store`, telling `watch` after each example, until all is done or `stop` is raised.
-    /// Tells how it ended, and where the time went.
+    /// Runs what is missing from `store` until all is done or `stop` is raised, and reports to `watch` after each example. Returns how it
+    /// ended and how the time was spent.
     ///
     /// # Errors
-    /// If a record cannot be written, or with what `watch` makes of a failure; earlier records stay.
+    /// If a record cannot be written, or with the error that `watch` returns for a failure; earlier records stay.
     pub fn run(
         &self,
         mut plan: Plan,
@@ -157,7 +157,7 @@ impl Runner<'_> {
             for context in cell.contexts.iter() {
                 let wanted = self.wanted(&plan, cell.place, &context, |key| store.contains(key));
                 let items = self.items(wanted, &mut plan, watch)?;
-                // Those that are recorded already, or cannot be made.
+                // Examples that are recorded already or cannot be made.
                 for _ in items.len()..context.len() * variants.len() {
                     left -= 1;
                     tell(left, &[], watch);
@@ -170,7 +170,7 @@ impl Runner<'_> {
                     let Some(records) = self.run_item(&item, &mut carried, &mut plan, stop, watch)? else {
                         return Ok((End::Interrupted, carried.spent));
                     };
-                    // First, so that no record is there without its prompt.
+                    // The prompt comes first, so that no record is there without it.
                     self.keep_prompt(&item, &records, store.dir())?;
                     for record in &records {
                         store.append(record)?;
@@ -183,7 +183,7 @@ impl Runner<'_> {
         Ok((End::Complete, carried.spent))
     }
 
-    /// Keeps what was read of an example, where prompts are to be kept.
+    /// Stores the prompt of an example, if prompts are to be kept.
     fn keep_prompt(&self, item: &PreparedExample, records: &[Record], dir: &Path) -> Result<()> {
         let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(()) };
         let name = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
@@ -212,7 +212,7 @@ impl Runner<'_> {
         prefill_work(&self.model.dimensions, length)
     }
 
-    /// The examples of a context under all variants, with the methods whose records are not there.
+    /// The examples of a context under all variants, with the methods whose records are missing.
     fn wanted(&self, plan: &Plan, place: Place, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<PendingExample> {
         let mut wanted = Vec::new();
         for variant in self.config.variants() {
@@ -221,7 +221,7 @@ impl Runner<'_> {
             for &index in context {
                 let task = self.tasks[place.task].name();
                 let key = |identity: &str, m: &Configured| record_key(identity, task, place.length, index, m);
-                // Folders of older versions have records whose keys were made without a model's configuration.
+                // Old folders have records whose keys were made without the model's configuration.
                 let is_there = |m: &Configured| has(&key(&identity, m)) || has(&key(&before, m));
                 let is_missing = |m: &&Configured| plan.has(place, variant, m) && !is_there(m);
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
@@ -233,8 +233,8 @@ impl Runner<'_> {
         wanted
     }
 
-    /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
-    /// next to each other. A context that cannot be made takes what is left of its seed with it.
+    /// Makes the inputs of a context's examples, once for all protocols, and sorts examples that begin alike next to each other. If a
+    /// context cannot be made, the later contexts of its seed are left out too.
     fn items(
         &self,
         wanted: Vec<PendingExample>,
@@ -283,9 +283,9 @@ impl Runner<'_> {
 
     /// The records of an example; `None` if `stop` was raised.
     ///
-    /// If methods fail together they are run one by one, and those that fail again are left out of the rest of their cell, each with
-    /// an error of its own; the first error is told where none of these says it. If the prompt cannot be read that they share, none is
-    /// at fault: they are left out together, and it is not read again.
+    /// If methods fail together, they are run one by one. Those that fail again are left out of the rest of their cell, each with its own
+    /// error; if none fails again, the first error is reported. If their shared prompt cannot be read, no method is at fault: all are left
+    /// out together, and the prompt is not read again.
     fn run_item(
         &self,
         item: &PreparedExample,
@@ -360,7 +360,7 @@ impl Runner<'_> {
         watch.failed(SkippedWork { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
     }
 
-    /// The records of an example under some methods, or why there are none.
+    /// The records of an example under some methods, or the error.
     fn attempt(
         &self,
         item: &PreparedExample,
@@ -368,7 +368,7 @@ impl Runner<'_> {
         carried: &mut RunnerState,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
-        // Nothing that a method leaves half done is used again: what was held is taken out while examples are run.
+        // Nothing that a panicking method leaves incomplete is reused: the kept prefix is moved out while an example runs.
         let run = AssertUnwindSafe(|| match &*item.material {
             ExampleInput::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
             ExampleInput::Passage(passage) => self.scored(item, passage, methods, carried, stop),
@@ -381,7 +381,7 @@ impl Runner<'_> {
         records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
     }
 
-    /// What errors of an example begin with.
+    /// The start of error messages about an example.
     fn example_name(&self, place: Place, index: usize) -> String {
         let task = &self.tasks[place.task];
         match task.is_sized() {
@@ -390,7 +390,7 @@ impl Runner<'_> {
         }
     }
 
-    /// What an example is made of.
+    /// The input of an example.
     pub(crate) fn material(&self, place: Place, index: usize, seed: u64) -> Result<ExampleInput> {
         let task = &self.tasks[place.task];
         let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
@@ -432,7 +432,7 @@ impl Runner<'_> {
         self.score(item, fitted, methods, outcome).map(Some)
     }
 
-    /// The token of a line break: the last of those that stand for it.
+    /// The token that ends a line: the last token of a line break.
     fn line_end(&self) -> Result<Option<u32>> {
         Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
@@ -528,7 +528,7 @@ impl Runner<'_> {
         identity(self.config, wanted.variant, self.model, self.data).to_string()
     }
 
-    /// A record with what is known of place, method and cost; the rest is empty.
+    /// A record with place, method and cost; the other fields are empty.
     fn cost_record(
         &self,
         identity: &str,
@@ -538,7 +538,7 @@ impl Runner<'_> {
         shared: SharedReading,
     ) -> Record {
         let PendingExample { place, index, variant, .. } = item.wanted;
-        // What a method read by itself was read anew.
+        // A method that read the prompt by itself reused nothing.
         let reading = run.prefill.map_or(shared, |time| SharedReading { time, ..SharedReading::default() });
         let task = self.tasks[place.task].name();
         let is_solo = self.config.latency == Latency::Solo;
@@ -594,7 +594,7 @@ impl Runner<'_> {
             index_s: run.index.whole.as_secs_f64(),
             index_reused_s: run.index.reused.as_secs_f64(),
             conditions: Some(Interned::from(TimingConditions {
-                // Alone, a method's steps are compared with nothing.
+                // Steps of a method alone are not compared with exact attention.
                 fidelity: self.config.fidelity && !is_solo,
                 together: if is_solo { 1 } else { run.together },
                 latency: Some(self.config.latency),
@@ -620,8 +620,8 @@ impl Runner<'_> {
     }
 }
 
-/// Methods that share the dense reading of a prompt, and the others: sparse from the first token, those that read by a mask read for
-/// themselves. If none but these are there, all are of the first kind.
+/// Methods that share a reading of the prompt, and the others. When sparse from the first token, methods with a prefill mask read by
+/// themselves. If there are only such methods, all are of the first kind.
 fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<Configured>) {
     let reads_alone = |m: &Configured| protocol == Protocol::Prefill && m.masks_prefill();
     let (others, dense): (Vec<Configured>, Vec<Configured>) = methods.iter().cloned().partition(reads_alone);
@@ -668,7 +668,7 @@ mod tests {
         }
     }
 
-    /// A method that fails the first time that it is asked.
+    /// A method that fails the first time only.
     struct Shy(AtomicBool);
 
     impl Method for Shy {
@@ -715,7 +715,7 @@ mod tests {
         }
     }
 
-    /// A run of two examples, and of `full`, a method that is given, and `quest`.
+    /// Runs two examples with `full`, a given method, and `quest`.
     fn run_with<M: Method + 'static>(method: M, seen: &mut Seen) -> (Result<(End, PhaseTimes)>, Vec<Record>) {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
         let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
@@ -789,7 +789,7 @@ mod tests {
         dir
     }
 
-    /// What fails of a run of the broken model: what it is, and why.
+    /// The failures of a run with the broken model, each with its reason.
     fn failures_of_broken(settings: &str) -> Vec<(String, String)> {
         let dir = broken_model();
         let config = RunConfig::resolve_single(Settings::parse(settings, "test").unwrap()).unwrap();
@@ -822,7 +822,7 @@ mod tests {
             ),
             "{why}"
         );
-        // A method that reads by a mask reads for itself, and fails by itself.
+        // A method with a prefill mask reads and fails by itself.
         let masked = "lengths = [512]\nsamples = 2\nmethods = ['streaming_llm']\nsparse_from = ['prefill']";
         let both = failures_of_broken(&format!("tasks = ['ruler/niah_single_1']\n{masked}"));
         let whats: Vec<&str> = both.iter().map(|(what, _)| what.as_str()).collect();
@@ -838,7 +838,7 @@ mod tests {
         assert!(records.is_empty());
     }
 
-    /// A task of one example, with a value of its own in every field.
+    /// A task with one example that has a different value in every field.
     enum Given {
         Question,
         Passage(Scoring),
@@ -853,7 +853,7 @@ mod tests {
                 context: "The red door opens with 4711. The green door opens with 1147. ".into(),
                 question: "What opens the red door?".into(),
                 answer_prefix: String::new(),
-                // An empty text is in every prediction: a score between 0 and 1 whatever the model says.
+                // Every prediction contains the empty text, so the score is between 0 and 1 for any model.
                 references: vec![String::new(), "not to be found".into()],
                 all_classes: vec!["a class".into()],
                 metric: Metric::StringMatchAll,
@@ -930,7 +930,7 @@ mod tests {
         }
     }
 
-    /// The record of `full`, the tokens of the example's prompt, and how many of them are before what is asked.
+    /// The record of `full`, the tokens of the prompt, and how many of them come before the question.
     fn run_one(task: impl FnOnce(&RunConfig) -> Box<dyn Task>) -> (Record, Vec<u32>, usize) {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = ['topk:k=16']";
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
@@ -1062,11 +1062,11 @@ mod tests {
         assert!(1 < record.new_tokens && record.new_tokens < record.max_new_tokens);
     }
 
-    /// What `progress` was told: examples and work done and in all, the length, whether its cell ends, and new records.
+    /// The calls of `progress`.
     #[derive(Default)]
     struct Steps(Vec<Told>);
 
-    /// Examples done and of all; work done, found and of all; length; whether a cell ends; records.
+    /// Examples done and of all; work done, found and of all; length; whether a cell ends; number of new records.
     type Told = ([usize; 2], [u64; 3], usize, bool, usize);
 
     impl RunObserver for Steps {
@@ -1114,14 +1114,14 @@ mod tests {
                 runner.run(plan, &mut store, &AtomicBool::new(false), &mut steps).unwrap();
                 (left, steps.0, load_records(dir.path()).unwrap().records)
             };
-            // Reading n tokens takes so many multiplications: by all weights, and of every query with half of the keys in the mean.
+            // The multiplications of reading n tokens: with all weights, and of every query with half of the keys on average.
             let (c, decoder) = (runner.model.decoder.config(), &runner.model.decoder);
             let weights = decoder.weight_bytes() / decoder.dtype().bytes();
             let work =
                 |n: usize| (((weights + c.layers * c.heads * c.head_dim * (n / 2)) * n) as f64 / 1e6).ceil() as u64;
             let (long, short) = (work(512), work(400));
             let all = 2 * (long + short);
-            // What is recorded was found, and what is not was worked.
+            // Recorded work counts as found, other work as done.
             let expected = |records: usize| {
                 let found = |work: u64| if records == 0 { work } else { 0 };
                 [

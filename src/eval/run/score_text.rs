@@ -1,9 +1,8 @@
-//! One passage under many methods: prefill once, fork, and read the continuations with every method live.
+//! One passage under many methods: prefill once, fork, and read the continuations under every method.
 //!
-//! What is scored is what decoding would see: each token is attended by its method, one after the other, over the
-//! keys that the method itself left behind. Only the weights are shared by several tokens at a time, which changes
-//! no bit. Where distributions are compared with those of `full`, a lane of `full` runs ahead of the others, asked
-//! for or not, so that no record depends on what ran beside it.
+//! The scores are those of decoding: each token is attended by its method, one after the other, over the keys that the method itself has
+//! left. Only the products with weights handle several tokens at once, which changes no bit. If distributions are compared with `full`'s, a
+//! lane of `full` always runs ahead of the others, whether `full` was requested or not, so that no record depends on the other methods.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,19 +28,19 @@ use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
 use spattn_tasks::likelihood::Continuation;
 
-/// Bytes of logits that are there at a time, about.
+/// The approximate number of bytes of logits in memory at a time.
 const LOGIT_BYTES: usize = 64 << 20;
 
-/// What to run a passage with.
+/// The inputs of a passage's run.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoringRequest<'a> {
     /// All tokens before the continuations.
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
     pub prefix_tokens: usize,
-    /// Tokens of the prefixes that begin with this one and are run next, one going on from the other; ascending.
+    /// Lengths of the next passages' prefixes that begin with this one, each continuing the one before; ascending.
     pub longer: &'a [usize],
-    /// What is scored, each after the prompt.
+    /// The continuations to score, each after the prompt.
     pub continuations: &'a [TextToScore<'a>],
     /// Methods to run, all from the same prefix.
     pub methods: &'a [Configured],
@@ -51,16 +50,16 @@ pub struct ScoringRequest<'a> {
     pub fidelity: bool,
     /// Whether to compare each distribution with that of `full`.
     pub compare: bool,
-    /// Whether to time each method alone as well, when all are done.
+    /// Whether each method is also timed alone afterwards.
     pub solo: bool,
 }
 
 /// A continuation of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct TextToScore<'a> {
-    /// Its tokens; at least one more than are given.
+    /// Its tokens; at least one more than `given`.
     pub tokens: &'a [u32],
-    /// How many of the first are read and not scored; at least one if the prompt is empty.
+    /// The number of first tokens that are read but not scored; at least one if the prompt is empty.
     pub given: usize,
 }
 
@@ -77,43 +76,43 @@ impl<'a> From<&'a Continuation> for TextToScore<'a> {
     }
 }
 
-/// What a passage gave.
+/// The results of a passage.
 pub struct ScoringResult {
-    /// Time of the shared prefill; of tokens that were read for a passage before, the time that took.
+    /// Time of the shared prefill. Tokens that were read for an earlier passage count with the time that took.
     pub prefill: Duration,
-    /// How much of it was spent for a passage before.
+    /// The part that was spent for an earlier passage.
     pub reused: Duration,
-    /// Tokens that were not read again.
+    /// The number of reused tokens.
     pub reused_tokens: usize,
     /// Where the time went.
     pub spent: PhaseTimes,
-    /// One for each method, in their order.
+    /// The results of each method, in their order.
     pub runs: Vec<TextResult>,
 }
 
-/// What one method gave.
+/// The results of one method.
 pub struct TextResult {
-    /// What it cost, over all continuations.
+    /// Counters and times over all continuations.
     pub run: MethodResult,
-    /// One for each continuation, in their order.
+    /// The sums of each continuation, in their order.
     pub sums: Vec<Sums>,
 }
 
-/// What a method made of a continuation.
+/// A method's results on a continuation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sums {
     /// Negative log-likelihood of its tokens, in nats.
     pub nll: f64,
-    /// Tokens at which the most probable one is that of `full`; 0 if that was not compared.
+    /// Tokens at which the most probable token is also that of `full`; 0 without a comparison.
     pub same_top: usize,
     /// Sum over tokens of `KL(full ‖ method)`, in nats.
     pub kl_sum: f64,
-    /// The same at every token, to four digits; empty if it was not compared.
+    /// The divergence at every token, to four digits; empty without a comparison.
     pub kl: Vec<f64>,
 }
 
 impl Sums {
-    /// Takes in the distribution at one token, and that of `full` there if they are to be compared.
+    /// Adds the distribution at one token, compared with that of `full` if it is given.
     fn take(&mut self, logits: &[f32], target: u32, full: Option<&Distribution>) {
         let log_z = log_sum_exp(logits);
         self.nll += log_z - f64::from(logits[target as usize]);
@@ -125,7 +124,7 @@ impl Sums {
     }
 }
 
-/// What `full` makes of the next token.
+/// The next token's distribution under `full`.
 struct Distribution {
     logits: Vec<f32>,
     log_z: f64,
@@ -140,7 +139,7 @@ impl Distribution {
         Self { logits: logits.to_vec(), log_z, probabilities, top: argmax(logits) }
     }
 
-    /// `KL(self ‖ other)` in nats; at least 0, whatever is lost to rounding.
+    /// `KL(self ‖ other)` in nats. Rounding errors below 0 count as 0.
     fn divergence(&self, other: &[f32], log_z: f64) -> f64 {
         let shift = log_z - self.log_z;
         let terms = self.probabilities.iter().zip(&self.logits).zip(other);
@@ -154,11 +153,11 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     max + logits.iter().map(|l| (f64::from(*l) - max).exp()).sum::<f64>().ln()
 }
 
-/// Runs a passage with its methods live; `None` if `stop` was raised meanwhile. `held` is what the passage before left,
-/// and then what this one leaves.
+/// Runs a passage under its methods; `None` if `stop` was raised in the meantime. `held` is the prefix left by the passage before, and is
+/// replaced by this one's.
 ///
 /// # Errors
-/// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
+/// [`EngineError`]. If the shared prompt cannot be read, the error says that no single method is at fault.
 pub fn run_passage(
     decoder: &Decoder,
     request: ScoringRequest<'_>,
@@ -179,7 +178,7 @@ pub fn run_passage(
         return Ok(None);
     }
     let mut lanes: Vec<ScoringRun> = methods.iter().flat_map(|m| lanes_of(m, prepared.held.cache(), request)).collect();
-    // Each continuation's lane of `full`: one that was asked for, or one more.
+    // The lanes of `full` for each continuation: the requested ones, or additional ones.
     let mut reference = Vec::new();
     let own = methods.iter().position(|m| m.name == REFERENCE);
     if request.compare {
@@ -225,9 +224,8 @@ pub fn run_passage(
     Ok(Some(ScoringResult { prefill, reused, reused_tokens, spent, runs }))
 }
 
-/// Runs a passage in one pass over all tokens for each method, by its prefill pattern, as the papers measure
-/// perplexity: what a run is that is sparse from the first token, and for `full` the check on [`run_passage`]. `None` if
-/// `stop` was raised meanwhile.
+/// Reads a passage under each method in one pass over all tokens, with its prefill pattern, as papers measure perplexity. This is how
+/// passages run when sparse from the first token; for `full` it also checks [`run_passage`]. `None` if `stop` was raised in the meantime.
 ///
 /// # Errors
 /// As [`run_passage`].
@@ -270,16 +268,16 @@ pub fn run_in_parallel(
 /// A prompt with one continuation, read in one pass.
 struct Pass<'a> {
     cache: IndexCache,
-    /// `[token][hidden]` behind the last layer, of the tokens that predict what is scored.
+    /// `[token][hidden]` after the last layer, for the tokens that predict scored ones.
     rows: Vec<f32>,
-    /// Position of the first of these.
+    /// The position of the first of these tokens.
     from: usize,
     scored: &'a [u32],
     time: Duration,
 }
 
 impl<'a> Pass<'a> {
-    /// A pass for each continuation, by a method that masks its prefill or densely; `None` if `stop` was raised.
+    /// A pass for each continuation, with a method's prefill mask or densely; `None` if `stop` was raised.
     fn read_all(
         decoder: &Decoder,
         request: ScoringRequest<'a>,
@@ -314,9 +312,9 @@ impl<'a> Pass<'a> {
         Ok(Self { cache, rows, from, scored: &continuation.tokens[continuation.given..], time: start.elapsed() })
     }
 
-    /// What its distributions make of the scored tokens, compared with those of a pass of `full` if there is one.
+    /// The sums over the scored tokens, compared with a pass of `full` if there is one.
     fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, EngineError> {
-        /// Tokens whose logits are there at a time.
+        /// Tokens whose logits are in memory at a time.
         const AT_ONCE: usize = 64;
         let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
         let logits_of = |pass: &Pass<'_>, block: usize, tokens: usize| {
@@ -342,13 +340,13 @@ fn reference_method() -> Result<Configured, UsageError> {
     configure(&specs[0], &Policy::default())
 }
 
-/// One continuation under one method.
+/// The run of one continuation under one method.
 struct ScoringRun<'a> {
     fork: Sequence,
     /// Prompt tokens still to be read when it starts.
     unread: &'a [u32],
     continuation: TextToScore<'a>,
-    /// Which continuation of the passage this is.
+    /// The index of the continuation in the passage.
     number: usize,
     /// Tokens read so far.
     read: usize,
@@ -356,11 +354,11 @@ struct ScoringRun<'a> {
     parts: StepTime,
 }
 
-/// A lane for each continuation, on one index.
+/// A lane for each continuation, with a shared index.
 fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: ScoringRequest<'a>) -> Vec<ScoringRun<'a>> {
     let mut lanes: Vec<ScoringRun> = Vec::new();
     for (number, continuation) in request.continuations.iter().enumerate() {
-        // What had to be solved for a density is solved once.
+        // Parameters for a density are solved only once.
         let method = lanes.first().map_or(method, |first| first.fork.method()).clone();
         lanes.push(ScoringRun {
             fork: cache.fork(&method, request.fidelity),
@@ -375,7 +373,7 @@ fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: ScoringReq
     lanes
 }
 
-/// The lanes of one method, of which there is at least one, as one run.
+/// The result of one method from its lanes, of which there is at least one.
 fn finish(mut lanes: Vec<ScoringRun<'_>>) -> TextResult {
     let sums = lanes.iter_mut().map(|lane| std::mem::take(&mut lane.sums)).collect();
     let (steps, mut parts) = (lanes.iter().map(|lane| lane.read).sum(), StepTime::default());
@@ -383,10 +381,10 @@ fn finish(mut lanes: Vec<ScoringRun<'_>>) -> TextResult {
     TextResult { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, parts), sums }
 }
 
-/// The forks of one method, of which there is at least one, as one run.
+/// The result of one method from its forks, of which there is at least one.
 fn together(mut forks: Vec<Sequence>, steps: usize, parts: StepTime) -> MethodResult {
     let solved = forks[0].solved().map(str::to_owned);
-    // What has to be kept in the end is what the longest needs.
+    // The memory kept at the end is that of the longest fork.
     let longest = argmax(&forks.iter().map(|fork| fork.tokens() as f32).collect::<Vec<_>>());
     let mut fork = forks.swap_remove(longest);
     forks.iter().for_each(|other| fork.merge_counters(other));
@@ -394,7 +392,7 @@ fn together(mut forks: Vec<Sequence>, steps: usize, parts: StepTime) -> MethodRe
 }
 
 impl ScoringRun<'_> {
-    /// The token at a place of what is read: the rest of the prompt, then the continuation but for its last token.
+    /// The token at an index of what is read: the rest of the prompt, then the continuation without its last token.
     fn token(&self, at: usize) -> u32 {
         match at.checked_sub(self.unread.len()) {
             None => self.unread[at],
@@ -402,23 +400,23 @@ impl ScoringRun<'_> {
         }
     }
 
-    /// Tokens to be read in all.
+    /// The number of tokens to read.
     fn length(&self) -> usize {
         self.unread.len() + self.continuation.tokens.len() - 1
     }
 
-    /// What it read.
+    /// All tokens that it read.
     fn script(&self) -> Script {
         let tokens = (0..self.length()).map(|at| self.token(at)).collect();
         Script { method: self.fork.method().clone(), of_prompt: self.unread.len(), tokens }
     }
 
-    /// The next tokens, `most` at most; none when all is read.
+    /// The next tokens, at most `most`; empty when all are read.
     fn next(&self, most: usize) -> Vec<u32> {
         (self.read..self.length().min(self.read + most)).map(|at| self.token(at)).collect()
     }
 
-    /// What `full` makes of those of the next tokens that are scored, from their logits.
+    /// The distributions of `full` for the scored tokens among the next ones, from their logits.
     fn distributions(&self, logits: &[f32], vocab: usize) -> Vec<Option<Distribution>> {
         let first = (self.unread.len() + self.continuation.given).saturating_sub(self.read + 1);
         let scored = |i: usize| i >= first;
@@ -426,10 +424,10 @@ impl ScoringRun<'_> {
         rows.map(|(i, logits)| scored(i).then(|| Distribution::new(logits))).collect()
     }
 
-    /// Takes in the logits after the next tokens, and what `full` makes of the same.
+    /// Adds the logits after the next tokens, and the distributions of `full` for them.
     fn take(&mut self, logits: &[f32], vocab: usize, full: &[Option<Distribution>]) {
         for (i, logits) in logits.chunks_exact(vocab).enumerate() {
-            // The logits after the last prompt token are those of the continuation's first.
+            // The logits after the last prompt token predict the continuation's first token.
             let target = (self.read + 1).checked_sub(self.unread.len()).filter(|at| *at >= self.continuation.given);
             if let Some(target) = target {
                 self.sums.take(logits, self.continuation.tokens[target], full.get(i).and_then(Option::as_ref));
@@ -439,7 +437,7 @@ impl ScoringRun<'_> {
     }
 }
 
-/// Reads all lanes to their end, in lock-step, those of `full` before the others.
+/// Reads all lanes to their end in lock-step, those of `full` ahead of the others.
 fn read_all<'a>(
     decoder: &Decoder,
     lanes: &mut [ScoringRun<'a>],
@@ -452,7 +450,7 @@ fn read_all<'a>(
     let count = lanes.len() + reference.len();
     let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
     let compare = !reference.is_empty();
-    // Where the whole prompt is the prefix, its last logits are the same for all.
+    // If the prefix is the whole prompt, its last logits are the same for all lanes.
     let at_start = |lane: &&mut ScoringRun| lane.unread.is_empty() && lane.continuation.given == 0;
     for lane in lanes.iter_mut().chain(reference.iter_mut()).filter(at_start) {
         let full = compare.then(|| Distribution::new(prefix_logits));
@@ -473,7 +471,7 @@ fn read_all<'a>(
                 Ok(())
             })
         };
-        // The processor's clock is that of one thread, which then has to take part in the work.
+        // The processor clock measures one thread, which must therefore take part in the work.
         match clock {
             Clock::Wall => round(),
             Clock::Processor => rayon::scope(|_| round()),
@@ -482,7 +480,7 @@ fn read_all<'a>(
     decoder.collect_device_counters(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
 }
 
-/// Feeds lanes of `full` their next tokens, one lane after the other; what each makes of those that are scored.
+/// Feeds the lanes of `full` their next tokens, one lane after the other, and returns their distributions at scored tokens.
 fn read_ahead(
     decoder: &Decoder,
     reference: &mut [ScoringRun<'_>],
@@ -502,8 +500,7 @@ fn read_ahead(
     reference.iter_mut().map(read).collect()
 }
 
-/// Feeds each lane its next tokens, `most` at most; the logits `[token][vocab_size]` after each, none for a lane that is
-/// through.
+/// Feeds each lane its next tokens, at most `most`, and returns the logits `[token][vocab_size]` after each; empty for a finished lane.
 fn step(
     decoder: &Decoder,
     lanes: &mut [ScoringRun<'_>],
@@ -536,7 +533,7 @@ mod tests {
     #[test]
     fn logits_become_probabilities_and_a_divergence() {
         let (full, ours): ([f64; 3], [f64; 3]) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
-        // Logits are probabilities' logarithms up to what is added to all, large enough to be beyond `exp`.
+        // Logits are log-probabilities plus a constant; here it is too large for `exp`.
         let logits = |p: [f64; 3], shift: f64| p.map(|p| (p.ln() + shift) as f32);
         let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
         assert!((log_sum_exp(&dense) - 1000.0).abs() < 1e-3 && (log_sum_exp(&sparse) + 5.0).abs() < 1e-5);
@@ -587,7 +584,7 @@ mod tests {
     fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
         let (model, ids) = model();
         let prompt = 150;
-        // More than one step's tokens, and none that goes on from the other.
+        // More tokens than one step reads, and neither continuation continues the other.
         let texts = [
             TextToScore { tokens: &ids[prompt..], given: 0 },
             TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 },
@@ -617,7 +614,7 @@ mod tests {
                 let listed: f64 = topk.sums[at].kl.iter().sum();
                 assert!((listed - topk.sums[at].kl_sum).abs() < 1e-3 * listed && listed > 0.0);
             }
-            // Each continuation is fed what is left of the prompt and all of its tokens but the last.
+            // Each continuation reads the rest of the prompt and all of its tokens but the last.
             let left = prompt - prefix_tokens;
             assert_eq!((full.run.steps, topk.run.steps), (2 * left + scored[0] + 9 - 2, full.run.steps));
             assert_eq!((full.run.density, full.run.together), (1.0, 4));
@@ -637,7 +634,7 @@ mod tests {
     fn a_prefix_that_the_budget_covers_is_attended_whole() {
         let (model, ids) = model();
         let methods = methods(&["topk:k=4", "full"]);
-        // What is left of the longer prompt is read in two steps.
+        // The rest of the longer prompt is read in two steps.
         for prompt in [60, 150] {
             let texts = [TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 }];
             let request = ScoringRequest {
@@ -653,7 +650,7 @@ mod tests {
             };
             let outcome = run(&model, request);
             let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
-            // Picks are summed up behind the rest, and rounding differs.
+            // Selected tokens are summed after the others, so rounding differs.
             assert_eq!((topk.run.density, topk.sums[0].kl.len()), (1.0, 5));
             assert!(topk.sums[0].kl_sum < 1e-2, "{}", topk.sums[0].kl_sum);
             let near = |nll: f64, other: f64| (nll - other).abs() < 1e-2 * other;

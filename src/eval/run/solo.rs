@@ -1,9 +1,8 @@
-//! How long a step takes of a method that is alone on the machine: the latency that a deployment would see.
+//! The step time of a method that runs alone on the machine: the latency that a deployment would see.
 //!
-//! After an example its methods take some of their steps again, each from a fork of its own on the prefix and the indexes
-//! that are there, one token at a time, with all threads. They take turns, so that what changes about the machine changes
-//! for all of them, and the first turn, in which caches are filled, does not count. Nothing of it reaches a prediction, a
-//! score or a cost.
+//! After an example, its methods repeat some of their steps, each on a new fork of the existing prefix and indexes, one token at a time,
+//! with all threads. They take turns, so that changes of the machine affect all of them alike. The first turn, which fills caches, does not
+//! count. Predictions, scores and costs are not affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,24 +14,24 @@ use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
 use spattn_stats::median;
 
-/// Steps that are timed each time, at most.
+/// The most steps that are timed in a turn.
 pub const STEPS: usize = 16;
-/// How often they are timed.
+/// The number of turns that count.
 pub const REPEATS: usize = 5;
 
 /// What a method reads again.
 pub(crate) struct Script {
-    /// The method, with what was solved for it.
+    /// The method, with its solved parameters.
     pub method: Configured,
-    /// All that it read after the prefix.
+    /// All tokens that it read after the prefix.
     pub tokens: Vec<u32>,
-    /// How many of these are of the prompt.
+    /// How many of them belong to the prompt.
     pub of_prompt: usize,
 }
 
 impl Script {
-    /// What is read first, and what is timed: the first tokens that were generated, and as many before them as it takes to
-    /// have enough.
+    /// The tokens that are read first, and the tokens that are timed: the first generated ones, preceded by earlier ones if they are too
+    /// few.
     fn split(&self) -> (&[u32], &[u32]) {
         let first = self.of_prompt.min(self.tokens.len().saturating_sub(STEPS));
         let (before, timed) = self.tokens.split_at(first);
@@ -40,7 +39,7 @@ impl Script {
     }
 }
 
-/// Times the steps of each method alone; nothing for a method that took none. `None` if `stop` was raised.
+/// Times the steps of each method alone; `None` for a method without steps. `None` altogether if `stop` was raised.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -55,7 +54,7 @@ pub(crate) fn time(
         true => Ok(None),
         false => {
             let mut fork = cache.fork(&scripts[i].method, false);
-            // Among the threads, so that none has to be woken for every product.
+            // Inside the thread pool, so that no thread has to be woken for every product.
             rayon::scope(|_| step_ms(decoder, &mut fork, &scripts[i], prompt_tokens))
         }
     })?;
@@ -66,7 +65,7 @@ pub(crate) fn time(
     Ok((!stop.load(Ordering::Relaxed)).then(|| scripts.iter().zip(times).map(solo).collect()))
 }
 
-/// What `take` gives for each of so many, taking turns: one turn for nothing, and then as often as said.
+/// The results of `take` for each of `count`, in turns: one turn that does not count, and then `repeats` turns.
 fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> Result<T, E>) -> Result<Vec<Vec<T>>, E> {
     let mut taken: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for turn in 0..=repeats {
@@ -80,7 +79,7 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
     Ok(taken)
 }
 
-/// The median of the milliseconds that steps of one token take; `None` if there are none.
+/// The median of the milliseconds of single-token steps; `None` without steps.
 fn step_ms(
     decoder: &Decoder,
     fork: &mut Sequence,

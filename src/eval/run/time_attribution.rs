@@ -1,8 +1,8 @@
-//! Attributes the time of steps that methods take together to the single methods.
+//! Divides the time of joint steps among the single methods.
 //!
-//! Methods take steps in one batch, and groups of them run beside each other on several threads, so no wall time belongs to
-//! one method. Each method gets the time of the work done for it, by kind of work, and a part of the weights' time, which all
-//! need. The parts are then scaled to add up to the time that passed.
+//! Methods take steps in one batch, and groups of them run in parallel on several threads, so no wall time belongs to a single method. Each
+//! method gets the time of its own work, by kind, and a part of the weights' time, which all methods need. These parts are then scaled so
+//! that they add up to the time that passed.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::eval::records::timing::StepTime;
 use spattn_attention::{AttentionTime, Sequence};
 use spattn_base::clock::Section;
 
-/// By what clock steps are measured.
+/// The clock that measures steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// The wall's: one group of lanes has all threads. Lanes that attend at the same time share the time that it takes.
+    /// The wall clock: one group of lanes has all threads. Lanes that attend at the same time share that time.
     Wall,
-    /// The processor's: groups step beside each other, each on a thread of its own, and may have to wait for one.
+    /// The processor's clock: groups step in parallel, each on its own thread, and may have to wait for one.
     Processor,
 }
 
 impl Clock {
-    /// Of lanes that step in groups of so many.
+    /// The clock for lanes that step in groups of `together`.
     pub fn of_groups(lanes: usize, together: usize) -> Self {
         if lanes > together { Self::Processor } else { Self::Wall }
     }
@@ -38,7 +38,7 @@ impl Piece {
         Self { clock, start: Instant::now(), section: Section::begin() }
     }
 
-    /// What it took; by the processor's clock without attention, which is measured by itself.
+    /// Its time; by the processor's clock without attention, which is measured separately.
     pub fn end(self) -> Duration {
         let worked = self.section.end();
         match self.clock {
@@ -48,20 +48,20 @@ impl Piece {
     }
 }
 
-/// A step of some lanes that is being measured.
+/// A step of some lanes, while it is measured.
 pub(crate) struct Step {
     piece: Piece,
-    /// What attention had taken each lane before.
+    /// Each lane's attention time before the step.
     before: Vec<AttentionTime>,
 }
 
 impl Step {
-    /// Begins, before the lanes with these forks take it.
+    /// Starts, before the lanes with these forks take the step.
     pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Sequence>) -> Self {
         Self { before: forks.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
     }
 
-    /// What each lane took, which read so many rows.
+    /// The time of each lane. `rows` are the rows that each lane read.
     pub fn end<'f>(self, forks: impl Iterator<Item = &'f Sequence>, rows: &[usize]) -> Vec<StepTime> {
         let (clock, whole) = (self.piece.clock, self.piece.end());
         let attention: Vec<AttentionTime> =
@@ -70,7 +70,7 @@ impl Step {
     }
 }
 
-/// What each lane took of a step that took `whole`, which read so many rows: its attention, and a part of the rest by rows.
+/// The time of each lane in a step that took `whole`: its attention, and a part of the rest in proportion to its rows.
 fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<StepTime> {
     let rest = match clock {
         Clock::Wall => whole.saturating_sub(attention.iter().map(|time| time.elapsed).sum()),
@@ -104,8 +104,8 @@ pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut StepTime>, p
     }
 }
 
-/// Shares the weights of all lanes anew by the rows that each read: what lanes read by themselves that others read together
-/// is no more work for the method.
+/// Divides the weights' time of all lanes again, in proportion to the rows that each read. A lane that reads alone what others read
+/// together has not cost its method more work.
 pub(crate) fn pool_weights(lanes: &mut [(&mut StepTime, usize)]) {
     let weights: f64 = lanes.iter().map(|(parts, _)| parts.weights).sum();
     let rows = lanes.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
@@ -130,12 +130,12 @@ mod tests {
 
     #[test]
     fn alone_a_group_shares_the_time_on_the_wall() {
-        // 40 ms of work by two threads, done in 20.
+        // 40 ms of work by two threads, done in 20 ms.
         let attention = [time(6, 18, 0, 12), time(4, 8, 4, 8)];
         let found = parts(Clock::Wall, MS(50), &attention, &[1, 2]);
         assert_eq!(in_ms(&found), [[3.0, 9.0, 10.0, 0.0], [2.0, 4.0, 20.0, 2.0]]);
         assert!((found.iter().map(StepTime::all).sum::<f64>() - 0.05).abs() < 1e-12);
-        // Nothing was attended, or nothing read.
+        // Without attention, or without rows.
         assert_eq!(in_ms(&parts(Clock::Wall, MS(5), &[time(0, 0, 0, 0)], &[0])), [[0.0; 4]]);
     }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::eval::records::record::{REFERENCE, Record};
 use spattn_tasks::likelihood::Measure;
 
-/// What of a record current scores are made of; reads as one.
+/// The fields of a record that current scores need.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Scored<'a> {
     #[serde(borrow)]
@@ -36,7 +36,7 @@ impl<'a> From<&'a Record> for Scored<'a> {
     }
 }
 
-/// Records that are compared with each other.
+/// Records that can be compared with each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     model: String,
@@ -46,7 +46,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Of a record.
+    /// The place of a record.
     pub fn of(r: &Scored<'_>) -> Self {
         let [model, task, protocol] = [&r.model, &r.task, &r.protocol].map(|text| text.clone().into_owned());
         Self { model, task, length: r.length, protocol }
@@ -61,7 +61,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What the records of a method at a place add up to.
+/// The sum over the records of a method at a place.
 #[derive(Debug, Default, Clone)]
 struct Sum {
     measure: Measure,
@@ -71,7 +71,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// In percent, or as perplexity.
+    /// The mean, in percent or as perplexity.
     fn mean(&self) -> f64 {
         let mean = self.of / self.count.max(1) as f64;
         match self.measure {
@@ -80,7 +80,7 @@ impl Sum {
         }
     }
 
-    /// Greater for the better.
+    /// A number that is larger for better results.
     fn merit(&self) -> f64 {
         match self.measure {
             Measure::Score => self.mean(),
@@ -93,7 +93,7 @@ impl Sum {
 #[derive(Debug, Default, Clone)]
 pub struct Scores {
     sums: BTreeMap<Place, BTreeMap<String, Sum>>,
-    /// Places that records were added at since they were last told of.
+    /// Places with new records since the last [`take_current`](Self::take_current).
     current: BTreeSet<Place>,
 }
 
@@ -109,7 +109,7 @@ impl Scores {
         self.current.insert(place);
     }
 
-    /// Adds all of others.
+    /// Adds all sums of others.
     pub fn merge(&mut self, others: &Self) {
         for (place, methods) in &others.sums {
             let sums = self.sums.entry(place.clone()).or_default();
@@ -123,12 +123,12 @@ impl Scores {
         }
     }
 
-    /// The places that records were added at since this was last asked.
+    /// The places with new records since the last call.
     pub fn take_current(&mut self) -> BTreeSet<Place> {
         std::mem::take(&mut self.current)
     }
 
-    /// The reference, the best and the worst of the other methods.
+    /// The scores of the reference, and of the best and worst other method.
     pub fn line(&self, place: &Place) -> String {
         let Some(sums) = self.sums.get(place) else { return String::new() };
         let full = sums.get(REFERENCE).map(|sum| format!("{REFERENCE} {:.1}", sum.mean()));

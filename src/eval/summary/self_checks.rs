@@ -1,7 +1,7 @@
-//! Self-checks: warnings about records whose numbers are suspect.
+//! Self-checks: warnings about records with suspicious numbers.
 //!
-//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
-//! the records. Nothing here stops a run.
+//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers, not from methods, and are visible in the records.
+//! No warning stops a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,15 +24,15 @@ use spattn_tasks::likelihood::Measure;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// Weights that were drawn: the scores mean nothing.
+    /// The weights are random, so scores mean nothing.
     RandomWeights,
     /// Too few examples to compare methods on a task.
     FewExamples,
-    /// Prompts that do not begin with exactly one BOS token, on a model whose tokenizer or template puts one there.
+    /// Prompts that do not begin with exactly one BOS token, on a model whose tokenizer or template adds one.
     Bos,
-    /// Examples that fill less than 95 % of the length asked for, or more than all of it.
+    /// Examples that fill less than 95 % of the requested length, or are longer.
     Length,
-    /// Some samples were recorded more than once, by runs that differ.
+    /// Some samples were recorded several times, by runs that differ.
     RepeatedSamples,
     /// Empty predictions.
     EmptyPredictions,
@@ -42,17 +42,17 @@ pub enum Check {
     AboveReference,
     /// A larger budget scores worse beyond noise.
     NotMonotone,
-    /// A density asked for was missed by more than a quarter.
+    /// A requested density was missed by more than a quarter.
     DensityMissed,
     /// Prompts whose middle was cut out.
     Cut,
-    /// Rows that were timed under other conditions than most around them.
+    /// Rows that were timed under other conditions than most rows near them.
     TimedApart,
-    /// Generations that ran into the token limit where dense ones stop.
+    /// Generations that reached the token limit where dense ones stop.
     Truncated,
-    /// Most of what was attended was not picked: it followed the prefix.
+    /// Most attended tokens were not selected: they belong to the tail.
     FreeTokens,
-    /// No layer was dense, of a method that all of its publications run with dense layers.
+    /// A method whose publications all keep some layers dense was run without dense layers.
     NoDenseLayers,
 }
 
@@ -78,24 +78,24 @@ impl fmt::Display for Check {
     }
 }
 
-/// One thing to look at before believing a number.
+/// A warning to consider before trusting a number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Warning {
     /// What it is about.
     pub code: Check,
-    /// Model id; empty where it is about all of the records, as the next two.
+    /// Model id; this and the next two are empty if the warning is about all records.
     pub model: String,
     /// Protocol.
     pub protocol: String,
     /// Full task name.
     pub task: String,
-    /// Length asked for in tokens; 0 if a file fixes it.
+    /// The requested length in tokens; 0 if a file fixes it.
     pub length: usize,
-    /// Bare method name, where it is about one.
+    /// The method's name without parameters, if it is about one method.
     pub method: Option<String>,
-    /// Canonical parameters, where it is about one setting.
+    /// Canonical parameters, if it is about one setting.
     pub params: Option<String>,
-    /// One readable line with the numbers, without place and method.
+    /// One readable line with the numbers, without model, protocol, task, length and method.
     pub message: String,
 }
 
@@ -119,16 +119,16 @@ impl fmt::Display for Warning {
 }
 
 impl Warning {
-    /// Whether it is about all of the records, and not about one task.
+    /// Whether it is about all records, not about one task.
     pub fn is_general(&self) -> bool {
         self.task.is_empty()
     }
 }
 
-/// From so many on, warnings of one kind are told of together.
+/// From this many on, warnings of one kind are grouped.
 pub const MANY: usize = 4;
 
-/// The warnings for someone who reads on: each by itself, but the first alone of many of a kind, with their number.
+/// The warnings in short: each one, or, of a kind with many, only the first with their number.
 pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {
     let (mut of_kind, mut seen, mut told) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
     warnings.iter().for_each(|warning| *of_kind.entry(warning.code).or_insert(0) += 1);
@@ -143,33 +143,32 @@ pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {
     told
 }
 
-/// Examples of a sized task should fill this share of the length.
+/// The least share of the length that examples of a sized task should fill.
 const LEAST_FILL: f64 = 0.95;
-/// From this share of empty predictions on they are worth a word.
+/// The share of empty predictions from which on they cause a warning.
 const EMPTY_SHARE: f64 = 0.05;
-/// Below this dense score, methods cannot be told apart.
+/// The dense score below which methods cannot be told apart.
 const LEAST_REFERENCE: f64 = 0.5;
-/// From this share of generations cut off at the token limit on.
+/// The share of generations at the token limit from which on they cause a warning.
 const TRUNCATED_SHARE: f64 = 0.5;
-/// The method that all of its publications run with dense layers, and that loses much without.
+/// The method whose publications all use dense layers, and that loses much without them.
 const MAGICPIG: &str = "magicpig";
-/// Every so many layers one is dense there.
+/// One of this many layers is dense there.
 const PUBLISHED_STEP: usize = 16;
-/// From this share of tokens attended beside the budget on.
+/// The share of tokens attended in addition to the budget from which on they cause a warning.
 const FREE_SHARE: f64 = 0.5;
-/// By this share of it a density asked for may be missed.
+/// The share by which a requested density may be missed.
 const DENSITY_TOLERANCE: f64 = 0.25;
-/// From this factor on, a density or an output error counts as larger than another.
+/// The factor from which on a density or an output error counts as larger.
 const LARGER: f64 = 1.02;
-/// Layers that one warning names.
+/// The most layers that one warning names.
 const MOST_LAYERS: usize = 4;
-/// Examples that cannot even tell a loss of half of them are too few.
+/// If only larger losses than this share can be detected, there are too few examples.
 pub const FEW_TELL: f64 = 0.5;
-/// The loss that the number of examples to take instead would tell: at the smallest that papers make much of.
+/// The loss that the recommended number of examples would detect: about the smallest that papers emphasise.
 const TOLD: f64 = 0.1;
 
-/// All warnings about the records, in the order of the summary (`order` as there); independent of the order of
-/// the records.
+/// All warnings about the records, in the order of the summary (`order` as there). The order of the records does not matter.
 pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
     check_cells(&group(records, order))
 }
@@ -213,9 +212,9 @@ fn of_cell(code: Check, cell: &Cell, message: String) -> Warning {
     Warning { method: Some(r.method.to_string()), params: Some(r.params.to_string()), ..at_place(code, r, message) }
 }
 
-/// One record of each example, whatever the method.
+/// One record for each example, from any method.
 fn examples<'a>(cells: &[Cell<'a>]) -> Vec<&'a Record> {
-    // The last of each, as its cells come.
+    // The last record of each, in the order of the cells.
     let mut records: Vec<&Record> = cells.iter().rev().flat_map(|cell| &cell.records).copied().collect();
     records.sort_by_key(|r| (r.seed, r.sample));
     records.dedup_by_key(|r| (r.seed, r.sample));
@@ -234,7 +233,7 @@ fn bos(cells: &[Cell]) -> Option<Warning> {
 fn length(cells: &[Cell]) -> Option<Warning> {
     let all = examples(cells);
     let asked = all.first()?.length as f64;
-    // For prompts that are cut, the length is a limit, not what is to be filled.
+    // For prompts that are cut, the length is a limit and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
     let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
@@ -356,7 +355,7 @@ fn free_tokens(cell: &Cell) -> Option<Warning> {
     Some(of_cell(Check::FreeTokens, cell, message))
 }
 
-/// Of a method that is only published with dense layers, on a model so deep that these are several.
+/// Warns about a method that is always published with dense layers, on a model so deep that these would be several.
 fn no_dense_layers(cell: &Cell) -> Option<Warning> {
     let r = cell.head();
     let is_dense = |density: &f64| *density >= 1.0;
@@ -405,7 +404,7 @@ fn above(cell: &Cell, full: &Cell, real: &Discoveries) -> Option<Warning> {
 
 // ---- noise ----
 
-/// By how many points (or nats a token) `a` is better than `b` on common examples.
+/// The points (or nats per token) by which `a` is better than `b` on common examples.
 fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
     let differences = a.differences(b, merit);
     match a.measure() {
@@ -414,7 +413,7 @@ fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
     }
 }
 
-/// The probability that noise alone would make `a` so much better than `b`; `None` with too few common examples.
+/// The probability that noise alone makes `a` this much better than `b`; `None` with too few common examples.
 fn gain_p(a: &Cell, b: &Cell) -> Option<f64> {
     let differences = a.differences(b, merit);
     if differences.contexts() < spattn_stats::LEAST_CONTEXTS {
@@ -426,11 +425,11 @@ fn gain_p(a: &Cell, b: &Cell) -> Option<f64> {
     }
 }
 
-/// The greatest probabilities at which a gain is called real, given how many comparisons of the kind the records allow.
+/// The largest p-values that count as a discovery, given how many comparisons of each kind the records allow.
 struct Discoveries {
-    /// Of sparse methods over dense ones.
+    /// For sparse methods over dense ones.
     above: Option<f64>,
-    /// Of smaller budgets over larger ones.
+    /// For smaller budgets over larger ones.
     falls: Option<f64>,
 }
 
@@ -453,7 +452,7 @@ impl Discoveries {
     }
 }
 
-/// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
+/// Whether there are too few examples to compare methods on a task: one warning for all records.
 fn few_examples(cells: &[Cell]) -> Option<Warning> {
     let compared: Vec<usize> = by_place(cells)
         .into_iter()
@@ -472,7 +471,7 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
         None => "no difference".to_owned(),
         Some(told) => format!("no difference below {:.0} points", 100.0 * told),
     };
-    // In steps that people ask for.
+    // Rounded to a number that people use.
     let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
     let message = format!(
         "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",
@@ -482,7 +481,7 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
     Some(Warning { code: Check::FewExamples, model, protocol, task, length: 0, method: None, params: None, message })
 }
 
-/// Models whose weights were drawn.
+/// Models with random weights.
 fn random_weights(cells: &[Cell]) -> Vec<Warning> {
     let models: BTreeSet<&InternedStr> =
         cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
@@ -498,8 +497,7 @@ fn random_weights(cells: &[Cell]) -> Vec<Warning> {
 
 // ---- budgets ----
 
-/// For each method and each numeric parameter that alone varies: the worst case of a larger density with a lower
-/// score beyond noise.
+/// For each method and each numeric parameter that varies alone: the worst case of a larger density with a lower score beyond noise.
 fn not_monotone(cells: &[Cell], real: &Discoveries) -> Vec<Warning> {
     ladders(cells).into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, &cells, real)).collect()
 }
@@ -538,17 +536,17 @@ fn mean_density(cell: &Cell) -> f64 {
     cell.mean(|r| r.density)
 }
 
-/// Settings of a ladder of which each is compared with each.
+/// The most settings of a ladder for which all pairs are compared.
 const ALL_COMPARED: usize = 64;
 
-/// Pairs of a smaller and a larger budget: all of them, or of many settings those that are 1, 2, 4, 8 and so on apart in their
-/// order, so that their number grows no faster than that of settings times its logarithm.
+/// Pairs of a smaller and a larger budget. For many settings, only those 1, 2, 4, 8 and so on apart in order, so that their number grows no
+/// faster than n log n.
 fn steps<'b, 'a>(cells: &[&'b Cell<'a>]) -> Vec<(&'b Cell<'a>, &'b Cell<'a>)> {
     let mut sorted: Vec<(f64, &Cell)> = cells.iter().map(|cell| (mean_density(cell), *cell)).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let is_few = sorted.len() <= ALL_COMPARED;
     let apart: Vec<usize> = (1..sorted.len()).filter(|apart| is_few || apart.is_power_of_two()).collect();
-    // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
+    // Parameters such as a seed or a page size may not change the density: only a real step in budget counts.
     let above = |(at, (density, low)): (usize, &(f64, &'b Cell<'a>))| {
         let (least, low) = (LARGER * density, *low);
         let larger = apart.iter().filter_map(|apart| sorted.get(at + apart));
@@ -594,11 +592,11 @@ fn worst_step(ladder: &Ladder, cells: &[&Cell], real: &Discoveries) -> Option<Wa
     Some(of_cell(Check::NotMonotone, high, message))
 }
 
-/// Layers whose outputs are further from exact attention's at the larger budget; `None` if not all records of both
-/// settings have errors of the same layers (`--fidelity`).
+/// The layers whose outputs are further from exact attention's at the larger budget; `None` unless all records of both settings have errors
+/// of the same layers (`--fidelity`).
 ///
-/// This parts two causes of a fall: the attention itself got worse (the largest logits of a head that attends widely
-/// are a biased sample of its tokens, MagicPIG section 3), or it got better and the model answers worse all the same.
+/// This distinguishes two causes of a fall: either the attention became worse (the largest logits of a head that attends widely are a
+/// biased sample of its tokens, MagicPIG section 3), or it became better and the model still answers worse.
 fn where_errors_rise(low: &Cell, high: &Cell) -> Option<String> {
     let (low, high) = (errors_by_layer(low)?, errors_by_layer(high)?);
     if low.len() != high.len() {
@@ -618,7 +616,7 @@ fn where_errors_rise(low: &Cell, high: &Cell) -> Option<String> {
     })
 }
 
-/// Mean output error of every layer over the records; `None` if any has none, or of another depth.
+/// The mean output error of every layer over the records; `None` if a record has none, or has another depth.
 fn errors_by_layer(cell: &Cell) -> Option<Vec<f64>> {
     let depth = cell.head().fidelity.as_ref()?.output_error.len();
     let known = |r: &Record| r.fidelity.as_ref().is_some_and(|f| f.output_error.len() == depth);
@@ -663,7 +661,7 @@ mod tests {
             steps(&cells.iter().collect::<Vec<_>>()).len()
         };
         assert!((1900..=64 * 63 / 2).contains(&pairs(64)), "{}", pairs(64));
-        // Ten distances, of which the shortest are no real step between large budgets.
+        // Ten distances, the shortest of which are no real step between large budgets.
         assert!((4 * 600..=10 * 600).contains(&pairs(600)), "{}", pairs(600));
     }
 
@@ -704,7 +702,7 @@ mod tests {
             let told = check(&records, &[]).into_iter().filter(|w| w.code == Check::FreeTokens);
             told.map(|warning| warning.message).collect()
         };
-        // A quarter of the examples without a share: the mean is of those that have one.
+        // A quarter of the examples have no share: the mean is over the others.
         let mostly = with(&|i| (i % 4 > 0).then_some(if i % 2 == 0 { 0.5 } else { 0.7 }));
         assert_eq!(mostly.len(), 1);
         assert!(mostly[0].starts_with("63 % of the tokens attended followed the prefix"), "{}", mostly[0]);
@@ -724,7 +722,7 @@ mod tests {
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         let says = "ruler/vt at 4096, magicpig:K=10,L=150: none of 24 layers was dense, and no publication of magicpig runs so; preset=paper";
         assert!(warnings[0].starts_with(says), "{}", warnings[0]);
-        // One dense layer, another method, and a model of which the published rule leaves but the first layer dense.
+        // One dense layer, another method, and a model so shallow that the published rule keeps only the first layer dense.
         assert!(told("magicpig", [vec![1.0], vec![0.05; 23]].concat()).is_empty());
         assert!(told("quest", vec![0.05; 24]).is_empty());
         assert!(told("magicpig", vec![0.05; 16]).is_empty());
@@ -751,7 +749,7 @@ mod tests {
         assert_eq!(codes(&[]), []);
     }
 
-    /// Of `n` examples of a task, which all methods get right.
+    /// Records of `n` examples of a task, all right under all methods.
     fn right(task: &str, n: usize) -> Vec<Record> {
         let of = |method: &'static str| (0..n).map(move |i| (method, i));
         of("full").chain(of("topk")).map(|(method, i)| record(task, method, i, 1.0)).collect()
@@ -777,7 +775,7 @@ mod tests {
         assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
         let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
         assert_eq!(lines(&alone), [""; 0], "nothing is compared");
-        // Ten depths of two samples are two contexts.
+        // Two samples with ten depths each are two contexts.
         let mut depths = right("needle/number", 20);
         depths.iter_mut().for_each(|r| r.context = Some(r.sample / 10 * 10));
         assert!(lines(&depths)[0].starts_with("n = 2: "));
@@ -785,8 +783,8 @@ mod tests {
 
     #[test]
     fn of_many_methods_one_is_better_by_chance() {
-        // Half of the dense answers are right. One method gains six of them and loses none, which is beyond noise if it is
-        // one of two, and what the best of many does by chance.
+        // Half of the dense answers are right. One method gains six of them and loses none. That is beyond noise for one of two methods,
+        // but expected by chance for the best of many.
         let of = |methods: usize| {
             let mut records = samples("full", "", |i| f64::from(u8::from(i < 10)));
             records.extend(samples("topk", "k=0", |i| f64::from(u8::from(i < 16))));
@@ -853,7 +851,7 @@ mod tests {
             records.iter_mut().for_each(change);
             codes(&records)
         };
-        // Of 4000 tokens, 40 are for the answer: 95 % are 3760 more, 100 % are 3960.
+        // Of 4000 tokens, 40 are for the answer: 95 % need 3760 more, 100 % need 3960.
         let filled = |tokens: usize| dense(&|r| (r.length, r.prompt_tokens, r.prefix_tokens) = (4000, tokens, 0));
         assert_eq!([3760, 3960].map(filled), [[]; 2]);
         assert_eq!([3759, 3961].map(filled), [[Check::Length]; 2]);
@@ -921,7 +919,7 @@ mod tests {
 
     #[test]
     fn a_falling_score_is_reported_for_the_worst_step_of_one_parameter() {
-        // The first of equals, too.
+        // Of equal ones, the first.
         for second in [17, 18] {
             let mut records = samples("full", "", |_| 1.0);
             for (k, density, right) in [(8, 0.01, 18), (16, 0.02, second), (32, 0.04, 6), (64, 0.08, 19)] {

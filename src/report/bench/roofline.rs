@@ -1,4 +1,4 @@
-//! `roofline.svg`: operations a second against operations a byte, under what the machine reaches.
+//! `roofline.svg`: operations per second against operations per byte, below the machine's limits.
 
 use anyhow::Result;
 
@@ -12,7 +12,7 @@ use crate::report::plots::axis::{Axis, tick_label};
 use crate::report::plots::chart::{Chart, Data, LARGE, Measured, Panel};
 use crate::report::plots::pen::Look;
 
-/// The rows whose operations and bytes were counted, with a panel for each context; `None` if there are none.
+/// The rows with counted operations and bytes, in a panel for each context; `None` if there are no such rows.
 pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {
     let counted: Vec<&BenchRow> = scene.rows.iter().copied().filter(|row| place(row).is_some()).collect();
     if counted.is_empty() {
@@ -21,13 +21,13 @@ pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Fi
     Some(pages_of(&chart(&Scene { rows: counted }, roof), &scene.file_name("roofline", all)))
 }
 
-/// A row's operations a byte, and its 10⁹ operations a second.
+/// A row's operations per byte, and its 10⁹ operations per second.
 fn place(row: &BenchRow) -> Option<Measured> {
     let is_counted = row.flops > 0 && row.bytes > 0 && row.gflops > 0.0;
     is_counted.then(|| Measured { x: row.flops as f64 / row.bytes as f64, y: row.gflops, ends: None })
 }
 
-/// `scene` has counted rows alone.
+/// `scene` has only rows with counts.
 fn chart(scene: &Scene, roof: &Roof) -> Chart {
     let series = series(&scene.rows, Series::of);
     let points: Vec<Measured> = scene.rows.iter().filter_map(|row| place(row)).collect();
@@ -67,7 +67,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
     }
 }
 
-/// What the machine reaches, from the left of the axis over the ridge to its right; nothing where it is not known.
+/// The machine's limit as a line from the left of the axis over the ridge to the right; empty if it is unknown.
 fn edge(roof: &Roof, x: &Axis) -> Vec<Measured> {
     let ridge = roof.peak_gflops / roof.read_gbps;
     if !(ridge.is_finite() && ridge > 0.0) {

@@ -1,7 +1,6 @@
-//! `plots/depth_*.svg` and `depths.csv`: scores by length and depth, for tasks that decide where in the context the
-//! answer lies.
+//! `plots/depth_*.svg` and `depths.csv`: scores by length and depth, for tasks that set where in the context the answer lies.
 //!
-//! A figure shows a task under a protocol, with a panel for every method: lengths from left to right, depths downwards.
+//! A figure shows a task under a protocol, with a panel for every method: lengths from left to right, depths from top to bottom.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +23,11 @@ pub struct Cell {
     pub task: String,
     /// Where sparse attention started.
     pub protocol: String,
-    /// Length asked for in tokens; 0 if the number of records or a file fixes it.
+    /// The requested length in tokens; 0 if the number of records or a file fixes it.
     pub length: usize,
-    /// Percent of the context before what is asked for.
+    /// Percent of the context before the answer.
     pub depth: f64,
-    /// Bare method name.
+    /// The method's name without parameters.
     pub method: String,
     /// Canonical parameters.
     pub params: String,
@@ -50,13 +49,13 @@ impl Cell {
     }
 }
 
-/// The cells of all records that have a depth, one for each (model, task, protocol, method, params, length, depth), in
-/// this order; methods as in the summary (`order` as there). Records that repeat an example count once.
+/// The cells of all records with a depth, one for each (model, task, protocol, method, params, length, depth), in this order, with methods
+/// in the summary's order (`order` as there). Records that repeat an example count once.
 pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<Cell> {
     let mut groups: BTreeMap<_, BTreeMap<(u64, usize), &Record>> = BTreeMap::new();
     for r in records {
         let Some(depth) = r.depth else { continue };
-        // Percentages have a total order as bits: they are not negative.
+        // Percentages are not negative, so their bits have the same order.
         let key = (&r.model, &r.task, &r.protocol, &r.method, &r.params, r.length, depth.to_bits());
         let kept = groups.entry(key).or_default().entry((r.seed, r.sample)).or_insert(r);
         if r.key < kept.key {
@@ -112,8 +111,8 @@ pub fn csv(cells: &[Cell]) -> Result<String> {
     finished(writer)
 }
 
-/// One figure for each model, task and protocol. What differs between several figures is in their file names. Up to `most` pages
-/// are drawn.
+/// One figure for each model, task and protocol, with at most `most` pages in total. The file names contain what differs between several
+/// figures.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -162,7 +161,7 @@ fn grid(cells: &[&Cell]) -> Grid {
     }
 }
 
-/// The length asked for; of what has none, about how long its prompts are.
+/// The requested length; without one, the approximate length of the prompts.
 fn length_label(cells: &[&Cell], length: usize) -> String {
     if length > 0 {
         return tokens(length);

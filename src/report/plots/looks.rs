@@ -1,11 +1,10 @@
-//! Which colour, marker and dashes a method has: the same in every figure, by its place in the registry.
+//! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry.
 
 use super::pen::Look;
 use crate::eval::records::record::REFERENCE;
 use spattn_attention::{Role, methods};
 
-/// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and
-/// marker, and dashes of their own.
+/// The looks of series, given their methods. The settings of one method share colour and marker, and differ in dashes.
 pub fn looks(of: &[&str]) -> Vec<Look> {
     let strangers = strangers(of);
     let places: Vec<(Role, usize)> = of.iter().map(|name| (Role::of(name), place(name, &strangers))).collect();
@@ -21,7 +20,7 @@ pub fn looks(of: &[&str]) -> Vec<Look> {
     places.iter().enumerate().map(look).collect()
 }
 
-/// The looks of series that may be methods: those of the registry where all are, and others in their order where one is none.
+/// The looks of series that may be methods: by the registry if all are methods, otherwise by position.
 pub fn of_names(names: &[&str]) -> Vec<Look> {
     if names.iter().all(|name| is_known(name)) {
         looks(names)
@@ -30,8 +29,8 @@ pub fn of_names(names: &[&str]) -> Vec<Look> {
     }
 }
 
-/// The looks of lines of which each may be about a method, all of one dash, since others mean something else there: those of
-/// the registry where no two are alike, and others in their order (but for dense attention) where two are.
+/// The looks of lines that may each be about a method, without differing dashes, because these mean something else there. They come from
+/// the registry unless two would be alike; then they go by position, except for dense attention.
 pub fn of_lines(methods: &[Option<&str>]) -> Vec<Look> {
     let known: Option<Vec<&str>> = methods.iter().copied().collect();
     let own = known.filter(|names| names.iter().all(|name| is_known(name))).map(|names| looks(&names));
@@ -52,7 +51,7 @@ fn is_known(name: &str) -> bool {
     methods::all().any(|entry| entry.name == deciding(name))
 }
 
-/// A method's name in a legend, with what it is if it is none to be used.
+/// A method's name in a legend, with its role if it is an oracle or a floor.
 pub fn legend_name(method: &str) -> String {
     match Role::of(method) {
         Role::Method | Role::Reference => method.to_owned(),
@@ -60,8 +59,7 @@ pub fn legend_name(method: &str) -> String {
     }
 }
 
-/// What decides on the look of a method, or of one that reads a prompt and another that decodes: the latter, if it is
-/// sparse at all.
+/// The method that determines the look. Of a combination `reader>decoder` it is the decoder, or the reader if the decoder is dense.
 fn deciding(name: &str) -> &str {
     let part = match name.split_once('>') {
         Some((reader, REFERENCE)) => reader,
@@ -71,7 +69,7 @@ fn deciding(name: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// Methods that nobody registered, of another program's records.
+/// Methods that are not registered, such as those in records of other programs.
 fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     let mut unknown: Vec<&str> =
         of.iter().map(|name| deciding(name)).filter(|name| methods::all().all(|entry| entry.name != *name)).collect();
@@ -80,7 +78,7 @@ fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     unknown
 }
 
-/// The place of a method among those of its role; strangers come behind all.
+/// A method's position among those of its role. Unregistered methods come last.
 fn place(name: &str, strangers: &[&str]) -> usize {
     let name = deciding(name);
     let Some(entry) = methods::all().find(|entry| entry.name == name) else {
@@ -135,14 +133,14 @@ mod tests {
         assert_eq!(of_names(&["quest", "mean of heads"]), [Look::Method(0, 0), Look::Method(1, 0)]);
         let lines = |names: &[&str]| of_lines(&names.iter().map(|name| Some(*name)).collect::<Vec<_>>());
         assert_eq!(lines(&["full", "topk:k=8", "quest"]), looks(&["full", "topk", "quest"]));
-        // Settings of one method would differ in dashes alone.
+        // Settings of one method would differ only in dashes.
         assert_eq!(lines(&["full", "topk:k=8", "topk:k=16"]), [Look::Dense, Look::Method(1, 0), Look::Method(2, 0)]);
         assert_eq!(of_lines(&[Some("quest"), None]), [Look::Method(0, 0), Look::Method(1, 0)]);
     }
 
     #[test]
     fn methods_of_near_colours_have_other_marks() {
-        // In CIELAB, for the eye that sees least.
+        // CIELAB distance, for the type of colour vision that sees the least difference.
         const NEAR: f64 = 15.0;
         let all: Vec<&str> = methods::METHODS.iter().map(|entry| entry.name).collect();
         let more: Vec<Look> = (0..64).map(|place| Look::Method(place, 0)).collect();
@@ -155,7 +153,7 @@ mod tests {
                 }
             }
         }
-        // Which are in most papers' figures together.
+        // Methods that often appear in the same figure of a paper.
         let common =
             ["streaming_llm", "snapkv", "h2o", "quest", "magicpig", "double_sparsity", "loki", "hash_attention"];
         for (i, a) in common.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Drawing in pixels onto plotters' SVG backend.
+//! Drawing in pixels with plotters' SVG backend.
 //!
-//! Text stays text: no fonts of the system are needed, and the same calls give the same bytes. Colours (`palette.rs`) are
-//! distinct to colour-blind readers, and methods of the same colour have other markers, so that figures survive being printed
-//! in grey. Letters are large enough for a figure at half its width.
+//! Text stays text, so no system fonts are needed and the same calls give the same bytes. Colours (`palette.rs`) are distinct to
+//! colour-blind readers, and methods of the same colour have different markers, so that figures can be printed in greyscale. Letters are
+//! large enough for a figure at half its width.
 
 use anyhow::Result;
 use plotters::backend::SVGBackend;
@@ -15,30 +15,30 @@ use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, Tex
 use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
 use spattn_base::text::in_line;
 
-/// A place in pixels, from the left and from the top.
+/// A position in pixels, from the left and from the top.
 pub type Point = (i32, i32);
 
-/// plotters divides by 1.24 for SVG: these are 15 and 18 px.
+/// The text size. plotters divides by 1.24 for SVG, so these two are 15 and 18 px.
 pub const SIZE: i32 = 19;
-/// Of titles.
+/// The text size of titles.
 pub const TITLE_SIZE: i32 = 22;
-/// About the width of a character at [`SIZE`].
+/// The approximate width of a character at [`SIZE`].
 pub const CHARACTER: i32 = 9;
-/// Height of the title above the panels.
+/// The height of the title above the panels.
 pub const TITLE_HEIGHT: i32 = 44;
-/// The narrowest figure.
+/// The least width of a figure.
 pub const LEAST_WIDTH: i32 = 660;
-/// The highest page: about what a sheet or a screen shows whole, and still reads.
+/// The greatest height of a page: about what a sheet or a screen shows at a readable size.
 pub const MOST_HEIGHT: i32 = 1200;
 const RADIUS: i32 = 5;
 
-/// Of text and frames.
+/// The colour of text and frames.
 pub const INK: RGBColor = RGBColor(40, 40, 40);
-/// Of the lines at ticks.
+/// The colour of the lines at ticks.
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
-/// Of what is not looked at, a little darker than the lines at ticks.
+/// The colour of series in the background, slightly darker than the lines at ticks.
 const FAINT: RGBColor = RGBColor(205, 205, 205);
-/// Corners of markers in units of their radius; a circle comes before them, so there are as many as colours.
+/// The corners of markers, in units of their radius. With the circle, which comes before them, there are as many as colours.
 const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
@@ -61,40 +61,40 @@ const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-1.2, 0.0), (0.8, -1.1), (0.8, 1.1)],
     &[(1.2, 0.0), (-0.8, -1.1), (-0.8, 1.1)],
 ];
-/// How many markers there are.
+/// The number of markers.
 const MARKS: usize = MARKERS.len() + 1;
-/// From so many methods on, lines of other dashes begin: some of those before have colours near theirs, and their marks.
+/// After this many methods, lines get other dashes, because some earlier methods have similar colours and the same marker.
 const IN_ONE_DASH: usize = 32;
-/// Ink and gaps along a line in pixels, by turns; nothing for a line that is drawn through.
+/// The lengths of ink and gap along a line in pixels, alternating; empty for a solid line.
 const DASHES: [&[f64]; 6] =
     [&[], &[8.0, 5.0], &[3.0, 3.0], &[14.0, 4.0, 3.0, 4.0], &[14.0, 7.0], &[9.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
-/// Of what is no method to be used: none of it is drawn through.
+/// The dashes of references, oracles and floors: none is solid.
 const DENSE_DASH: &[f64] = &[8.0, 5.0];
 const ORACLE_DASHES: [&[f64]; 4] = [&[6.0, 4.0], &[10.0, 3.0], &[4.0, 7.0], &[9.0, 3.0, 2.0, 3.0]];
 const FLOOR_DASHES: [&[f64]; 2] = [&[1.5, 3.5], &[1.5, 7.0]];
 const FAINT_DASH: &[f64] = &[3.0, 5.0];
 
-/// How the points and the line of a series look. The first number decides on marker and colour, the second on dashes.
+/// The look of a series. The first number determines marker and colour, the second one the dashes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Look {
-    /// A method to be used, or another series of equal standing: in colour and filled.
+    /// A usable method, or another series of equal standing: coloured and filled.
     Method(usize, usize),
     /// A method that shows what is possible: grey, hollow and dashed.
     Oracle(usize, usize),
-    /// A method that shows what is had for nothing: grey, hollow and dotted.
+    /// A method that needs no search, as a lower bound: grey, hollow and dotted.
     Floor(usize, usize),
-    /// Another program, beside ours: hollow and dashed in a colour of its own.
+    /// Another program: hollow and dashed, in its own colour.
     Peer(usize),
     /// Dense attention: black and dashed.
     Dense,
-    /// What a machine reaches: black and without markers.
+    /// The machine's limit: black and without markers.
     Roof,
-    /// A method that is not looked at: faint, without markers and intervals.
+    /// A method in the background: faint, without markers and intervals.
     Other,
 }
 
 impl Look {
-    /// The same for another of its settings.
+    /// The look of another setting of the same series.
     #[cfg(test)]
     pub fn of_setting(self, setting: usize) -> Self {
         match self {
@@ -105,10 +105,10 @@ impl Look {
         }
     }
 
-    /// Its colour.
+    /// The colour.
     pub fn colour(self) -> RGBColor {
         match self {
-            // One further in each round of marks: 64 methods look different, and those that are often compared too.
+            // Each round of markers shifts the colours by one: 64 methods look different, and those that are often compared do too.
             Look::Method(place, _) => PALETTE[(place + place / MARKS) % PALETTE.len()],
             Look::Oracle(..) => ORACLE,
             Look::Floor(..) => FLOOR,
@@ -118,7 +118,7 @@ impl Look {
         }
     }
 
-    /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
+    /// The lengths of ink and gap along a line, in pixels; empty for a solid line.
     pub fn dash(self) -> &'static [f64] {
         match self {
             Look::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
@@ -130,11 +130,11 @@ impl Look {
         }
     }
 
-    /// The number of its marker.
+    /// The index of the marker.
     pub fn mark(self) -> usize {
         match self {
             Look::Method(place, _) | Look::Oracle(place, _) | Look::Peer(place) => place % MARKS,
-            // The diamond: what is drawn is as likely as anything else.
+            // The first floor, which chooses at random, gets the diamond.
             Look::Floor(place, _) => (place + 3) % MARKS,
             Look::Dense | Look::Roof | Look::Other => 0,
         }
@@ -144,13 +144,13 @@ impl Look {
         matches!(self, Look::Oracle(..) | Look::Floor(..) | Look::Peer(_))
     }
 
-    /// The corners of the marker; nothing for a circle.
+    /// The corners of the marker; `None` for a circle.
     fn outline(self) -> Option<&'static [(f64, f64)]> {
         self.mark().checked_sub(1).map(|i| MARKERS[i])
     }
 }
 
-/// Draws a figure of that size in pixels under its title, and returns it as SVG.
+/// Draws a figure of a size in pixels, with a title, and returns it as SVG.
 ///
 /// # Errors
 /// If `body` fails.
@@ -167,24 +167,24 @@ pub fn draw(size: Point, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> 
     Ok(svg)
 }
 
-/// The title of a page, counted from 0, of so many.
+/// The title of page `page`, counted from 0, of `pages` pages.
 pub fn page_title(title: &str, page: usize, pages: usize) -> String {
     if pages > 1 { format!("{title} ({} of {pages})", page + 1) } else { title.to_owned() }
 }
 
-/// The width that a title takes, with some room beside it.
+/// The width of a title with margins.
 pub fn title_width(title: &str) -> i32 {
     title.chars().count() as i32 * (CHARACTER + 1) + 2 * CHARACTER
 }
 
-/// Draws in pixels.
+/// A drawing area with operations in pixels.
 pub struct Pen<'a, 'b> {
-    /// What is drawn on.
+    /// The area.
     pub area: &'a DrawingArea<SVGBackend<'b>, Shift>,
 }
 
 impl<'b> Pen<'_, 'b> {
-    /// Draws anything.
+    /// Draws any element.
     pub fn draw<E>(&self, element: E) -> Result<()>
     where
         for<'e> &'e E: PointCollection<'e, (i32, i32)>,
@@ -208,7 +208,7 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Rectangle::new([from, to], colour.stroke_width(1)))
     }
 
-    /// Draws the line of a series.
+    /// Draws the line of a series, with its dashes.
     pub fn stroke(&self, look: Look, points: &[Point]) -> Result<()> {
         match look.dash() {
             [] => self.line(points, look.colour(), 2),
@@ -236,18 +236,18 @@ impl<'b> Pen<'_, 'b> {
         Ok(())
     }
 
-    /// Draws a line in dashes whatever the look, for what lies beside a series.
+    /// Draws a line with faint dashes in the colour of a look, for what accompanies a series.
     pub fn faint(&self, look: Look, points: &[Point]) -> Result<()> {
         points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], FAINT_DASH, look.colour()))
     }
 
-    /// The marker of a series, hollow.
+    /// Draws the marker of a series, hollow.
     pub fn hollow(&self, look: Look, at: Point) -> Result<()> {
         self.shape(look, at, RADIUS + 1, look.colour())?;
         self.shape(look, at, RADIUS - 2, WHITE)
     }
 
-    /// Draws an interval upright.
+    /// Draws a vertical interval.
     pub fn interval(&self, look: Look, x: i32, (low, high): (i32, i32)) -> Result<()> {
         if look == Look::Other {
             return Ok(());
@@ -257,8 +257,8 @@ impl<'b> Pen<'_, 'b> {
         paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
     }
 
-    /// The marker of a series with a thin white rim, so that markers on each other can be told apart; hollow
-    /// for oracles, floors and peers, none for a roof.
+    /// Draws the marker of a series: hollow for oracles, floors and peers, otherwise filled with a thin white rim, so that overlapping
+    /// markers can be told apart. Roofs have none.
     pub fn marker(&self, look: Look, at: Point) -> Result<()> {
         match look {
             Look::Roof | Look::Other => Ok(()),
@@ -267,7 +267,7 @@ impl<'b> Pen<'_, 'b> {
         }
     }
 
-    /// The marker of a series, filled whatever the look, with a thin white rim.
+    /// Draws the marker of a series, filled for any look, with a thin white rim.
     pub fn filled(&self, look: Look, at: Point) -> Result<()> {
         self.shape(look, at, RADIUS + 1, WHITE)?;
         self.shape(look, at, RADIUS, look.colour())
@@ -282,18 +282,18 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Polygon::new(corners, colour.filled()))
     }
 
-    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards) names become parts of a
-    /// drawing: what XML has no place for is written as `\u{1b}`.
+    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards), control characters that XML
+    /// does not allow are written as escapes such as `\u{1b}`.
     pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
         self.coloured(text, at, size, anchor, INK)
     }
 
-    /// As [`text`](Self::text), in a colour.
+    /// As [`text`](Self::text), in a given colour.
     pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
         self.draw(Text::new(in_line(text).into_owned(), at, style(font(size), anchor).color(&ink)))
     }
 
-    /// Writes text upwards, around `at`.
+    /// Writes vertical text, from bottom to top, centred at `at`.
     pub fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
         let font = font(SIZE).transform(FontTransform::Rotate270);
         self.draw(Text::new(in_line(text).into_owned(), at, style(font, HPos::Center)))
