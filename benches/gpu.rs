@@ -1,7 +1,6 @@
-//! Kernels on a GPU at the shapes of Llama-3.1-8B, beside the bandwidth of a copy: `cargo bench --features cuda --bench gpu`.
+//! Kernels on a GPU at the shapes of Llama-3.1-8B, compared with the bandwidth of a copy: `cargo bench --features cuda --bench gpu`.
 //!
-//! Each figure is the mean over launches that follow one another; weights and caches are larger than the device's caches or
-//! rotate.
+//! Each figure is the mean over consecutive launches. Weights and caches are larger than the device's caches, or several copies take turns.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {
@@ -25,7 +24,7 @@ mod gpu {
     const KV_HEADS: usize = 8;
     const HEADS: usize = 32;
 
-    /// Seconds of one of `times` launches.
+    /// The seconds of one launch, as the mean over `times` launches.
     fn time(gpu: &Gpu, times: usize, mut launch: impl FnMut(usize)) -> f64 {
         (0..3).for_each(&mut launch);
         gpu.synchronize().unwrap();
@@ -35,7 +34,7 @@ mod gpu {
         start.elapsed().as_secs_f64() / times as f64
     }
 
-    /// Numbers from -1 to 1 in bf16: a million that were drawn, again and again.
+    /// Random numbers from -1 to 1 in bf16: a million, repeated.
     fn noise(gpu: &Gpu, count: usize) -> Buffer {
         let mut state = 88172645463325252u64;
         let drawn: Vec<half::bf16> = (0..count.min(1 << 20))
@@ -116,7 +115,7 @@ mod gpu {
                         let unit = Unit { row, head, queries, kv_head, tail: &tail, tokens, weights };
                         attention.add(0, &unit, context);
                     }
-                    // Lists are sent once: what is timed is attending and merging.
+                    // Lists are uploaded once; only attention and merging are timed.
                     let prepared = gpu.prepare(&mut attention, &mut room, D).unwrap();
                     let seconds = time(gpu, 40, |i| {
                         let [keys, values] = &caches[i % copies];

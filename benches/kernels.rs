@@ -1,5 +1,4 @@
-//! Times of the CPU kernels at the built-in model's shapes and at Llama-3.1-8B's, with the bytes or
-//! FLOPs that bound them.
+//! Times of the CPU kernels at the shapes of the built-in model and of Llama-3.1-8B, with the bytes or FLOPs that limit them.
 //!
 //! Run with `cargo bench`; `scripts/bench_reference.py` times PyTorch on the same shapes.
 
@@ -39,7 +38,7 @@ fn prefill(c: &mut Criterion) {
         let q = noise(tokens * heads * d);
         let (k, v) = (narrow(tokens * d), narrow(tokens * d));
         let mut out = vec![0.0; q.len()];
-        // Half of the full square, 2 products of 2 FLOPs a channel.
+        // Half of the full square, with 2 products of 2 FLOPs for each channel.
         group.throughput(Throughput::Elements((tokens * tokens / 2 * heads * d * 4) as u64));
         group.bench_function(format!("{name}/{tokens}"), |b| {
             b.iter(|| {
@@ -146,7 +145,7 @@ fn select(c: &mut Criterion) {
     }
 }
 
-/// Scores of a group of four query heads over 32K tokens of one KV head, by what methods keep of keys.
+/// Scores of a group of four query heads over 32K tokens of one KV head, for the forms in which methods store keys.
 fn score(c: &mut Criterion) {
     let mut group = c.benchmark_group("scores");
     let (tokens, queries) = (32_768, 4);
@@ -191,7 +190,7 @@ fn score(c: &mut Criterion) {
     });
 }
 
-/// What is bound by memory: plain reading, rows far apart, weights of one row; none of it fits into a cache.
+/// Memory-bound kernels: plain reading, scattered rows, weights of one row; none of it fits into a cache.
 fn memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("memory");
     group.sample_size(20);

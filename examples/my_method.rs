@@ -1,7 +1,7 @@
-//! A sparse attention method of a user's own, in one file, with the whole command line of `spattn`.
+//! A user's own sparse attention method in one file, with the whole command line of `spattn`.
 //!
-//! The context is cut into blocks. Each block keeps the mean of its keys; a step attends the blocks whose means have the
-//! largest products with the query. `docs/adding-a-method.md` goes through this file.
+//! The context is cut into blocks. Each block stores the mean of its keys; a step attends the blocks whose means have the largest products
+//! with the query. `docs/adding-a-method.md` explains this file.
 //!
 //! ```sh
 //! cargo run --release --example my_method -- list methods my_method
@@ -40,9 +40,9 @@ const MY_METHOD: MethodEntry = MethodEntry {
 
 /// The method with its parameters: one value for all layers, heads and examples.
 struct BlockMeans {
-    /// Tokens a block.
+    /// Tokens of a block.
     block: usize,
-    /// What may be attended beside the static tokens.
+    /// How many tokens may be attended besides the static ones.
     budget: Budget,
 }
 
@@ -69,7 +69,7 @@ impl Method for BlockMeans {
 
     fn start(&self, _: &Vec<f32>) {}
 
-    /// Each query head of the group picks for itself.
+    /// Each query head of the group selects separately.
     fn select(&self, step: &Step<'_>, means: &Vec<f32>, (): &mut (), cost: &mut Cost) -> Selection {
         let scores = step.score_rows(Rows::F32(means), cost);
         cost.aux_bytes += size_of_val(means.as_slice()) as u64;
@@ -95,7 +95,7 @@ fn mean(vectors: &[f32], d: usize) -> Vec<f32> {
     (0..d).map(|channel| vectors.iter().skip(channel).step_by(d).sum::<f32>() / count).collect()
 }
 
-/// Places of the `count` largest scores, the earlier of equal ones first.
+/// Indices of the `count` largest scores; ties by ascending index.
 fn largest(scores: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the first inputs of every fuzz target to fuzz/seeds, from the tests' rows and the project's own files.
 
-Inputs that a fuzzer added (`found-` for a fault, a hash for what reaches more) are left alone.
+Inputs that a fuzzer added (named `found-` for a fault, or by a hash if they reach more code) stay unchanged.
 """
 import gzip
 import io
@@ -118,7 +118,7 @@ def tensors():
 
 
 def artefacts():
-    """The built-in model's artefacts, cut to one layer of two heads of width 8 in the shapes that are stored."""
+    """The built-in model's artefacts, reduced to one layer with two heads of width 8."""
     for path in sorted((ROOT / "models/builtin/calibration").glob("*.safetensors")):
         data = path.read_bytes()
         (length,) = struct.unpack("<Q", data[:8])
@@ -138,7 +138,7 @@ def artefacts():
 
 
 def readers():
-    """The table of readers, as Rust has it."""
+    """The table of readers from the Rust source."""
     text = (ROOT / "src/tasks/fuzz/readers.rs").read_text()
     string = r'(r#".*?"#|"(?:[^"\\]|\\.)*")'
     found = re.findall(rf"reader\(\s*{string},\s*{string},\s*{string},?\s*\)", text, re.S)

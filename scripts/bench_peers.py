@@ -2,25 +2,25 @@
 
     python3 -c "$(cat scripts/bench_peers.py)" --op attention --heads 32 --kv-heads 8 --d 128 --contexts 8192
 
-PyTorch is needed; faiss, hnswlib and transformers are timed where they are installed. Commands are lines of
-JSON on standard input; each gets one line on standard output, and nothing else is written there:
+PyTorch is needed; faiss, hnswlib and transformers are timed if they are installed. Commands are lines of
+JSON on standard input. Each is answered with one line on standard output, and nothing else is written there:
 
     {"prepare": {"context": 8192, "batch": 1}}
         {"ready": [{"method": "torch_sdpa_bf16_gqa", "params": "", "dtype": "bf16", "layers": 1,
          "density": 1.0, "flops": 134217728, "bytes": 33554432, "about": "..."}, ...],
          "notes": ["faiss is not installed"], "versions": {"torch": "2.15.0"}}
-        Draws keys and values and builds what the peers need; what was prepared before is released. A peer
-        that searches an index also has "index_ms", the time of building it, and "recall", the share of the
-        true neighbours that it finds. `flops` and `bytes` are 0 where nobody counts them. What cannot be
-        timed is in the notes, with the reason.
+        Generates keys and values, builds what the peers need, and releases what was prepared before. A peer
+        that searches an index also has "index_ms", the time to build it, and "recall", the share of the
+        true neighbours that it finds. `flops` and `bytes` are 0 if they are not counted. The notes name the
+        peers that cannot be timed, with the reason.
     {"time": "torch_sdpa_bf16_gqa"}    {"us": 1234.5}
-        Runs it once, on a query of its own. Nothing is warmed up and nothing repeated.
+        Runs it once, with a new query, without warm-up or repetition.
     {"check": "torch_sdpa_bf16_gqa"}   {"first": [0.0123, ...]}
         Eight numbers of its output for a query that all peers share, so that a test can compare them: the
-        first of the last row, which in a prefill is the last token of the last head.
+        first ones of the last row, which in a prefill is the last token of the last head.
     {"release": true}                  {"released": true}
 
-What fails answers {"error": "one line"}, and the next command is read. The end of input ends the program.
+A command that fails is answered with {"error": "one line"}. The end of input ends the program.
 """
 
 import argparse
@@ -46,16 +46,16 @@ except ImportError as missing:
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-# Copies of keys and values in f32, beside those in the type asked for, are made below this many bytes.
+# Keys and values are copied to f32, beside the requested type, if the copies have fewer bytes than this.
 F32_LIMIT = 3e9
-# Scores of all pairs, which the unfused form writes to memory, may take this many bytes.
+# The most bytes of the scores of all pairs, which the unfused form writes to memory.
 SCORES_LIMIT = 1e9
-# Share of the free memory that one preparation may take.
+# The share of the free memory that one preparation may use.
 MEMORY_SHARE = 0.85
 KNN_LIMIT = 131072
-# Worker threads look for more work for a moment after a call: the caller's own round starts after that.
+# Worker threads spin for a moment after a call. The caller's own turn starts after that.
 SETTLE_S = 0.005
-# What the GPU waits for before a call is timed, in cycles: about a quarter of a millisecond.
+# The cycles that the GPU waits before a timed call: about a quarter of a millisecond.
 AHEAD_CYCLES = 500_000
 NOISE = "keys and values are white noise, which changes no time of a form that reads all"
 
@@ -81,7 +81,7 @@ class Shape:
         return 2 * self.batch * self.kv_heads * self.tokens * self.d * dtype.itemsize
 
     def attention_flops(self, op):
-        """Two products for every pair of a query and a key that it sees: of a whole prompt half of the square."""
+        """FLOPs of two products for every pair of a query and a key that it attends: for a whole prompt, half of the square."""
         prompt = self.last * self.tokens if self.last else self.tokens * self.tokens // 2
         pairs = {"attention": self.tokens, "decode": self.tokens, "prefill": prompt}[op]
         return 4 * pairs * self.d * self.heads * self.batch
@@ -89,7 +89,7 @@ class Shape:
 
 @dataclass
 class Peer:
-    """Something that can be timed: `run` on what `draw` made of a generator of random numbers."""
+    """Something that can be timed: `run` is called with what `draw` makes from a random generator."""
 
     row: dict
     run: Callable
@@ -101,7 +101,7 @@ class Peer:
 
 @dataclass
 class Prepared:
-    """What one `prepare` made."""
+    """The result of one `prepare`."""
 
     peers: list = field(default_factory=list)
     notes: list = field(default_factory=list)
@@ -109,7 +109,7 @@ class Prepared:
 
 
 def row(method, dtype, about, **more):
-    """What the caller is told of a peer."""
+    """The description of a peer for the caller."""
     return (
         {"method": method, "params": "", "dtype": dtype, "layers": 1, "density": 1.0}
         | more
@@ -123,7 +123,7 @@ def one_line(error):
 
 
 def loaded(name, prepared):
-    """An optional module, or nothing and a note."""
+    """An optional module; None, and a note, if it is not installed."""
     try:
         module = importlib.import_module(name)
     except ImportError as missing:
@@ -135,7 +135,7 @@ def loaded(name, prepared):
 
 
 def version_of(module):
-    """What a module, or else its package, says of itself."""
+    """The version that a module or its package states."""
     try:
         return getattr(module, "__version__", None) or metadata.version(module.__name__)
     except metadata.PackageNotFoundError:
@@ -143,7 +143,7 @@ def version_of(module):
 
 
 def free_bytes(device):
-    """Memory that can still be taken; without bound where it cannot be told."""
+    """The free memory in bytes; infinite if it is unknown."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     try:
@@ -154,14 +154,14 @@ def free_bytes(device):
 
 
 def claim(what, needed, device):
-    """Refuses what does not fit into memory before the system ends the program for it."""
+    """Raises an error if something does not fit into memory, before the system would kill the program."""
     free = MEMORY_SHARE * free_bytes(device)
     if needed > free:
         raise MemoryError(f"{what} takes {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB that may be taken")
 
 
 def generator(args, *salt):
-    """Random numbers of their own for the seed and everything in `salt`."""
+    """A random generator that depends on the seed and on everything in `salt`."""
     seed = args.seed
     for value in salt:
         seed = (seed * 1_000_003 + value) % 2**63
@@ -169,7 +169,7 @@ def generator(args, *salt):
 
 
 def dtypes(args, shape, prepared, layers=1):
-    """The type asked for, and beside it f32 on a CPU, whose arithmetic is in f32, if copies are small."""
+    """The requested type, and also f32 on a CPU, whose arithmetic is in f32, if the copies are small."""
     if args.device != "cpu" or args.dtype == "f32":
         return [args.dtype]
     if layers * shape.kv_bytes(torch.float32) < F32_LIMIT:
@@ -189,13 +189,13 @@ def numbers(output):
 
 
 def heads_apart(x, q):
-    """A view of `[batch, KV heads, ...]` in which a KV head stands once for each query head of its group."""
+    """A view of `[batch, KV heads, ...]` that repeats each KV head for every query head of its group."""
     batch, kv_heads, tokens, d = x.shape
     return x[:, :, None].expand(batch, kv_heads, q.shape[1] // kv_heads, tokens, d)
 
 
 def sdpa_gqa(q, k, v, causal):
-    """The form of the documentation."""
+    """As in the documentation."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
 
@@ -206,7 +206,7 @@ def sdpa_repeat(q, k, v, causal):
 
 
 def sdpa_expand(q, k, v, causal):
-    """KV heads repeated without a copy: a group is a sequence whose heads all lie at the same place."""
+    """KV heads repeated without a copy: each group is a sequence whose heads share the same memory."""
     batch, heads, rows, d = q.shape
     k, v = (heads_apart(x, q).flatten(0, 1) for x in (k, v))
     q = q.view(k.shape[0], k.shape[1], rows, d)
@@ -221,26 +221,26 @@ def sdpa_rows(q, k, v, causal):
 
 
 def grouped(q, k, v, causal):
-    """Two matrix products a KV head; the softmax is in f32."""
+    """Two matrix products for each KV head; the softmax is in f32."""
     batch, heads, _, d = q.shape
     scores = (q.view(batch, k.shape[1], -1, d) * d**-0.5) @ k.transpose(-1, -2)
     return (scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v).view(batch, heads, 1, d)
 
 
 def flex():
-    """FlexAttention, compiled anew: a compiled form keeps the shapes that it has seen."""
+    """FlexAttention, compiled again each time, because a compiled form keeps the shapes that it has seen."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v, causal: compiled(q, k, v, enable_gqa=True)
 
 
-# First tokens and last ones that FlexAttention attends of a prompt where it reads by a mask, as streaming_llm:window=1024 does.
+# The sink and window of the prompt mask for FlexAttention, as in streaming_llm:window=1024.
 SINK, WINDOW = 4, 1024
 
 
 def flex_mask(window):
-    """FlexAttention of a prompt by a mask of blocks: of all that is behind a row, or of its window and the first tokens."""
+    """FlexAttention over a prompt with a block mask: all tokens before a row, or its window and the first tokens."""
 
     def make():
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -262,7 +262,7 @@ def flex_mask(window):
     return make
 
 
-# Tokens of a page of FlashInfer's cache, and bytes that it plans in.
+# Tokens of a page in FlashInfer's cache, and bytes of its workspace.
 PAGE, WORKSPACE = 16, 256 << 20
 
 
@@ -301,10 +301,10 @@ def flashinfer_pages():
 
 
 def share_seen(tokens, window):
-    """Pairs of a row and a key that a mask leaves, over all of a causal prefill."""
+    """The share of the pairs of a causal prefill that remain under a mask."""
     if not window or tokens <= window + SINK:
         return 1.0
-    # Rows up to the last that sees all, then rows of one length.
+    # Rows up to the last one that attends all tokens, then rows of equal length.
     whole = window + SINK
     seen = whole * (whole + 1) // 2 + (tokens - whole) * whole
     return seen / (tokens * (tokens + 1) // 2)
@@ -363,15 +363,15 @@ FORMS = (
 
 
 def form_applies(form, args):
-    """Whether a form is asked for."""
+    """Whether a form is requested."""
     wanted = not form.compiled or args.compile or any(part in form.method for part in args.only)
-    # Masks that are compiled are those of whole prompts.
+    # Compiled masks cover whole prompts.
     fits = not (args.last and form.compiled)
     return args.op in form.ops and args.device in form.devices and wanted and fits
 
 
 def kernels(shape, queries):
-    """Kernels that PyTorch may choose from: the unfused one only where the scores of all pairs are small."""
+    """The kernels that PyTorch may choose from: the unfused one only if the scores of all pairs are small."""
     scores = 4 * shape.batch * shape.heads * queries * shape.tokens
     return FUSED + ([SDPBackend.MATH] if scores < SCORES_LIMIT else [])
 
@@ -384,7 +384,7 @@ def drawn(args, shape, heads, tokens, salt):
 
 
 def queries_of(args, shape, dtype):
-    """What draws queries: one new token in a step; in a prefill all of the prompt, the same each time."""
+    """A function that draws queries: one new token for a step; for a prefill the whole prompt, the same each time."""
     to = DTYPES[dtype]
     if args.op == "prefill":
         whole = drawn(args, shape, shape.heads, shape.last or shape.tokens, 3).to(to)
@@ -397,7 +397,7 @@ def form_peer(form, args, shape, dtype, kv, draw):
     """One form over prepared keys and values."""
     k, v = kv
     reads = args.op == "prefill"
-    # The last rows see nearly all tokens, so they are not masked: these forms align a causal mask with the first token.
+    # The last rows attend nearly all tokens and are not masked, because these forms align a causal mask with the first token.
     causal = reads and not shape.last
     queries = (shape.last or shape.tokens) if reads else 1
     allowed = [form.backend] if form.backend else kernels(shape, queries)
@@ -440,7 +440,7 @@ def prepare_torch(args, shape, keys, values, prepared):
 
 
 def compiles(peer, args, prepared):
-    """Compiles a form by its first call, or says why that failed."""
+    """Compiles a form by calling it, or returns why that failed."""
     try:
         peer.run(peer.draw(generator(args, 5)))
     except Exception as error:
@@ -489,19 +489,19 @@ def hnswlib_index(hnswlib, keys, settings, threads):
 
 
 def ivf_settings(tokens, k):
-    """As many lists as a list has keys; a quarter of them is looked at, for k of a sixteenth of the keys."""
+    """As many lists as each list has keys; a quarter of them is searched, for a sixteenth of the keys."""
     lists = max(4, round(tokens**0.5))
     return {"nlist": lists, "nprobe": lists // 4}
 
 
 def no_count(index, search, faiss):
-    """A library that counts nothing."""
+    """For a library that does not count distances."""
     search()
     return 0
 
 
 def count_of(stats):
-    """Counts distances by a counter of faiss."""
+    """Counts distances with a counter of faiss."""
 
     def count(index, search, faiss):
         counter = getattr(faiss.cvar, stats)
@@ -521,7 +521,7 @@ class Library:
     build: Callable
     settings: Callable
     about: str
-    # Distances that a search of all queries of a group computes.
+    # The number of distances that a search for all queries of a group computes.
     count: Callable = no_count
     builds: bool = True
 
@@ -554,13 +554,13 @@ HARD = "white noise, the hardest keys for an index"
 
 
 def search_of(library, index, k):
-    """One call for all queries of a group, which gives the picked tokens of each."""
+    """One call for all queries of a group, which returns the selected tokens of each."""
     calls = {"faiss": lambda q: index.search(q, k)[1], "hnswlib": lambda q: index.knn_query(q, k=k)[0]}
     return calls[library.module]
 
 
 def recall_of(found, queries, keys, k):
-    """The share of the true neighbours that was found, over the queries of a group."""
+    """The share of the true neighbours that was found, over all queries of a group."""
     scores = torch.from_numpy(queries) @ torch.from_numpy(keys).T
     truth = scores.topk(k).indices.tolist()
     return sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth)) / (k * len(truth))
@@ -601,7 +601,7 @@ def search_peer(library, module, args, shape, keys, settings, k):
 
 
 def build_peer(library, module, args, shape, keys, settings, k):
-    """Builds the index anew in each run."""
+    """Builds the index again in each run."""
     return Peer(
         row=row(
             library.method,
@@ -665,13 +665,13 @@ def llama_config(args, shape):
 
 
 def linear_weights(args):
-    """Weights of all layers, and those of the output."""
+    """The number of weights in all layers and in the output matrix."""
     attention = 2 * args.hidden * args.d * (args.heads + args.kv_heads)
     return args.layers * (attention + 3 * args.hidden * args.intermediate), args.hidden * args.vocab
 
 
 def llama(args, shape):
-    """A model with small random weights in the type asked for; the library's own drawing takes minutes."""
+    """A model with small random weights in the requested type; the library's own initialisation takes minutes."""
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -682,7 +682,7 @@ def llama(args, shape):
     source = generator(args, 4)
     for name, weight in model.named_parameters():
         weight.fill_(1) if "norm" in name else weight.uniform_(-0.03, 0.03, generator=source)
-    # Not a parameter: it is still empty.
+    # It is not a parameter, so it is still empty.
     model.model.rotary_emb = LlamaRotaryEmbedding(config=config).to(args.device)
     return model
 
@@ -704,7 +704,7 @@ def filled_cache(kind, model, args, shape, dtype):
 
 
 def rewound(kind, cache, tokens):
-    """What takes the token of the last step out of a cache again."""
+    """A function that removes the token of the last step from a cache."""
 
     def dynamic():
         if cache.get_seq_length() > tokens:
@@ -719,14 +719,14 @@ def rewound(kind, cache, tokens):
 
 
 def tokens_of(args, shape, count):
-    """What draws tokens."""
+    """A function that draws tokens."""
     return lambda source: torch.randint(
         args.vocab, (shape.batch, count), generator=source, device=args.device
     )
 
 
 def decode_peer(kind, model, args, shape, dtype):
-    """One step of a model, one new token a sequence."""
+    """One step of a model, with one new token for each sequence."""
     cache = filled_cache(kind, model, args, shape, dtype)
     inner, output = linear_weights(args)
     how = {
@@ -770,7 +770,7 @@ def whole_peer(kind, model, args, shape, dtype):
 
 
 def prepare_model(args, shape, prepared):
-    """The same weights, keys and values in every type, over each kind of cache."""
+    """The same weights, keys and values in every type, with each kind of cache."""
     if not loaded("transformers", prepared):
         return
     kinds, make = (["dynamic", "static"], decode_peer) if args.op == "decode" else ([""], whole_peer)
@@ -795,12 +795,12 @@ def prepare_model(args, shape, prepared):
 
 
 def chosen(method, args):
-    """Whether a method is among those asked for."""
+    """Whether a method is requested."""
     return not args.only or any(part in method for part in args.only)
 
 
 def add(prepared, name, make):
-    """Keeps a peer, or says why there is none."""
+    """Adds a peer, or a note why it cannot be timed."""
     try:
         prepared.peers.append(make())
     except Exception as error:
@@ -809,7 +809,7 @@ def add(prepared, name, make):
 
 def prepare_attention(args, shape, prepared):
     """Keys and values of one layer, and all that reads them."""
-    # A prefill has as many queries and outputs a query head as keys and values a KV head.
+    # In a prefill, a query head has as many queries and outputs as a KV head has keys and values.
     sides = 1 + (shape.group if args.op == "prefill" else 0)
     claim("keys, values and queries", sides * shape.kv_bytes(DTYPES[args.dtype]), args.device)
     keys, values = (drawn(args, shape, shape.kv_heads, shape.tokens, salt) for salt in (1, 2))
@@ -832,7 +832,7 @@ def timed_on_gpu(run, given):
     """Microseconds of one call, between events of the GPU."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    # The GPU waits while launches are on their way, so that none of them is timed.
+    # The GPU waits while kernels are being launched, so that launching is not timed.
     torch.cuda._sleep(AHEAD_CYCLES)
     start.record()
     run(given)
@@ -845,7 +845,7 @@ TIMERS = {"cpu": timed_on_cpu, "cuda": timed_on_gpu}
 
 
 class Bench:
-    """What the commands work on."""
+    """The state that the commands work on."""
 
     def __init__(self, args):
         self.args = args
@@ -853,7 +853,7 @@ class Bench:
         self.queries = generator(args, 7)
 
     def prepare(self, at):
-        """Makes all that one context and batch needs."""
+        """Prepares the peers for one context and batch."""
         self.release(True)
         args = self.args
         tokens, batch = int(at["context"]), int(at.get("batch", 1))
@@ -869,13 +869,13 @@ class Bench:
         return {"ready": ready, "notes": prepared.notes, "versions": prepared.versions}
 
     def peer(self, method):
-        """What was prepared under a name."""
+        """The prepared peer of a name."""
         if method not in self.peers:
             raise ValueError(f"{method} is not prepared")
         return self.peers[method]
 
     def time(self, method):
-        """One run on a query of its own."""
+        """One run with a new query."""
         peer = self.peer(method)
         given = peer.draw(self.queries)
         try:
@@ -920,7 +920,7 @@ def listed(kind):
 
 
 def arguments():
-    """What is to be prepared."""
+    """The arguments."""
     parser = argparse.ArgumentParser(prog="bench_peers.py", description=__doc__.split("\n")[0])
     parser.add_argument("--op", choices=["attention", "prefill", "index", "decode"], required=True)
     parser.add_argument("--heads", type=int, required=True)
@@ -951,14 +951,14 @@ def arguments():
 
 
 def protocol():
-    """The stream of replies. What libraries print goes to standard error instead."""
+    """The stream of replies. Output that libraries print goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out
 
 
 def main():
-    """Answers commands until there are no more; the exit status."""
+    """Answers commands until the input ends. Returns the exit status."""
     args = arguments()
     out = protocol()
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -25,7 +25,7 @@ def median_ms(run, times=9):
 for name, heads, kv_heads, d in [("builtin", 4, 2, 64), ("llama-3.1-8b", 32, 8, 128)]:
     n = 4096
     q, k, v = (torch.randn(1, h, n, d) for h in (heads, kv_heads, kv_heads))
-    # Keys and values repeated beforehand: the fast path takes no groups on the CPU.
+    # Keys and values are repeated in advance, because the fast path does not support groups on the CPU.
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
     ms = median_ms(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     print(f"prefill_attention/{name}/{n}: {ms:.2f} ms, {n * n / 2 * heads * d * 4 / ms / 1e6:.0f} GFLOP/s")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What of a CUDA toolkit compiles the kernels, from NVIDIA's Python wheels, for machines without nvcc. Two commands build:
+# Installs the parts of a CUDA toolkit that compile the kernels, from NVIDIA's Python wheels, for machines without nvcc:
 #
 #     export CUDA_HOME=$(scripts/cuda_toolkit.sh)
 #     cargo build --release --features cuda
 #
-# The folder may be given; target/cuda-toolkit is it otherwise, 270 MB. Without a GPU or a driver it compiles all the same:
-# no CUDA library is linked, the program loads those of the machine that it runs on (libcuda, and libcublas of CUDA 13).
+# Takes a folder as argument; the default is target/cuda-toolkit. It needs 270 MB. No GPU or driver is needed: no CUDA library
+# is linked, because the program loads those of the machine that it runs on (libcuda, and libcublas of CUDA 13).
 set -euo pipefail
 
 version=13.0.2
@@ -17,7 +17,7 @@ if [ ! -x "$home/bin/nvcc" ]; then
     [ "$(uname -s)" = Linux ] || fail "NVIDIA has wheels of nvcc for Linux alone"
     python3 -m pip --version >/dev/null 2>&1 || fail "python3 with pip is needed to get one (or set CUDA_HOME)"
     mkdir -p "$(dirname "$folder")"
-    # Beside it first, so that what is interrupted is not taken for whole.
+    # Install beside the folder first, so that an interrupted installation is not taken for a complete one.
     part=$(mktemp -d "$folder.XXXXXX")
     trap 'rm -rf "$part"' EXIT
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-compile --retries 3 \

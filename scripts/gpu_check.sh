@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks a build for GPUs where there is one, without a compiler: kernels, agreement with the CPU, memory errors, speed.
+# Checks a GPU build on a machine with a GPU but without a compiler: kernels, agreement with the CPU, memory errors, speed.
 #
 #     scripts/gpu_check.sh pack FILE        on the machine with the toolkit: builds, and packs what is needed into FILE
 #     scripts/gpu_check.sh run FILE OUT     on the machine with a GPU: unpacks FILE, runs everything, writes logs to OUT
@@ -10,8 +10,8 @@
 # CHECK_CONTEXTS  prompts for times (8K 32K 128K)
 # CHECK_SANITIZER most seconds for each of the sanitizer's tools (150)
 #
-# FILE is a .tar.xz that Python can unpack. The last lines of a run are a table of what passed and what failed. PyTorch and
-# transformers, where they are installed, time the same shape as a referee; compute-sanitizer, where it is, runs the kernels.
+# FILE is a .tar.xz that Python can unpack. A run ends with a table of passed and failed checks. If PyTorch and transformers are
+# installed, they time the same shape for comparison; if compute-sanitizer is, it runs the kernels.
 set -euo pipefail
 
 pack() {
@@ -32,8 +32,8 @@ pack() {
     ls -l "$file"
 }
 
-# The kernels' tests under a tool of compute-sanitizer, in the folder that was unpacked; the log ends with `clean` if it found
-# nothing and came to the end.
+# The kernels' tests under a tool of compute-sanitizer, in the unpacked folder. The log ends with `clean` if it finished without
+# findings.
 sanitize() {
     local log=$OUT_DIR/$1.txt
     cd tests_root
@@ -59,7 +59,7 @@ run() {
     (cd tests_root && ../tests --ignored --test-threads=1) >"$out/tests.txt" 2>&1 && status=pass || status=FAIL
     note $status "kernels and the forward pass: $(sed -n 's/^test result: [A-Za-z]*\. //p' "$out/tests.txt")"
 
-    # The sanitizers are slow and need little of the GPU: they go on while answers are compared.
+    # The sanitizers are slow and hardly use the GPU, so they run while answers are compared.
     local tool tools=()
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
@@ -68,7 +68,7 @@ run() {
         done
     fi
 
-    # A run of the same examples on a CPU that was made before, if there is one: it takes longest.
+    # Use an earlier CPU run of the same examples if there is one, because it takes longest.
     if [ -n "${CHECK_CPU:-}" ]; then ln -sfn "$CHECK_CPU" "$out/cpu"; fi
     for device in cuda cpu; do
         [ $device = cpu ] && [ -n "${CHECK_CPU:-}" ] && continue
@@ -87,7 +87,7 @@ def read(run):
 sys.exit(read("again") != read("again2"))
 P
 
-    # Nothing beside what is timed.
+    # Nothing else may run during the timing.
     if [ ${#tools[@]} -gt 0 ]; then
         wait "${tools[@]}" || true
         for tool in memcheck racecheck; do
@@ -102,7 +102,7 @@ P
         ./spattn eval --device cuda --random-weights llama-3.1-8b -t ruler/niah_single_2 -l $length -n 3 -m full --sparse-from decode --out "$out/8b-$length" \
             --overwrite >"$out/8b-$length.txt" 2>&1 || note FAIL "llama-3.1-8b at $length"
     done
-    # Rows that select on the device, on one prefill, beside `full` alone.
+    # Methods that select on the device, all from one prefill, and `full` alone.
     local rows=(-m 'topk:density={0.015625,0.03125,0.0625,0.125}' -m 'topk:per=kv_head,density={0.015625,0.03125,0.0625,0.125}'
         -m 'quest:density={0.015625,0.03125,0.0625,0.125}' -m 'streaming_llm:density={0.015625,0.03125,0.0625,0.125}'
         -m 'a_shape:density={0.015625,0.03125,0.0625,0.125}')
@@ -126,7 +126,7 @@ referee = dict(re.findall(r"prefill (\w+) ([\d.]+) ms", open(f"{out}/referee.txt
 copy = float(re.search(r"copies ([\d.]+) TB/s", open(f"{out}/doctor.txt").read()).group(1)) * 1e12
 for length in lengths:
     rows = [json.loads(l) for l in open(f"{out}/8b-{length}/samples.jsonl")]
-    # The first example loads kernels.
+    # The first example includes loading the kernels.
     prefill = 1e3 * min(r["prefill_s"] for r in rows)
     step = 1e3 * min(r["decode_s"] / r["steps"] for r in rows)
     tokens = rows[0]["prompt_tokens"]

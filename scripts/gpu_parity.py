@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares runs of the same examples on a GPU and on a CPU: gpu_parity.py --gpu FOLDER... --cpu FOLDER... [--table FILE]
 
-Folders are runs of `spattn eval` or shards of one. Prints `pass` or `FAIL`, a tab, and what was found: texts that are the same
-(97 % are asked for) and the largest difference of a method's mean score, in points (1 is allowed). --table writes both for
-each method and length, as Markdown.
+Folders are runs of `spattn eval` or shards of one. Prints `pass` or `FAIL`, a tab, and the measurements: the share of equal texts
+(at least 97 %) and the largest difference of a method's mean score, in points (at most 1). --table writes both for each
+method and length, as Markdown.
 """
 
 import argparse
@@ -19,7 +19,7 @@ options = parser.parse_args()
 
 
 def records(folders):
-    """Of complete lines: a run may still be going on."""
+    """The records of complete lines: a run may still be writing."""
     found = {}
     for folder in folders:
         with open(pathlib.Path(folder) / "samples.jsonl") as lines:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint of nets that the authors of HashAttention released as a safetensors file, which spattn takes in.
+"""Converts a checkpoint of nets that the authors of HashAttention released to a safetensors file, which spattn can import.
 
-Checkpoints are in the folder `artifacts` of https://github.com/xAlg-ai/HashAttention-1.0 (files of Git LFS): states of a list of
-modules, one a layer of the model, as `torch.save` writes them. Names and numbers stay what they are.
+Checkpoints are in the folder `artifacts` of https://github.com/xAlg-ai/HashAttention-1.0 (files of Git LFS): the state of a list of
+modules, one for each layer of the model, as `torch.save` writes it. Names and numbers are not changed.
 
     pip install torch safetensors numpy
     python3 scripts/import_hash_attention.py llama3.1-8b-patch.64K.v1.pt nets.safetensors
     spattn calibrate hash_attention --import nets.safetensors --model meta-llama/Llama-3.1-8B-Instruct --out released
     spattn eval --model meta-llama/Llama-3.1-8B-Instruct --calibration released -m hash_attention:preset=repo,trained=released
 
-Nets of three layers are taken in (the name of a file says `layers2` where they have two).
+Only nets of three layers are supported (files of nets with two layers have `layers2` in their names).
 """
 
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The reference values in the tests of crates/stats/src/, from scipy and statsmodels (pip install scipy statsmodels).
 
-Tango's interval is in neither: here it is its definition, by a numerical search for the likeliest probabilities under
-each difference, where the program has a closed form.
+Neither has Tango's interval. Here it is computed from its definition, by a numerical search for the most likely probabilities
+under each difference; the program has a closed form.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 
 def tango(gained, lost, n):
-    """Where the score of a true difference is 1.96 standard errors away."""
+    """The difference whose score is 1.96 standard errors away."""
     z = stats.norm.ppf(0.975)
 
     def likeliest_losses(d):

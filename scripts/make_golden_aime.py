@@ -4,8 +4,8 @@
     pip install --no-deps lm_eval==0.4.13
     python3 scripts/make_golden_aime.py > tests/golden/aime.json
 
-The scorer is lm-eval's own (lm_eval/tasks/aime/utils.py, read without the rest of the package). Answers are put together from
-pieces that its rules are about, from a fixed seed; equal cases are written once.
+The scorer is lm-eval's own (lm_eval/tasks/aime/utils.py, read without the rest of the package). Answers are combined from
+pieces that its rules treat specially, with a fixed seed; duplicates are left out.
 """
 
 import importlib.util

@@ -4,7 +4,7 @@
     pip install jieba==0.42.1
     python3 scripts/make_golden_jieba.py > tests/golden/jieba.json
 
-The texts are made up here: some by hand, others drawn from pieces with a fixed seed.
+The texts are invented: some by hand, others combined from pieces with a fixed seed.
 """
 
 import json

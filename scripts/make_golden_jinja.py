@@ -5,8 +5,8 @@
     python3 scripts/make_golden_jinja.py > tests/golden/jinja.json
 
 The environment is the one transformers renders chat templates in: the immutable sandbox with trim_blocks, lstrip_blocks, loop controls, the
-`generation` tag, `tojson`, `raise_exception` and `strftime_now`; the date is fixed. `expected` is null where jinja2 refuses the template, or
-prints a place in memory.
+`generation` tag, `tojson`, `raise_exception` and `strftime_now`; the date is fixed. `expected` is null if jinja2 refuses the template, or
+prints a memory address.
 """
 
 import copy
@@ -620,7 +620,7 @@ CONSTRUCTS = {
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag that marks what is trained on: the text in it, as a call block."""
+    """The tag that marks text to train on: it prints its content, as a call block."""
 
     tags = {"generation"}
 

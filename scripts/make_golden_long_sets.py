@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/golden/long_sets.json: what the published programs of LongBench v2, InfiniteBench, SCBench, ZeroSCROLLS and
-LooGLE make of rows made up here (prompts and answers), and what their scorers give for predictions made up here.
+LooGLE make from invented rows (prompts and answers), and the scores that they give to invented predictions.
 
-The rules are written out independently of the Rust ones, in the language they were published in, on the packages that the
-published ones call:
+The rules are written here independently of the Rust ones, in the language of their publication, with the packages that the
+published programs use:
 
     pip install rouge-score==0.1.2 rouge==1.0.1 nltk==3.9.1 lifelines==0.30.0 Unidecode==1.4.0
     python3 scripts/make_golden_long_sets.py > tests/golden/long_sets.json
@@ -58,7 +58,7 @@ INFINITEBENCH_TOKENS = {
 
 KV = "Extract the value corresponding to the specified key in the JSON object below.\n\n{context}"
 OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
-# For each set: the text of multi-request mode, the question after it, the first prompt and the later ones of multi-turn.
+# For each set: the text and the question in multi-request mode, and the first and later prompts in multi-turn mode.
 SCBENCH = {
     "kv": (KV, "{input}", KV + "\n\n{input}", "{pre_ans}\n\n{input}"),
     "qa_eng": (
@@ -87,7 +87,7 @@ SCBENCH_TOKENS = {
     "summary": 200,
 }  # fmt: skip
 
-# Of sets with questions of two kinds: the set, the kind of the task's own, and tokens to generate.
+# For sets with two kinds of questions: the set, the kind that the task uses, and the tokens to generate.
 SCBENCH_MIXED = {
     "summary_with_needles_summary": ("summary_with_needles", "scbench_summary", 800),
     "summary_with_needles_passkey": ("summary_with_needles", "scbench_passkey", 15),
@@ -207,7 +207,7 @@ MIXED_ROWS = {
 }  # fmt: skip
 
 
-# Whole prompts, as the rows of the data set hold them; indexes are those of characters.
+# Whole prompts, as in the rows of the data set. Indices count characters.
 INSTRUCTION = "You are given a text in which é counts as one. Answer.\n\nText:\n"
 DOCUMENT = TEXT + " Ünïcode 王五.\n\n"
 QUERY = "Question:\nWho?\n\nAnswer:\n"
@@ -219,7 +219,7 @@ ZEROSCROLLS_ROW = {
 
 PAIRS = [{"Q": "Who's {there}?", "A": 'He said "é".', "S": ["x"]}, {"Q": 'What is "that"?', "A": "It's\nthis", "S": "y"}]
 CLOZES = [{"Q": "<mask-0> met <mask-1>.", "A": {"<mask-0>": "Bob's", "<mask-1>": 'The "X"'}}, {"Q": "<mask-0> left.", "A": {"<mask-0>": "Meg"}}]
-# Rows of the repository, whose questions are written in Python, and rows of the hub, one question each.
+# Rows as in the repository, whose questions are Python literals, and rows as on the hub, with one question each.
 LOOGLE_ROWS = [
     ("shortdep_qa", {"input": TEXT, "title": "t", "qa_pairs": repr(PAIRS), "output": "none"}),
     ("longdep_qa", {"input": TEXT, "title": "t", "qa_pairs": repr(PAIRS), "output": "none"}),
@@ -239,7 +239,7 @@ def loogle_prompts():
         made = [LOOGLE[name].format(input=text, Q=pair.get("Q")) for pair in pairs]
         answers = [pair.get("A", row.get("output")) for pair in pairs]
         if name == "shortdep_cloze":
-            # A dictionary is a reference as JSON, with the marks of HTML by their codes.
+            # A dictionary becomes a reference as JSON, with the special characters of HTML as codes.
             answers = [json.dumps(eval(a) if isinstance(a, str) else a, ensure_ascii=False) for a in answers]
             answers = [a.replace("<", "\\u003c").replace(">", "\\u003e").replace("'", "\\u0027") for a in answers]
         yield f"loogle/{name}", row, made, [[a] for a in answers], LOOGLE_TOKENS[name]

@@ -1,4 +1,4 @@
-"""Makes the golden files the model tests compare with; the referee is Hugging Face transformers.
+"""Makes the golden files that the model tests compare with; the reference is Hugging Face transformers.
 
 Regenerate (CPU, about a minute; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
 Parts: models, likelihood, rope, chat, tokenizer; all by default. Everything goes to tests/golden/.
@@ -11,12 +11,12 @@ models/<name>/golden.json
     continuation        ids that greedy decoding appends to the prompt, with a KV cache (no EOS)
     last_logits         [vocab] logits from which the last id of `continuation` was taken
     smallest_gap        smallest top-1 minus top-2 logit over the steps of `continuation`
-    f32_noise           largest |f32 - f64| over `logits`: what rounding alone does to this model
-    transformers        version of the referee
-likelihood.json         of the prompt of models/llama-bias, in nats:
-    window, scored      tokens of a window, and of its end that is scored; windows follow each other
+    f32_noise           largest |f32 - f64| over `logits`: the effect of rounding alone on this model
+    transformers        version of the reference
+likelihood.json         for the prompt of models/llama-bias, in nats:
+    window, scored      tokens of a window, and of its scored end; windows are consecutive
     nll                 [window] negative log-likelihood of each scored part
-    perplexity          of all scored tokens together
+    perplexity          perplexity over all scored tokens
     context, options    tokens of the prompt before the options, and [start, end) of each option in the prompt
     log_likelihoods     [option] log-likelihood of each option right after the context
 rope.json               [{name, config, head_dim, max_positions, cases: [{sequence_length, inv_freq, scaling,
@@ -265,7 +265,7 @@ def make_likelihood(window=256, scored=64, context=600, options=((600, 601), (70
     prompt = torch.tensor(json.loads((folder / "golden.json").read_text())["prompt"])
 
     def nll(ids, last):
-        """Of the last tokens of `ids`; labels of -100 are not scored, as in the usual perplexity loop."""
+        """For the last tokens of `ids`; labels of -100 are not scored, as in the usual perplexity loop."""
         labels = ids.clone()
         labels[:-last] = -100
         return float(model(ids[None], labels=labels[None]).loss) * last
@@ -394,7 +394,7 @@ def make_rope():
     print("rope:", len(entries), "variants")
 
 
-# Our own texts in the manner of the model families; they exercise the constructs those use.
+# Invented texts that use the same constructs as the templates of the model families.
 HEADERS = """{{- bos_token }}
 {%- set first = messages[0] %}
 {%- if not date_string is defined %}
@@ -508,7 +508,7 @@ THINKING = """{%- if tools %}
 {%- endif %}
 """
 
-# Block tags on lines of their own, indented: what trim_blocks and lstrip_blocks are for.
+# Indented block tags on lines of their own, for which trim_blocks and lstrip_blocks exist.
 BLOCKS = """{% for message in messages %}
   {% if message.role == 'note' %}
     {% continue %}

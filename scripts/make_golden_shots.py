@@ -4,8 +4,8 @@
     pip install --no-deps lm_eval==0.4.13
     python3 scripts/make_golden_shots.py > tests/golden/shots.json
 
-The sampler is lm-eval's own (lm_eval/api/samplers.py, read without the rest of the package). A row is given by a number;
-rows of equal numbers are equal rows. A pool of so many different rows is given by their number.
+The sampler is lm-eval's own (lm_eval/api/samplers.py, read without the rest of the package). A row is represented by a number;
+equal numbers are equal rows. A pool of different rows is given by its size.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ spec.loader.exec_module(samplers)
 
 
 def case(seed, shots, spare, pool, questions):
-    # Rows know their places, which are not part of what makes them equal.
+    # Rows have positions, which do not count for equality.
     class Row(dict):
         pass
 
@@ -39,7 +39,7 @@ def cases():
             for spare in (False, True):
                 if shots + spare <= n:
                     yield case(seed, shots, spare, list(range(n)), [10**6 + i for i in range(4)])
-    # Questions that are among the rows, once and often.
+    # Questions that occur among the rows, once and several times.
     yield case(1234, 2, True, [0, 1, 2, 3], [0, 1, 2, 3, 9, 0])
     yield case(1234, 2, True, [7, 7, 7, 1, 2, 3], [7] * 12)
 

@@ -1,8 +1,8 @@
-"""Makes tables as data sets on the Hugging Face hub are published, and the same rows as JSON lines.
+"""Makes tables in the form of data sets on the Hugging Face hub, and the same rows as JSON lines.
 
 Regenerate (pyarrow):  python scripts/make_golden_tables.py
-Everything goes to tests/golden/tables/. Texts are our own; fields, nesting and file names are those of cais/mmlu,
-allenai/ai2_arc, openai/gsm8k and EleutherAI/coqa. zstd.parquet is compressed in a way that is not read.
+Everything goes to tests/golden/tables/. Texts are invented; fields, nesting and file names are those of cais/mmlu,
+allenai/ai2_arc, openai/gsm8k and EleutherAI/coqa. The compression of zstd.parquet is not supported.
 """
 
 import json

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/wikitext.json: what lm-eval makes of WikiText's articles, on texts made up here.
+"""Writes tests/golden/wikitext.json: how lm-eval prepares WikiText's articles, for invented texts.
 
     pip install --no-deps lm_eval==0.4.13
     python3 scripts/make_golden_wikitext.py > tests/golden/wikitext.json
 
-The rules are lm-eval's own file, read without the rest of the package. How a file is cut into articles is written out
-here, as in the loading script of the data set that it reads, EleutherAI/wikitext_document_level.
+The rules come from lm-eval's own file, read without the rest of the package. Splitting a file into articles is repeated
+here from the loading script of its data set, EleutherAI/wikitext_document_level.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/metrics.json: what the published scoring rules give on inputs made up here.
+"""Writes tests/golden/metrics.json: the results of the published scoring rules on invented inputs.
 
-The rules are written out independently of the Rust ones, in the language they were published in,
-on top of the packages LongBench names:
+The rules are written here independently of the Rust ones, in the language of their publication,
+with the packages that LongBench names:
 
     pip install rouge==1.0.1 fuzzywuzzy==0.18.0 jieba==0.42.1 python-Levenshtein==0.27.5
     python3 scripts/make_metric_golden.py > tests/golden/metrics.json
@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore")
 import jieba  # noqa: E402
 from rouge import Rouge  # noqa: E402
 
-# fuzzywuzzy takes python-Levenshtein where it is installed: once without it, and once with it.
+# fuzzywuzzy uses python-Levenshtein if it is installed: import it once without, and once with it.
 sys.modules["Levenshtein"] = None
 from fuzzywuzzy import fuzz  # noqa: E402
 
@@ -257,9 +257,9 @@ CHINESE = [
     ("第一行\r\n第二行\t第三行\u3000完", ["第一行第二行第三行完", "第二行"]),
     ("乒乓球拍卖完了。乒乓球拍卖完了。", ["乒乓球拍卖完了", "乒乓球拍. 卖完了"]),
 ]
-# Words of the segmenter's own dictionary, common and rare, run together: what is cut depends on what is beside it.
+# Common and rare words of the segmenter's dictionary without spaces: the cuts depend on neighbouring words.
 CHINESE_MIXED = 40
-# One sentence below and one above what the package's recursion can take (some 990 words when called as LongBench does).
+# One sentence below and one above the limit of the package's recursion (about 990 words when called as in LongBench).
 LONG_TEXTS = [(" ".join(map(str, range(n))), [" ".join(map(str, range(n)))]) for n in (900, 1100)]
 CLASSES = ["River", "River delta", "Delta", "delta", "Mountain", "Mountain range", "Lake", "a", "an inlet", "in"]
 LABELS = [
@@ -326,7 +326,7 @@ NUMBERS = [
         "",
     )
 ]
-# Of answers that are thought through: where what is looked for begins and ends.
+# Answers with a chain of thought, which vary where the final answer begins and ends.
 THOUGHTS = [
     "Two and two are four. The answer is (B).",
     "The answer is (B)",
@@ -373,7 +373,7 @@ CONVERSATIONS = [
     ("\n\nAnn", ["Ann"]),
     ("In 1,492", ["1492", "in 1492", "fifteenth century"]),
 ]
-# Answers that are there several times; lm-eval counts them once.
+# Repeated answers, which lm-eval counts once.
 REPEATED_ANSWERS = [
     ("Ann", ["Ann", "ann", "she"]),
     ("Ann", ["Ann", "ANN", "Ann"]),
@@ -384,7 +384,7 @@ REPEATED_ANSWERS = [
 
 
 def code_pairs():
-    """Lines like each other; halves of a percent come up, where the order of operations decides."""
+    """Similar lines. Some scores are halves of a percent, for which the order of operations matters."""
     draw = random.Random(5)
     for n, m in [(8, 8), (40, 40), (16, 24), (100, 100), (80, 120), (13, 27)] * 6:
         line = "".join(draw.choice("abcdef (=.é") for _ in range(n))
@@ -393,7 +393,7 @@ def code_pairs():
 
 
 def mixed_chinese():
-    """Pairs of texts with some words in common; their joins make words of their own."""
+    """Pairs of texts with some common words; joining them creates further words."""
     draw = random.Random(7)
     known = sorted((word for word, count in jieba.dt.FREQ.items() if count > 0), key=lambda w: (-jieba.dt.FREQ[w], w))
     pools = [known[:2000], known[2000:40000], known[40000:], list("，。、；：？！ \n％《》（）…A7.-é１ァ가")]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Makes tasks/mmlu_flan_cot.json, and what tests hold the task to, of an installed lm-evaluation-harness.
+"""Makes tasks/mmlu_flan_cot.json, and the expected values of its tests, from an unpacked lm-evaluation-harness.
 
-The examples that are thought through are part of the benchmark's definition: five for each of MMLU's 57 subjects, of which the
-first four are shown. This copies them with the descriptions as they are, and writes nothing of its own.
+The chain-of-thought examples are part of the benchmark's definition: five for each of MMLU's 57 subjects, of which the
+first four are shown. They are copied with the descriptions, unchanged.
 
     pip download lm_eval==0.4.13 --no-deps && unzip lm_eval-*.whl 'lm_eval/tasks/mmlu/*'
     python3 scripts/make_mmlu_flan_cot.py lm_eval/tasks/mmlu/flan_cot_fewshot 0.4.13
 
-Needs PyYAML and Jinja2. Prompts and scores of tests/golden/mmlu_flan_cot.json are made by the harness's own templates and pattern,
-filled by Jinja and matched by Python's `re`, as it does.
+Needs PyYAML and Jinja2. The prompts and scores in tests/golden/mmlu_flan_cot.json come from the harness's own templates and
+pattern, filled by Jinja and matched by Python's `re`, as in the harness.
 """
 
 import json
@@ -46,7 +46,7 @@ PREDICTIONS = [
 
 
 class Loader(yaml.SafeLoader):
-    """Reads !function tags as text: none is used here."""
+    """Reads !function tags as text, because none is used here."""
 
 
 Loader.add_multi_constructor("!", lambda loader, suffix, node: node.value)

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Does a model depend on our own text and wording? Runs it on sets that differ from `spattn eval --task ruler` in one
-# thing each, and prints one line a task and length:
-#   ruler      the reference: our generator's text and words
+# Does a model depend on the generator's text and wording? Runs it on sets that each differ from `spattn eval --task ruler`
+# in one thing, and prints one line for each task and length:
+#   ruler      the reference: the generator's text and words
 #   essays     published essays and word lists      (DATA/ruler_assets or DATA/essays, DATA/wordlists)
 #   books      haystacks from anywhere in real books                         (DATA/books/*.txt)
-#   words      other word lists, our text                                    (DATA/wordlists/*.txt)
+#   words      other word lists, same text                                   (DATA/wordlists/*.txt)
 #   reworded   other introductions, needles, questions and answer prefixes
 #   kv         key-value retrieval, 75 and 140 pairs of uuids                (DATA/kv_retrieval/*.jsonl)
 #   official   prepared RULER files                                          (DATA/ruler_ready/4096/*.jsonl)
-# A set whose data are not in DATA is left out, and that is said. Runs that are there go on where they ended.
+# Sets whose data are not in DATA are left out, with a message. Existing runs are resumed.
 #
 #   scripts/robustness.sh MODEL DATA OUT            e.g. scripts/robustness.sh builtin data results/robustness
 # SETS (all), SAMPLES (25), LENGTHS ("4096 8192"), METHODS ("full", space-separated specs) and SPATTN may be set in the
@@ -38,7 +38,7 @@ run() {
     "$SPATTN" eval $flags "$@" --out "$out/$set_name" --resume > "$out/$set_name.txt"
 }
 
-# A data folder with one thing of DATA alone, so that everything else is as in `ruler`.
+# A data folder with only one part of DATA, so that everything else is as in `ruler`.
 only() {
     mkdir -p "$out/data/$1"
     ln -sfn "$(cd "$data/$1" && pwd)" "$out/data/$1/$1"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A sweep through a real Slurm, set up for the purpose on this machine: a controller and two nodes on the loopback device,
-# under a temporary folder, without services. It is planned, submitted and watched; a task is told to stop and requeued, a
-# node dies, a task is killed and submitted again, a second writer is refused. In the end the merged report has to equal
-# that of a run on one machine, byte for byte, apart from times.
+# Runs a sweep through a real Slurm, which it sets up on this machine: a controller and two nodes on the loopback device, in a
+# temporary folder, without services. The sweep is planned, submitted and watched; a task is stopped and requeued, a node dies,
+# a task is killed and submitted again, a second writer is refused. At the end, the merged report must equal that of a run on
+# one machine, byte for byte, except for times.
 #
 #   scripts/slurm_check.sh [PROGRAM]      KEEP=1 leaves the folder; PORT (26817) and the two after it are used;
 #                                         PATIENCE=5 waits five times as long for everything, on a machine that is busy
 #
-# Where Slurm cannot be had it says NOT CHECKED and succeeds.
+# If Slurm cannot be installed, it prints NOT CHECKED and succeeds.
 set -euo pipefail
 spattn=$(realpath "${1:-target/release/spattn}")
 port=${PORT:-26817}
@@ -16,7 +16,7 @@ patience=${PATIENCE:-1}
 need=(slurmctld slurmd sbatch squeue munged mungekey)
 have() { local name; for name in "${need[@]}"; do command -v "$name" >/dev/null || return 1; done; }
 if ! have && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    # RUNLEVEL=1 keeps the packages from starting services.
+    # RUNLEVEL=1 prevents the packages from starting services.
     { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
         slurmctld slurmd slurm-client munge; } >/dev/null 2>&1 || :
 fi
@@ -55,7 +55,7 @@ until_true() {
     done
 }
 
-# ---- a Slurm of our own ----
+# ---- the Slurm for this check ----
 chmod 755 "$root"
 mkdir "$root"/{munge,state,a,b}
 mungekey --create --keyfile="$root/munge/key"
@@ -111,7 +111,7 @@ cd "$root"
 "$spattn" sweep matrix.toml --threads 1 --quiet --out "$root/whole" >/dev/null &
 whole=$!
 
-# ---- planned, written down, submitted ----
+# ---- plan, write, submit ----
 launch=("$spattn" sweep matrix.toml --launch slurm --threads 1 --out "$sweep")
 "${launch[@]}" --jobs 6 --sbatch 'time=10' --dry-run >"$root/plan"
 grep -q -- "^#SBATCH --array=1-6$" "$sweep/sweep.sbatch" || fail "no script of six shards"
@@ -124,7 +124,7 @@ job=$(sed -n 's/^submitted 6 shards (1-6) as job \([0-9]*\)$/\1/p' "$root/submit
 "${launch[@]}" --resume | grep -q "nothing is missing" || fail "what is in the queue was submitted again"
 say "job $job of six shards is submitted, and not again with --resume"
 
-# ---- what goes wrong on the way ----
+# ---- faults during the sweep ----
 records() { cat "$sweep/shards/$1/samples.jsonl" 2>/dev/null | wc -l; }
 begun() { [ "$(records "$1")" -gt "${2:-0}" ]; }
 log() { cat "$sweep/shards/$1/attempts.jsonl" 2>/dev/null; }
@@ -132,7 +132,7 @@ node_of() { log "$1" | sed -n 's/.*"node":"\([^"]*\)".*/\1/p' | tail -n 1; }
 pid_of() { log "$1" | sed -n 's/.*"pid":\([0-9]*\).*/\1/p' | tail -n 1; }
 state() { squeue --noheader --array --states=all --jobs="${job}_$1" --format=%T; }
 
-# A shard that is at work and has records, but not all of them; the name of the variable first, then those to leave alone.
+# Finds a running shard with some but not all of its records. Arguments: the variable to set, then the shards to skip.
 at_work() {
     local -n found=$1
     local shard
@@ -143,7 +143,7 @@ at_work() {
             return 0
         fi
     done
-    # On a machine that is busy with something else all may be over before anything could be done to them.
+    # On a busy machine, all shards may end before one can be disturbed.
     if [ -z "$(squeue --noheader --jobs="$job" --states=PENDING,RUNNING,COMPLETING,CONFIGURING 2>/dev/null)" ]; then
         wait "$whole" || fail "the run on one machine"
         say "NOT CHECKED: all shards had ended before one could be disturbed"
@@ -152,7 +152,7 @@ at_work() {
     return 1
 }
 
-# A shard may end before the second writer comes; then it is another's turn.
+# A shard may end before the second writer starts; then another shard is tried.
 second_is_refused() {
     at_work told || return 1
     local first
@@ -167,8 +167,8 @@ say "a second writer on shard $told is refused"
 
 until_true 30 "a shard is at work" at_work told
 stopped() { log "$told" | grep -q '"end":"stopped"'; }
-# Slurm may send it, and say nevertheless that the job cannot be altered now.
-# It then tries again by itself, which is not waited for.
+# Slurm may send the signal and still report that the job cannot be altered now.
+# It then tries again by itself; this does not wait for that.
 tell() { stopped || { timeout 2 scancel --quiet --signal=USR1 --batch "${job}_$told" 2>/dev/null || :; sleep 1; stopped; }; }
 until_true 20 "shard $told stops" tell
 until_true 10 "shard $told is requeued" grep -q "^requeued" "$sweep/logs/${job}_$told.log"
@@ -185,7 +185,7 @@ say "shard $killed was killed at $(records "$killed") records; the status says s
 until_true 40 "a third shard is at work" at_work victim "$told" "$killed"
 node=$(node_of "$victim")
 kept=$(records "$victim")
-# All that runs there goes at once: the programs, the shells of their batch scripts, the daemons of their steps, the node's.
+# Kill everything on the node at once: the programs, the shells of their batch scripts, the daemons of their steps and of the node.
 ancestors() {
     local pid=$1 _
     for _ in 1 2 3; do
@@ -207,7 +207,7 @@ say "a report of what is there was made meanwhile"
 sleep 6
 start "$node" slurmd -D -N "$node"
 
-# ---- to the end ----
+# ---- completion ----
 wait "$whole" || fail "the run on one machine"
 none_left() { [ -z "$(squeue --noheader --states=PENDING,RUNNING,COMPLETING,CONFIGURING 2>/dev/null)" ]; }
 until_true 90 "all tasks end" none_left

@@ -1,12 +1,11 @@
-//! What this program is, as `--version` and the manifests of results say it.
+//! The version, commit and build of this program, for `--version` and the manifests of results.
 
 use serde_json::{Value, json};
 
-/// Of the package.
+/// The version of the package.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Twelve digits of the commit that it was built from, with a `+` behind them if files were changed since; `None` where
-/// nobody knows.
+/// Twelve digits of the commit that it was built from, with a `+` appended if files had changed; `None` if unknown.
 pub const COMMIT: Option<&str> = option_env!("SPATTN_COMMIT");
 
 /// Profile and target of the build, and `cuda` if it has the engine for GPUs.
@@ -17,7 +16,7 @@ pub fn line() -> String {
     format!("{VERSION} ({}, {BUILD})", COMMIT.unwrap_or("unknown commit"))
 }
 
-/// The same for a manifest.
+/// Name, version, commit and build for a manifest.
 pub fn as_json() -> Value {
     json!({ "name": "spattn", "version": VERSION, "commit": COMMIT, "build": BUILD })
 }

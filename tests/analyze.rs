@@ -1,4 +1,4 @@
-//! `spattn analyze` as users run it, and its numbers against a second implementation in numpy.
+//! `spattn analyze` as users run it, and its numbers compared with a second implementation in numpy.
 
 use std::fs;
 use std::path::Path;
@@ -73,7 +73,7 @@ fn threads_change_nothing() {
     assert_eq!(of("1"), of("3"));
 }
 
-/// `spattn reproduce` of an item that looks at attention, and of one that is judged by times.
+/// `spattn reproduce` for an item that analyses attention, and for one that is judged by times.
 fn reproduce(out: &Path, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     command.arg("reproduce").args(args.split_whitespace()).arg("--quiet").arg("--out").arg(out);
@@ -101,7 +101,7 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     let result: Value = serde_json::from_str(&first).unwrap();
     let cell = &result["rows"][0]["cells"][0]["measured"];
     assert_eq!(cell["n"], 2);
-    // The mean is that of the units' tables.
+    // The mean is over the units' tables.
     let found = out.join("runs/builtin/topk/figure-5/found");
     let units = || -> Vec<_> {
         let all = fs::read_dir(&found).unwrap().map(|entry| entry.unwrap().path());
@@ -117,12 +117,12 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     let mean = files.iter().map(number).sum::<f64>() / files.len() as f64;
     assert!(files.len() == 4 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9, "{mean} {cell}");
     assert!(out.join("topk/figure-5/plot.svg").exists() && out.join("RESULTS.md").exists());
-    // What was lost is looked at again, and all is judged as before.
+    // A lost unit is analysed again, and the verdicts stay the same.
     fs::remove_file(&files[1]).unwrap();
     run(item);
     assert_eq!(judged(), first);
     assert_eq!(units().len(), 4);
-    // Other settings are refused, unless they are to replace these.
+    // Units with other settings are refused without --overwrite.
     let text = fs::read_to_string(&files[0]).unwrap();
     fs::write(&files[0], text.replacen("\"queries\":16", "\"queries\":15", 1)).unwrap();
     let refused = reproduce(out, item);
@@ -208,13 +208,13 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
         losses.len() == 10 && cell["n"] == 10 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9,
         "{mean} {cell}"
     );
-    // What was lost is learned again; the rest is as it was.
+    // A lost unit is learned again; the others stay unchanged.
     let learned = out.join("runs/builtin/own/bits/learned");
     let kept = fs::metadata(learned.join("00.json")).unwrap().modified().unwrap();
     fs::remove_file(learned.join("01.json")).unwrap();
     run(&item);
     assert_eq!((judged(), fs::metadata(learned.join("00.json")).unwrap().modified().unwrap()), (first, kept));
-    // Other settings are refused.
+    // Units with other settings are refused.
     fs::write(&file, ITEM.replace("tokens = 1024", "tokens = 2048")).unwrap();
     let refused = reproduce(&out, &item);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -238,8 +238,8 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     }
 }
 
-/// What would be looked at and learned is said of a model whose weights are not there, with about how long it takes and how much
-/// memory, and of one that this machine could not hold.
+/// The outline of analyses and calibrations works for a model without weights, and for one that is too large for this machine. It states
+/// time and memory.
 #[test]
 fn items_are_outlined_for_a_model_without_weights() {
     const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192,
@@ -263,21 +263,21 @@ fn items_are_outlined_for_a_model_without_weights() {
         let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));
         let said = String::from_utf8(ran.stdout).unwrap();
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        // 70.6 billion weights of 2 bytes, and what a prompt takes.
+        // 70.6 billion weights of 2 bytes, and the memory of a prompt.
         let megabytes = said.split("with up to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
         assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..200_000.0).contains(&mb)), "{said}");
         assert!(!out.exists(), "a dry run leaves nothing");
     }
 }
 
-/// The Python with numpy that is there: `SPATTN_PYTHON`, or `python3`.
+/// The Python with numpy, if there is one: `SPATTN_PYTHON`, or `python3`.
 fn python() -> Option<String> {
     let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let ran = Command::new(&python).args(["-c", "import numpy"]).output();
     ran.is_ok_and(|ran| ran.status.success()).then_some(python)
 }
 
-/// Runs the referee on a folder: whether it agrees, and what it printed.
+/// Runs the referee on a folder. Returns whether it agrees, and its output.
 fn referee(python: &str, out: &Path) -> (bool, String) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(python);
@@ -301,7 +301,7 @@ fn a_second_implementation_in_numpy_gives_the_same_numbers() {
     println!("{text}");
     assert!(agrees, "{text}");
     assert_eq!(text.matches("\nsame ").count(), 11, "{text}");
-    // It does not agree with anything: a density that is half of what it was is told.
+    // The referee notices wrong numbers: here a halved density.
     let table = out.join("tables/estimation.csv");
     let csv = fs::read_to_string(&table).unwrap();
     let halve = |line: &str| match line.starts_with("\"magicpig") {

@@ -38,7 +38,7 @@ fn records(out: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Records by key, without what may differ between two runs of the same.
+/// Records by key, without the fields that may differ between two equal runs.
 fn comparable(out: &Path) -> BTreeMap<String, Value> {
     let strip = |mut record: Value| {
         let fields = record.as_object_mut().unwrap();
@@ -75,7 +75,7 @@ fn a_needle_map_is_written_as_cells_and_drawn() {
     let svg = fs::read_to_string(out.join("plots/depth_needle-number-steps-3.svg")).unwrap();
     assert!(svg.contains("depth (%)") && svg.contains("streaming_llm window=64"));
     assert!(fs::read_to_string(out.join("summary.md")).unwrap().contains("score by length and depth"));
-    // Depths of a sample begin alike, up to the needle that comes first.
+    // The examples of a sample with different depths begin alike, up to the first needle.
     assert!(said.contains("of 6 examples begin like the one before"), "{said}");
     let reused: Vec<u64> = records.iter().map(|r| r["reused_tokens"].as_u64().unwrap()).collect();
     assert!(reused[10] > 400 && reused[0] == 0, "{reused:?}");
@@ -151,7 +151,7 @@ fn a_system_prompt_is_read_recorded_and_part_of_what_a_run_is() {
     fs::write(&config, format!("system_prompt = '{text}'\n")).unwrap();
     let (of_config, manifest) = run("config", &["--config", config.to_str().unwrap()]);
     assert_eq!((scores(&of_config), &manifest["identity"]["system_prompt"]), (scores(&given), &json!(text)));
-    // What was run without it cannot be gone on with.
+    // A run without the system prompt cannot be resumed with one.
     let out = dir.path().join("without");
     let other = eval(&out, &[&base[..], &["--system-prompt", text, "--resume"]].concat());
     let errors = String::from_utf8_lossy(&other.stderr);
@@ -178,7 +178,7 @@ fn every_command_that_makes_prompts_takes_a_system_prompt() {
     let read = |file: &str| fs::read_to_string(out(file)).unwrap();
     let json = |file: &str| serde_json::from_str::<Value>(&read(file)).unwrap();
 
-    // What is exported is what is evaluated, which the kept prompt shows.
+    // Exported and evaluated prompts are equal, as the stored prompt shows.
     run(&["eval", "-q", "-t", "ruler/vt", "-n", "1", "--no-full", "-m", "streaming_llm", "--keep-prompts"], "run");
     run(&["data", "export-eval", "-t", "ruler/vt", "-n", "1"], "rows.jsonl");
     let row = json("rows.jsonl");
@@ -210,7 +210,7 @@ fn every_command_that_makes_prompts_takes_a_system_prompt() {
     assert!(tokenizer.spell(&ids).unwrap().contains(&turn), "analyze reads what eval does");
 }
 
-/// The tokens that the header of a dump states.
+/// The number of tokens in the header of a dump.
 fn dumped_tokens(bytes: &[u8]) -> Vec<u32> {
     let (length, rest) = bytes.split_at(8);
     let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
@@ -270,7 +270,7 @@ fn questions_on_one_context_are_the_same_together_apart_and_in_shares() {
     let reused: Vec<bool> = all.iter().step_by(4).map(|r| r["reused_tokens"] == r["prefix_tokens"]).collect();
     assert_eq!(reused, [false, true, true, true, false, true]);
 
-    // Every example in a process of its own but for those before it, which are there already.
+    // Each run adds one example and finds the earlier ones stored.
     for n in ["1", "2", "3", "4", "5", "6"] {
         let more = ["-n", n, "--resume"];
         run("apart", &more[..if n == "1" { 2 } else { 3 }]);
@@ -362,7 +362,7 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
     let second: Vec<Value> = of("gen/coqa").into_iter().filter(|r| r["sample"] == 1).collect();
     assert!(second.iter().all(|r| r["reused_tokens"].as_u64() > Some(0)), "a story is read once");
     assert_eq!(second[0]["references"], json!(["2", "2 cats"]));
-    // A question shares the eight examples before it with the next.
+    // Each question shares the eight shots before it with the next question.
     let later = of("gen/gsm8k_cot").into_iter().filter(|r| r["sample"] != 0);
     assert!(later.into_iter().all(|r| r["reused_tokens"].as_u64() > Some(500)));
     assert!(of("mcq/winogrande").iter().all(|r| r["choice"]["log_likelihoods"].as_array().unwrap().len() == 2));
@@ -377,10 +377,10 @@ struct Benchmark {
     task: &'static str,
     /// `--length`, for tasks that are made to one.
     length: Option<&'static str>,
-    /// `--samples`: so many that there are twenty examples.
+    /// `--samples`, chosen so that there are twenty examples.
     samples: usize,
     files: fn() -> Vec<(&'static str, String)>,
-    /// How predictions are scored; empty if likelihoods are.
+    /// The metric of predictions; empty if likelihoods are scored.
     metric: &'static str,
 }
 
@@ -392,7 +392,7 @@ const fn read(task: &'static str, metric: &'static str, files: fn() -> Vec<(&'st
     Benchmark { task, length: None, samples: 20, files, metric }
 }
 
-/// What is made to a length; of RULER a task of every base.
+/// Tasks that are generated at a length; one of every kind in RULER.
 const MADE: [Benchmark; 13] = [
     made("ruler/niah_single_2", "256", 20, "string_match_all"),
     made("ruler/vt", "832", 20, "string_match_all"),
@@ -409,7 +409,7 @@ const MADE: [Benchmark; 13] = [
     made("longeval_lines:steps=2", "384", 10, "last_number"),
 ];
 
-/// What is read from files and answered, in each benchmark's own fields.
+/// Tasks with rows from files, in each benchmark's own fields, whose answers are generated.
 const ANSWERED: [Benchmark; 37] = [
     Benchmark {
         samples: 10,
@@ -503,7 +503,7 @@ const ANSWERED: [Benchmark; 37] = [
     read("scbench_multi_turn/mf", "first_value", || jsonl("data/scbench_mf.jsonl", |i| shared(i, json!(i)))),
 ];
 
-/// What is scored by likelihoods: options, and texts.
+/// Tasks scored by likelihoods: options and texts.
 const LIKELY: [Benchmark; 13] = [
     read("mcq/mmlu", "", || vec![("mmlu/test/anatomy_test.csv", (0..20).map(mmlu).collect())]),
     read("mcq/mmlu:shots=1", "", || {
@@ -631,7 +631,7 @@ fn infinite(i: usize, input: &str, answer: Value) -> Value {
            "options": ["cold", "a hot stone", "wet", "dry"]})
 }
 
-/// A row of ZeroSCROLLS, whose prompt is whole.
+/// A row of ZeroSCROLLS, which contains the whole prompt.
 fn scroll(i: usize, output: &str) -> Value {
     let text = format!("You are given a text.\n\nText:\nThe river at town {i} is long.\n\n");
     let input = format!("{text}Answer:\n");
@@ -670,7 +670,7 @@ fn twenty_examples_of_tasks_made_to_a_length() {
     MADE.iter().for_each(run_twenty);
 }
 
-/// Answers and options of tables are those of the lines that they were made from.
+/// Answers and options of tables are equal to those of the lines that the tables were made from.
 #[test]
 fn tables_of_the_hub_are_run_as_they_are() {
     let dir = TempDir::new().unwrap();
@@ -687,7 +687,7 @@ fn tables_of_the_hub_are_run_as_they_are() {
     assert_eq!(references("mcq/arc_easy"), ["thing 0.0", "thing 1.1"]);
 }
 
-/// Archives and documents under the names and with the fields that `data fetch` gets them with.
+/// Archives and documents with the names and fields of `data fetch`.
 #[test]
 fn published_archives_and_documents_are_run_as_they_are() {
     let dir = TempDir::new().unwrap();
@@ -762,7 +762,7 @@ fn every_family_is_run() {
     }
 }
 
-/// Twenty examples under two methods: all recorded, with scores that what is recorded explains.
+/// Runs twenty examples under two methods: all are recorded, and the recorded answers explain the scores.
 fn run_twenty(benchmark: &Benchmark) {
     let dir = TempDir::new().unwrap();
     let (data, out) = (dir.path().join("data"), dir.path().join("run"));
@@ -820,7 +820,7 @@ fn is_accuracy(task: &str, record: &Value, choice: &Value) {
     assert_eq!(record["score"], f64::from(u8::from(likeliest == sample % options)), "{task}: {choice}");
 }
 
-/// With the answer for a prediction every record scores 1, with something else 0.
+/// If the prediction is a right answer, every record scores 1; otherwise 0.
 #[track_caller]
 fn known_predictions_score(task: &str, records: &[Value], folder: &Path) {
     for (known, expected) in [(true, 1.0), (false, 0.0)] {

@@ -1,4 +1,4 @@
-//! What the shipped calibration is worth on the built-in model: real prefills, real queries.
+//! The quality of the shipped calibration on the built-in model, with real prefills and real queries.
 //!
 //! Nothing here depends on the values in the shipped files, only on their fitting the shipped model.
 
@@ -32,7 +32,7 @@ use spattn::tasks::{Task, TaskOptions, resolve};
 static MODEL: LazyLock<Model> =
     LazyLock::new(|| Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap());
 
-/// Text that calibration never reads.
+/// Text that no calibration reads.
 fn tokens(count: usize) -> Vec<u32> {
     let text = Essays::Grammar.reader(0xe5a1, 7).text(count);
     let mut ids = MODEL.tokenizer.encode_text(&text, true).unwrap();
@@ -61,7 +61,7 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
     assert!(configured("loki").artefact.is_some() && configured("topk").artefact.is_none());
 }
 
-/// Mean recall over layers and heads while some tokens are read after a prefix of essays.
+/// Mean recall over layers and heads while further tokens are read after a prefix of essays.
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
     let mut fork: Sequence = cache.fork(&configured(spec), true);
     let prompt = prefill.prefix.tokens() + unread.len();
@@ -132,7 +132,7 @@ fn labels_in_four_bits_score_as_labels_in_sixteen_on_the_models_keys() {
 
 #[test]
 fn what_is_observed_is_what_is_cached() {
-    // Longer than a chunk, so that positions have to go on.
+    // Longer than a chunk, so that positions must continue in the next one.
     let ids = tokens(2500);
     let (mut seen, mut order) = (Vec::new(), Vec::new());
     let prefill = MODEL
@@ -152,7 +152,7 @@ fn what_is_observed_is_what_is_cached() {
     assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).unwrap().logits);
 }
 
-/// Prompts as they are evaluated, which no calibration reads.
+/// Prompts of the evaluation, which no calibration reads.
 fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
     let names = ["ruler/niah_multikey_1", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/qa_synth"].map(str::to_owned);
     let prompt = |task: Box<dyn Task>| {
@@ -163,11 +163,11 @@ fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
     resolve(&names, &TaskOptions::default()).unwrap().into_iter().map(prompt).collect()
 }
 
-/// Tokens at the end of a prompt whose queries are asked; the prefix ends before them.
+/// Tokens at the end of a prompt whose queries select; the prefix ends before them.
 const ASKED: usize = 24;
 
-/// For each method and layer, the share of the exact top 64 that is among its picks, in number and in
-/// attention, mean over prompts, KV heads and the queries at their ends.
+/// For each method and layer, the share of the exact top 64 that it selects, by number and by attention: means over prompts, KV heads and
+/// the last tokens' queries.
 fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]>> {
     let methods: Vec<Configured> = specs.iter().map(|spec| configured(spec)).collect();
     let exact = configured("topk:k=64");
@@ -275,7 +275,7 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
         "lsh_bits:bits=32,ratio=0.0625",
         "lsh_bits:bits=32,ratio=0.0625,center=true",
         "lsh_bits:bits=256,ratio=0.0625",
-        // Two bf16 vectors a page of 64 are 32 bits a token.
+        // Two bf16 vectors for each page of 64 tokens are 32 bits for each token.
         "quest:page=64,ratio=0.0625",
         "quest:page=16,ratio=0.0625",
     ];

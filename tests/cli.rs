@@ -12,12 +12,12 @@ use tempfile::TempDir;
 
 // ---- running the program ----
 
-/// A command of the program that shows everything about itself when it does not do what it should.
+/// A command of the program, which prints all its details if it does not behave as expected.
 struct Spattn {
     command: Command,
 }
 
-/// What a command gave.
+/// The result of a command.
 struct Ran {
     command: String,
     status: Option<i32>,
@@ -27,7 +27,7 @@ struct Ran {
 
 fn spattn(args: &[&str]) -> Spattn {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    // Never the user's hub cache, network or colours.
+    // Never use the user's hub cache, network or colours.
     command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
     command.env_remove("HF_HUB_CACHE").env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
     Spattn { command }
@@ -53,14 +53,14 @@ impl Spattn {
         self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Runs it and wants success.
+    /// Runs it and expects success.
     fn ok(self) -> Ran {
         let ran = self.run();
         ran.check(ran.status == Some(0), "it succeeds");
         ran
     }
 
-    /// Runs it and wants exactly one error line that holds `what`, a hint that holds `hint` (none if empty), nothing on
+    /// Runs it and expects exactly one error line that contains `what`, a hint that contains `hint` (no hint if empty), and an empty
     /// standard output.
     fn fails(self, status: i32, what: &str, hint: &str) -> Ran {
         let ran = self.run();
@@ -111,9 +111,9 @@ impl Ran {
     }
 }
 
-// ---- what a run leaves behind ----
+// ---- results of a run ----
 
-/// A folder for a run that is gone with the test.
+/// A folder for a run, which is removed with the test.
 struct Out {
     _temp: TempDir,
     dir: PathBuf,
@@ -143,7 +143,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// What may differ between two runs of the same.
+/// The fields that may differ between two equal runs.
 const TIMES: [&str; 19] = [
     "prefill_s",
     "prefill_reused_s",
@@ -171,7 +171,7 @@ fn without_times(mut object: Map<String, Value>) -> Map<String, Value> {
     object
 }
 
-/// The records of a folder by key, without times; each line has to be whole and each key there once.
+/// The records of a folder by key, without times. Checks that each line is complete and that each key occurs once.
 #[track_caller]
 fn records(dir: &Path) -> BTreeMap<String, Map<String, Value>> {
     let mut records = BTreeMap::new();
@@ -198,7 +198,7 @@ fn tiny(out: &Out) -> Spattn {
     spattn(&["eval", "--out", out.arg(), "-t", "ruler/niah_single_1", "-l", "512", "-n", "1", "-m", "topk:k=16"])
 }
 
-/// A run that takes long enough to be stopped: many examples of which each is soon done.
+/// A run that takes long enough to be stopped, with many short examples.
 fn long<'a>(out: &'a Out, more: &[&'a str]) -> Spattn {
     let tasks = ["-t", "ruler/niah_single_2", "-t", "ruler/niah_multiquery", "-l", "1024", "-n", "6"];
     spattn(&["eval", "--json", "--out", out.arg(), "-m", "topk:k=16", "-m", "random:ratio=0.125"])
@@ -206,7 +206,7 @@ fn long<'a>(out: &'a Out, more: &[&'a str]) -> Spattn {
         .args(more)
 }
 
-/// Waits until so many records are written.
+/// Waits until `count` records are written.
 #[track_caller]
 fn wait_for_records(child: &mut Child, dir: &Path, count: usize) {
     let started = Instant::now();
@@ -219,7 +219,7 @@ fn wait_for_records(child: &mut Child, dir: &Path, count: usize) {
 
 // ---- wrong arguments ----
 
-/// Fails with exit status 2 before any work: the output folder is not made.
+/// Expects exit status 2 before any work: the output folder is not created.
 fn refused(args: &[&str], what: &str, hint: &str) {
     let out = out();
     spattn(&["eval", "--out", out.arg()]).args(args).fails(2, what, hint);
@@ -421,7 +421,7 @@ fn a_damaged_model_folder_is_one_line() {
     assert_eq!(out.records().len(), 2);
 }
 
-/// Overwrites numbers of a tensor of a 16-bit checkpoint, from its beginning on.
+/// Overwrites the first numbers of a tensor in a 16-bit checkpoint.
 fn overwrite(model: &Path, tensor: &str, bits: &[u16]) {
     let file = model.join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();
@@ -449,7 +449,7 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
     };
     let weight = "model.layers.1.mlp.down_proj.weight";
     broken(weight, &[0, 0, NAN], &[], "tensor `model.layers.1.mlp.down_proj.weight` holds NaN at [0, 2]");
-    // Finite weights that make infinite activations: nothing is wrong before the third layer.
+    // Finite weights that give infinite activations; the first two layers are fine.
     let norm = "model.layers.2.input_layernorm.weight";
     broken(weight, &[HUNDRED_THOUSAND], &["--dtype", "f16"], "holds 99840, beyond what f16 can hold");
     let large = vec![LARGEST; 256];
@@ -486,7 +486,7 @@ fn a_tokenizer_of_another_model_is_one_line() {
 
 // ---- calibration ----
 
-/// Calibrates on few tokens.
+/// Calibrates with few tokens.
 fn calibrate(args: &[&str]) -> Spattn {
     spattn(&["calibrate", "--tokens", "700", "--length", "300", "--quiet"]).args(args)
 }
@@ -514,7 +514,7 @@ fn a_model_is_calibrated_and_evaluated() {
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
     assert_eq!(manifest["calibration"]["loki"], spattn::model::checksum::sha256_hex(&written));
     assert_eq!(manifest["calibration"].as_object().unwrap().len(), 2);
-    // Another calibration is another record; those of other methods stay what they are.
+    // Another calibration gives other records; those of other methods are unaffected.
     tiny(&other).args(&methods).ok();
     let (ours, theirs) = (out.records(), other.records());
     let common: Vec<&Value> =
@@ -549,14 +549,14 @@ fn a_missing_or_wrong_calibration_is_said_before_any_work_with_the_command_that_
     let elsewhere = ["-m", "loki", "--calibration", given];
     let command = format!("spattn calibrate loki --model builtin --out {given}`");
     refused(&elsewhere, "method `loki` needs a calibration of builtin", &command);
-    // What the hint says helps.
+    // The hint's command helps.
     calibrate(&["loki", "--model", folder]).ok();
     let artefact = model.path().join("calibration/loki.safetensors");
     assert_eq!(fs::read_dir(artefact.parent().unwrap()).unwrap().count(), 1);
     let out = out();
     tiny(&out).args(&own).ok();
     assert_eq!(out.records().len(), 3);
-    // Not the whole file; another kind's file; another model's.
+    // A truncated file; a file of another kind; a file for another model.
     let whole = fs::read(&artefact).unwrap();
     fs::write(&artefact, &whole[..whole.len() - 10]).unwrap();
     refused(&own, "loki.safetensors: truncated", "spattn calibrate loki");
@@ -612,7 +612,7 @@ fn lengths_beyond_the_context_need_the_users_word() {
     let run = || tiny(&out).args(&["--model", folder]);
     run().fails(2, "512 tokens, is beyond the context of", "--allow-extrapolation");
     assert!(!out.dir.exists());
-    // Rows of files are looked at before any is run.
+    // Rows of files are checked before any is run.
     let file = model.path().join("long.jsonl");
     fs::write(&file, format!("{}\n", row(1))).unwrap();
     let task = format!("jsonl:{}", file.display());
@@ -656,7 +656,7 @@ fn a_data_set_in_the_cache_is_used_and_its_commit_recorded() {
     assert!(recorded.starts_with(&format!("hub:org/data@{COMMIT}")), "{recorded}");
     assert_eq!(manifest["config"]["data"], "hub:org/data");
     assert!(out.records().values().all(|r| r["source"].as_str().unwrap().contains("essays=essays")));
-    // Named with its commit it is the same.
+    // The same data named with its commit.
     run().args(&["--resume"]).ok();
     assert_eq!(out.records().len(), 2);
 }
@@ -687,7 +687,7 @@ fn an_output_that_cannot_be_written_is_one_line() {
     }
 }
 
-/// A file system of 64 KiB, gone with the test; `None` where the test may not make one.
+/// A file system of 64 KiB, removed with the test; `None` if the test may not create one.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -711,7 +711,8 @@ fn a_full_disk_ends_a_run_that_can_be_resumed() {
     let Some(disk) = SmallDisk::mount() else {
         return eprintln!("SKIPPED: this user may not mount a small file system");
     };
-    // Room for the lock, who has it, the list of files, the manifest and a few records; without the ballast for all that is drawn as well.
+    // Enough space for the lock, the owner, the list of files, the manifest and a few records; without the ballast, also for tables and
+    // plots.
     let ballast = disk.0.path().join("ballast");
     fs::write(&ballast, vec![0; (2048 - 20) * 1024]).unwrap();
     let dir = disk.0.path().join("run");
@@ -734,7 +735,7 @@ fn a_full_disk_ends_a_run_that_can_be_resumed() {
     assert!(kept.iter().all(|(key, record)| all[key] == *record));
 }
 
-// ---- stopping and going on ----
+// ---- stopping and resuming ----
 
 #[test]
 fn a_killed_run_goes_on_to_the_same_results() {
@@ -746,7 +747,7 @@ fn a_killed_run_goes_on_to_the_same_results() {
     child.wait().unwrap();
     let before = lines(&killed.dir.join("samples.jsonl"));
     assert!((4..36).contains(&before), "{before} records");
-    // A kill in the middle of a write leaves part of a line.
+    // A kill during a write leaves an incomplete line.
     let samples = killed.dir.join("samples.jsonl");
     let torn = read(&samples) + "{\"key\":\"abc\",\"mod";
     fs::write(&samples, torn).unwrap();
@@ -756,7 +757,7 @@ fn a_killed_run_goes_on_to_the_same_results() {
     assert_eq!(summary(&resumed), summary(&expected));
     assert_eq!(killed.records(), whole.records());
     assert_eq!(whole.records().len(), 36);
-    // Nothing is left to do, and saying so changes nothing.
+    // Resuming a completed run changes nothing.
     let records = read(&samples);
     assert_eq!(summary(&long(&killed, &["--resume"]).ok()), summary(&expected));
     assert_eq!(read(&samples), records);
@@ -798,7 +799,7 @@ fn prompts_are_kept_where_asked_for_and_go_with_the_run() {
     let record = out.records().into_values().next().unwrap();
     assert!(prompt.contains(record["question"].as_str().unwrap()), "{prompt}");
     assert!(prompt.contains(record["references"][0].as_str().unwrap()), "what is asked for is in the hay: {prompt}");
-    // Others may follow; records are the same with and without.
+    // A resumed run need not store prompts.
     tiny(&out).args(&["--resume", "-t", "ruler/niah_single_2"]).ok();
     assert_eq!(kept().len(), 1);
     tiny(&out).args(&["--overwrite"]).ok();
@@ -864,7 +865,7 @@ fn a_report_says_which_shards_are_missing() {
     for (shard, out) in &shards {
         spattn(&["eval", "--out", out.arg(), "--shard", shard]).args(&small).ok();
     }
-    // What is said on standard error, in summary.md and on the page.
+    // The notes on standard error, in summary.md and on the page.
     let report = |which: &[usize]| -> [String; 3] {
         let both = out();
         let dirs: Vec<&str> = which.iter().map(|i| shards[*i].1.arg()).collect();
@@ -903,7 +904,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     let ran = perplexity(&one, &file, &methods).args(&["--threads", "1"]).ok();
     ran.prints("ppl/file:text:scored=48, 256 tokens (perplexity: less is better)");
     assert_eq!(one.records().len(), 12);
-    // First a method alone, then `full` with the rest.
+    // First one method alone, then `full` with the others.
     perplexity(&two, &file, &["-m", "topk:k=8", "--no-full", "--threads", "2"]).ok();
     perplexity(&two, &file, &methods).args(&["--resume"]).ok();
     assert_eq!(one.records(), two.records());
@@ -920,7 +921,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     assert_eq!((&record["prompt_tokens"], &record["prefix_tokens"]), (&208.into(), &207.into()));
 }
 
-/// Rounded factors have eight bits, so that single tokens differ and a text's mean hardly does.
+/// Rounded factors have eight bits, so single tokens differ, but the mean of a text hardly does.
 #[test]
 fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads() {
     let dir = TempDir::new().unwrap();
@@ -933,7 +934,7 @@ fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads(
     perplexity(&one, &file, &methods).args(&rounded).args(&["1"]).ok();
     perplexity(&two, &file, &methods).args(&rounded).args(&["2"]).ok();
     assert_eq!(one.records(), two.records());
-    // Keys of other settings are others.
+    // Other settings give other keys.
     let losses = |out: &Out| -> BTreeMap<String, f64> {
         let of =
             |record: &Map<String, Value>| format!("{} {} {}", record["method"], record["params"], record["sample"]);
@@ -974,8 +975,8 @@ fn perplexity_of_full_is_the_same_in_one_pass() {
     );
 }
 
-/// A text read under a method from its middle on: with an exact tail the budget is beside what matters, with an indexed one
-/// it is the budget.
+/// A text read under a method from its middle on. With an exact tail, most attended tokens are not in the budget; with an indexed one, they
+/// are.
 #[test]
 fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() {
     let folder = TempDir::new().unwrap();
@@ -1007,7 +1008,7 @@ fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() 
     assert!((0.015..0.05).contains(&density) && exact_density > 5.0 * density, "{exact_density}, then {density}");
 }
 
-/// Dense to sparse, sparse to dense and sparse to sparse, as rows of one run.
+/// Dense prefill with sparse decoding, sparse prefill with dense decoding, and both sparse, as rows of one run.
 #[test]
 fn one_method_reads_the_prompt_and_another_decodes() {
     let run = |methods: &[&str], more: &[&str]| {
@@ -1028,14 +1029,14 @@ fn one_method_reads_the_prompt_and_another_decodes() {
         let [to_full, to_topk, alone] =
             ["hip:k=64>full", "hip:k=64>topk", "hip"].map(|method| of(&records, method, sample));
         assert_eq!((&to_topk["params"], &to_topk["settings"]["prefill"]), (&json!("k=16"), &json!("hip:k=64")));
-        // One reading for all three; each counts it whole.
+        // The three share one prefill, and each counts all of it.
         assert_eq!((&to_full["prefill_s"], &to_topk["prefill_s"]), (&alone["prefill_s"], &alone["prefill_s"]));
         let dense = [of(&records, "full", sample), of(&records, "full>topk", sample)];
         assert_eq!(dense[0]["prefill_s"], dense[1]["prefill_s"]);
         assert!(to_full["density"].as_f64() < dense[0]["density"].as_f64(), "the prompt was read sparsely");
         assert!(dense[1]["density"].as_f64() < dense[0]["density"].as_f64(), "the answer was");
     }
-    // What a row says does not depend on which others share its reading, or were read before it.
+    // A row does not depend on which others share its prefill or were read before it.
     for (spec, method) in [("hip:k=64>topk:k=16", "hip:k=64>topk"), ("topk:k=16>quest:k=16", "topk:k=16>quest")] {
         let alone = run(&[spec], &["--no-full"]);
         for sample in 0..2 {
@@ -1089,7 +1090,7 @@ fn options_are_scored_under_every_method() {
         }
     }
     assert!(likelihoods(&one, "random") != likelihoods(&one, "full"), "the method is live");
-    // The same question twice with either answer right: one of two, whatever the model thinks.
+    // The same question twice, with either answer right: one of the two is scored right, whatever the model prefers.
     let piqa = rows.iter().find(|r| r["task"] == "mcq/piqa" && r["method"] == "full").unwrap();
     assert_eq!((&piqa["score"], &piqa["acc"], &piqa["acc_norm"]), (&50.0.into(), &50.0.into(), &50.0.into()));
     assert_eq!((rows.len(), &rows[0]["n"]), (6, &2.into()));
@@ -1186,7 +1187,7 @@ const FIELDS: &str = "task,length,sample,seed,method,params,prediction,reference
 
 #[test]
 fn methods_are_timed_alone_and_nothing_else_changes() {
-    // Answers are generated for the one task, and scored for the other.
+    // One task generates answers, the other is scored.
     let texts = TempDir::new().unwrap();
     let text: String = (0..200).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
     fs::write(texts.path().join("text.txt"), text).unwrap();
@@ -1205,7 +1206,7 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
         !ran.stdout.contains("share ms/token") && ran.stdout.contains(", methods alone "),
         "and no share is shown",
     );
-    // What was timed is part of the key.
+    // The kind of timing is part of the key.
     let told = |out: &Out| -> BTreeSet<String> {
         let without_key = |mut record: Map<String, Value>| {
             record.remove("key");
@@ -1299,7 +1300,7 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!((&full["method"], &topk["method"]), (&"full".into(), &"topk".into()));
     assert!(topk["params"].as_str().unwrap().starts_with("k=16"));
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
-    // Against itself exact attention has no error but rounding, and misses nothing.
+    // Compared with itself, exact attention has only rounding errors and misses nothing.
     assert!(number(full, "output_error") < 1e-5 && number(full, "recall") == 1.0, "{full}");
     assert_eq!(number(full, "density"), 1.0);
     assert!(number(topk, "output_error") > 1e-4 && (0.3..1.0).contains(&number(topk, "recall")), "{topk}");
@@ -1327,7 +1328,7 @@ fn json_is_the_summary_and_nothing_else() {
             );
         }
     }
-    // Without the flag there is nothing to tell.
+    // Without the flag, nothing is measured.
     let ran = tiny(&out).args(&["--json", "--overwrite"]).ok();
     assert!(summary(&ran).iter().all(|row| row["output_error"].is_null() && row["recall"].is_null()));
 }
@@ -1472,7 +1473,7 @@ fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
         match record["method"].as_str().unwrap() {
             "full" | "topk" => assert_eq!(held, context as f64),
             "streaming_llm" => assert_eq!(held, (4 + 64 + steps) as f64),
-            // Two query heads choose for themselves; sink and window are theirs together.
+            // Two query heads select separately, but share sink and window.
             "snapkv" => assert!(held > (4 + 64 + 24 + steps) as f64 && held <= (4 + 64 + 48 + steps) as f64, "{held}"),
             other => panic!("{other}"),
         }
@@ -1593,7 +1594,7 @@ fn help_version_and_completions() {
     ran.check((is_commit || commit == "unknown commit") && profile.contains("linux"), "it says what it was built from");
     let head =
         std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    // A copy without its repository does not know.
+    // A copy without a repository has no commit.
     if let Some(head) = head
         .ok()
         .filter(|head| head.status.success() && Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.git")).exists())
@@ -1617,7 +1618,7 @@ fn help_fits_its_terminal() {
     for width in [80, 100] {
         let ran = spattn(&["eval", "--help"]).env("COLUMNS", Path::new(&width.to_string())).ok();
         let long: Vec<&str> = ran.stdout.lines().filter(|l| l.chars().count() > width).collect();
-        // Examples are lines to be copied; they are not wrapped.
+        // Examples are lines to copy, so they are not wrapped.
         let (examples, text): (Vec<&str>, Vec<&str>) = long.into_iter().partition(|l| l.contains("spattn eval "));
         ran.check(text.is_empty() && examples.len() <= 2, &format!("lines of {width} characters"));
     }
@@ -1643,7 +1644,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 
 // ---- bench ----
 
-/// A bench of the built-in model's heads that takes a moment.
+/// A short benchmark of the built-in model's heads.
 fn bench(what: &str, more: &[&str]) -> Spattn {
     spattn(&["bench", what, "--shape", "builtin", "-c", "640", "--rounds", "6", "--quiet"]).args(more)
 }
@@ -1686,7 +1687,7 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
         let speedup = number(&rows[0], "time_us") / number(row, "time_us");
         assert!((number(row, "speedup_vs_full") / speedup - 1.0).abs() < 1e-9, "{row:?}");
     }
-    // Two sequences of 640 tokens and those behind them (1 to 8, warm-ups included), two KV heads of 64 channels in 16 bits.
+    // Two sequences of 640 tokens and the steps after them (1 to 8, with warm-ups), two KV heads of 64 channels in 16 bits.
     let full = 2.0 * 644.5 * 2.0 * 2.0 * 64.0 * 2.0;
     assert!((number(&rows[0], "bytes") - full).abs() <= 1.0, "{:?}", rows[0]);
     assert_eq!(number(&rows[0], "density"), 1.0);
@@ -1696,7 +1697,7 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
     // A window reads what it attends and nothing else.
     assert!((number(&rows[3], "bytes") / full - number(&rows[3], "density")).abs() < 1e-3, "{:?}", rows[3]);
     assert!(rows[5]["index_ms"].as_f64().unwrap() > 0.0 && rows[0]["index_ms"].is_null());
-    // Bits a token and KV head, of two sequences with two KV heads.
+    // Bits for each token and KV head, over two sequences with two KV heads.
     let bytes = number(&rows[5], "aux_bits") / 8.0 * 2.0 * 2.0 * 640.0;
     assert!((number(&rows[5], "aux_bytes") - bytes).abs() <= 1.0, "{:?}", rows[5]);
     for key in ["score_us", "pick_us"] {
@@ -1725,9 +1726,10 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     assert_eq!(names(&prefill), ["full", "hip"], "snapkv reads prompts as full does");
     let whole: Vec<_> =
         bench_rows(&spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json"]).ok());
-    // Each of four heads of 64 channels attends every token and all before it: two products of two operations a channel.
+    // Each of four heads of 64 channels attends every token and all tokens before it: two products, two operations for each channel.
     assert_eq!(whole[0]["flops"], json!(4 * 4 * 64 * (640 * 641 / 2)));
-    // The last rows alone: a plan is of the whole prompt, and no block of 32 rows begins where the last 30 do.
+    // The last rows alone: methods that plan on the whole prompt are left out, and so are methods whose blocks of 32 rows do not begin at
+    // the last 30.
     let last =
         |rows: &str| bench_rows(&bench("prefill", &["--last", rows, "-m", "hip", "-m", "minference", "--json"]).ok());
     let (aligned, odd) = (last("32"), last("30"));
@@ -1752,7 +1754,7 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     }
 }
 
-/// A bench of what the built-in model computes while it reads.
+/// A benchmark of the keys, values and queries that the built-in model computes.
 fn captured(what: &str, more: &[&str]) -> Spattn {
     spattn(&["bench", what, "--kv-from", "builtin", "-c", "640", "--rounds", "3", "--quiet"]).args(more)
 }
@@ -1760,7 +1762,7 @@ fn captured(what: &str, more: &[&str]) -> Spattn {
 #[test]
 fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
     let out = out();
-    // The model has calibrations of all of these.
+    // The model has calibrations for all of these.
     let methods = ["-m", "topk", "-m", "loki", "-m", "double_sparsity", "-m", "hash_attention", "-m", "snapkv"];
     let ran = captured("attention", &[&methods[..], &["--density", "0.25", "--out", out.arg()]].concat()).ok();
     ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token takes");
@@ -1769,7 +1771,7 @@ fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
     for row in &rows {
         assert_eq!((&row["shape"], &row["context"], &row["layers"]), (&json!("builtin"), &json!(640), &json!(1)));
     }
-    // 640 tokens and 1 to 5 behind them, two KV heads of 64 channels in 16 bits.
+    // 640 tokens and 1 to 5 after them, two KV heads of 64 channels in 16 bits.
     assert!((rows[0]["bytes"].as_f64().unwrap() - 643.0 * 2.0 * 2.0 * 64.0 * 2.0).abs() <= 1.0, "{:?}", rows[0]);
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
     let from = &manifest["bench"]["kv_from"];
@@ -1803,7 +1805,7 @@ fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
 fn other_programs_take_turns_and_stand_in_the_same_table() {
     use std::os::unix::fs::PermissionsExt;
     let temp = TempDir::new().unwrap();
-    // Speaks as the script does, and counts its turns.
+    // A substitute for the peers' script that counts its turns.
     let speaks = r#"#!/bin/sh
 while read -r line; do
     case "$line" in
@@ -1861,7 +1863,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     let samples: BTreeSet<u64> = out.records().values().map(|record| record["sample"].as_u64().unwrap()).collect();
     assert_eq!(samples, BTreeSet::from([0, 2]));
 
-    // Who reads the folder later is told as well: in its files, and by a report of it elsewhere.
+    // The note also reaches later readers: it is in the folder's files, and in a report of it elsewhere.
     let what = "1 row that builtin cannot read is left out";
     let manifest: Value = serde_json::from_str(&read(&out.dir.join("manifest.json"))).unwrap();
     assert!(manifest["notes"][0].as_str().unwrap().contains(what), "{}", manifest["notes"]);
@@ -1873,7 +1875,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
         assert!(read(&drawn.join(name)).contains(what), "{name}");
     }
 
-    // What is planned for many machines is what they are going to run.
+    // A plan for many machines has the same examples as the run.
     let plan = temp.path().join("plan");
     let launch = [
         "sweep",
@@ -1892,7 +1894,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     ran.check(ran.stdout.contains("4 records on 1 contexts in 1 shards"), "two methods on two rows of one context");
 }
 
-/// The same prompts as RULER's rows and as kvpress's rows give the same records.
+/// The same prompts in RULER's rows and in kvpress's rows give the same records.
 #[test]
 fn rows_of_kvpress_give_the_records_of_rulers_rows() {
     let temp = TempDir::new().unwrap();
@@ -1904,7 +1906,7 @@ fn rows_of_kvpress_give_the_records_of_rulers_rows() {
     for line in read(&exported).lines() {
         let row: Value = serde_json::from_str(line).unwrap();
         let (input, task) = (row["input"].as_str().unwrap(), row["task"].as_str().unwrap());
-        // Where kvpress's script parts prompts.
+        // The place where kvpress's script splits prompts.
         let mark = if task.ends_with("vt") { "Question: Find all variables" } else { "What are all the special magic" };
         let (context, question) = input.split_at(input.rfind(mark).unwrap());
         let tokens = if task.ends_with("vt") { 30 } else { 128 };

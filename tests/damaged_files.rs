@@ -1,11 +1,11 @@
-//! Inputs that fuzzers found (`fuzz/`), byte for byte, and what is near them.
+//! Inputs that fuzzers found (`fuzz/`), byte for byte, and similar ones.
 
 use std::fs;
 use std::path::Path;
 
 use spattn::tasks::rows::RowSource;
 
-/// A table that the tests of the rows read, with the byte `at` changed.
+/// A table from the tests of rows, with the byte at `at` changed.
 fn changed(name: &str, at: usize, to: u8) -> Vec<u8> {
     let table =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tables/{name}-00000-of-00001.parquet"));
@@ -18,7 +18,7 @@ fn changed(name: &str, at: usize, to: u8) -> Vec<u8> {
 fn a_table_that_makes_its_reader_panic_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.parquet");
-    // The place of a column becomes negative.
+    // The position of a column becomes negative.
     fs::write(&path, changed("data/validation", 1315, 5)).unwrap();
     let error = RowSource::open(&path).unwrap_err();
     assert!(error.what.contains("rows.parquet: it is damaged: ") && error.hint.is_some(), "{error}");
@@ -28,18 +28,18 @@ fn a_table_that_makes_its_reader_panic_is_refused() {
 fn a_table_whose_dictionary_would_fill_the_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.parquet");
-    // The third dictionary is of 24 bytes, and has 63 texts.
+    // The third dictionary has 24 bytes, and claims 63 texts.
     fs::write(&path, changed("data/validation", 233, 126)).unwrap();
     let error = RowSource::open(&path).unwrap_err();
     assert!(error.what.contains("rows.parquet: a dictionary of 24 bytes states 63 values"), "{error}");
 
-    // As it was found: of a thousand million texts, beside other damage.
+    // The file that the fuzzer found: it claims a thousand million texts, and has other damage.
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/damaged/dictionary.parquet");
     let error = RowSource::open(&table).unwrap_err();
     assert!(error.what.contains("dictionary.parquet: ") && !error.what.contains('\n'), "{error}");
 }
 
-/// The most memory that this process has had, in MiB, where the system tells.
+/// The peak memory of this process in MiB, if the system reports it.
 fn peak() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -62,7 +62,7 @@ fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
     let dense = g.decoder.prefill(&tokens, tokens.len()).unwrap();
     let pieces =
         |layer: usize, bounds: &[usize]| bounds.windows(2).map(|w| (layer, w[0], w[1] - w[0])).collect::<Vec<_>>();
-    // Every token is on a vertical, or in the window: what is read is what is read densely.
+    // Every token is on a vertical or in the window, so the sparse prefill must equal the dense one.
     for (spec, bounds) in [("vertical_slash:vertical=2300", &[0, 2300][..]), ("a_shape:window=2300", &[0, 2048, 2300])]
     {
         let method = method(spec);

@@ -1,9 +1,8 @@
-//! The README and the pages of `docs/` are true: their links lead somewhere, their commands run, what they list is all there is.
+//! The README and the pages of `docs/` are true: their links work, their commands run, and their lists are complete.
 //!
-//! A block of code that begins with `sh` is run by a shell in a folder of the page's own, in the order of the page, with the
-//! program as `spattn` and as what `cargo run` starts. A block `sh needs=...` asks for what a test has not (a model, a GPU, a
-//! cluster, the internet, minutes): its commands are read by the program, not run. A block with `file=NAME` is written into
-//! the page's folder.
+//! A code block that begins with `sh` is run by a shell in a folder for the page, in the order of the page, with the program as `spattn`
+//! and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the internet,
+//! minutes): its commands are parsed by the program, not run. A block with `file=NAME` is written to the page's folder.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -19,14 +18,14 @@ use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
 
 const README_BYTES: usize = 12_288;
-/// What a block may ask for.
+/// What a block may need.
 const NEEDS: [&str; 5] = ["model", "gpu", "cluster", "internet", "minutes"];
 
 // ---- pages ----
 
 /// A Markdown file of this repository.
 struct Page {
-    /// From the repository's root.
+    /// Path from the repository's root.
     name: String,
     text: String,
 }
@@ -61,7 +60,7 @@ fn manual() -> Vec<Page> {
     [page("README.md")].into_iter().chain(markdown_under("docs")).collect()
 }
 
-/// All pages whose links are followed. A release of the crate has no results.
+/// All pages whose links are checked. A release of the crate has no results.
 fn linked() -> Vec<Page> {
     let results = ["results/reference", "results/papers"].into_iter().filter(|folder| root().join(folder).is_dir());
     let readmes = results.flat_map(markdown_under).filter(|page| page.name.ends_with("README.md"));
@@ -75,7 +74,7 @@ fn linked() -> Vec<Page> {
 struct Block {
     /// Line of the fence, from 1.
     line: usize,
-    /// The words behind the fence.
+    /// The words after the fence.
     info: Vec<String>,
     text: String,
 }
@@ -110,7 +109,7 @@ fn blocks(text: &str) -> (Vec<Block>, String) {
 
 // ---- links ----
 
-/// Where the links and images of a page without its blocks lead.
+/// The targets of links and images of a page, without its blocks.
 fn links(text: &str) -> Vec<&str> {
     let within = |begin: &'static str, end: char| {
         let spans = text.split('`').step_by(2);
@@ -120,7 +119,7 @@ fn links(text: &str) -> Vec<&str> {
     within("](", ')').chain(within("src=\"", '"')).collect()
 }
 
-/// The anchors of a page, as GitHub makes them of its headings: those that come again are numbered.
+/// The anchors of a page as GitHub makes them from its headings. Repeated ones are numbered.
 fn anchors(text: &str) -> BTreeSet<String> {
     let (mut seen, mut anchors) = (HashMap::<String, usize>::new(), BTreeSet::new());
     let without_blocks = blocks(text).1;
@@ -135,7 +134,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// What is wrong with a link of a page.
+/// The fault of a link, if it has one.
 fn broken(page: &Page, link: &str) -> Option<String> {
     if link.starts_with("https://") {
         return None;
@@ -194,13 +193,18 @@ fn the_readme_is_short() {
 #[test]
 fn every_page_is_in_the_index() {
     let index = page("docs/README.md").text;
+    let decisions = page("docs/decisions/README.md").text;
     for page in markdown_under("docs") {
         let name = page.name.strip_prefix("docs/").unwrap();
-        assert!(name == "README.md" || index.contains(&format!("]({name})")), "docs/README.md lacks {name}");
+        let (list, entry) = match name.strip_prefix("decisions/") {
+            Some(title) if title != "README.md" => (&decisions, title),
+            _ => (&index, name),
+        };
+        assert!(name == "README.md" || list.contains(&format!("]({entry})")), "no index has docs/{name}");
     }
 }
 
-/// The numbers by which publications are known, such as `2406.10774`.
+/// The numbers of publications, such as `2406.10774`.
 fn publications(text: &str) -> BTreeSet<&str> {
     text.match_indices("arXiv:").map(|(at, prefix)| &text[at + prefix.len()..][..10]).collect()
 }
@@ -293,10 +297,10 @@ fn what_no_kernel_does_is_named_with_its_reason() {
 
 // ---- commands ----
 
-/// One command of a block, in words, as a shell reads it.
+/// The words of a command, as a shell splits them.
 type Words = Vec<String>;
 
-/// The commands of a block: words in quotes stay whole, comments are left out, lines that end in `\` go on.
+/// The commands of a block: quoted words stay whole, comments are left out, lines that end in `\` continue.
 fn commands(text: &str) -> Vec<Words> {
     let (mut found, mut words, mut word, mut quote) = (Vec::new(), Words::new(), None::<String>, None);
     let joined = text.replace("\\\n", " ");
@@ -324,7 +328,7 @@ fn commands(text: &str) -> Vec<Words> {
     found
 }
 
-/// What the program is given by a command, if it is one of the program's.
+/// The program's arguments, if a command runs it.
 fn arguments(words: &[String]) -> Option<&[String]> {
     let runs_it = |words: &[String]| words.starts_with(&["cargo", "run"].map(str::to_owned));
     match words.split_first()? {
@@ -334,8 +338,8 @@ fn arguments(words: &[String]) -> Option<&[String]> {
     }
 }
 
-/// What is wrong with a command that is not run, as far as the program tells without a model: flags and their values, methods
-/// and their parameters, tasks.
+/// The fault of a command that is not run, as far as the program can tell without a model: flags and their values, methods and their
+/// parameters, tasks.
 fn misspelt(arguments: &[String]) -> Option<String> {
     let words: Vec<OsString> = arguments.iter().map(OsString::from).collect();
     if let Err(error) = spattn::cli::check_arguments(&words) {
@@ -359,7 +363,7 @@ fn misspelt(arguments: &[String]) -> Option<String> {
     wrong.chain(unknown.map(|task| format!("there is no task {task}"))).next()
 }
 
-/// Whether there is a task or a group of this name, or it is one of a file.
+/// Whether a task or a group has this name, or it is a task from a file.
 fn is_task(name: &str) -> bool {
     let bare = name.split(':').next().unwrap_or_default();
     ["jsonl", "ppl/file"].contains(&bare)
@@ -417,7 +421,7 @@ fn commands_that_need_more_than_there_is_are_spelt_right() {
 fn every_command_of_the_program_is_in_a_block_that_is_checked() {
     for page in manual() {
         for block in blocks(&page.text).0.iter().filter(|block| !block.is_shell()) {
-            // What a Cargo.toml says of the program is no command.
+            // A line about the program in a Cargo.toml is not a command.
             let is_command = |line: &str| {
                 line.starts_with("cargo run") || line.starts_with("spattn ") && !line.starts_with("spattn = ")
             };
@@ -429,7 +433,7 @@ fn every_command_of_the_program_is_in_a_block_that_is_checked() {
 
 // ---- commands that are run ----
 
-/// The folder of programs in front of all others: this one as `spattn`, and as what `cargo run` starts.
+/// The folder in front of all others in PATH: it has this program as `spattn`, and in place of `cargo run`.
 fn programs() -> TempDir {
     let programs = TempDir::new().unwrap();
     let spattn = env!("CARGO_BIN_EXE_spattn");
@@ -452,7 +456,7 @@ fn programs() -> TempDir {
     programs
 }
 
-/// Runs the blocks of a page in order. What went wrong, and how many blocks were run.
+/// Runs the blocks of a page in order. Returns the failures and the number of blocks run.
 fn run_page(page: &Page, programs: &Path) -> (Vec<String>, usize) {
     let (folder, mut wrong, mut count) = (TempDir::new().unwrap(), Vec::new(), 0);
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
@@ -475,7 +479,7 @@ fn run_page(page: &Page, programs: &Path) -> (Vec<String>, usize) {
     (wrong, count)
 }
 
-/// What went wrong on some pages, two of which are run at a time, and how many blocks were run.
+/// Runs pages, two at a time. Returns the failures and the number of blocks run.
 fn run_pages(pages: Vec<Page>) -> (Vec<String>, usize) {
     let programs = programs();
     let (left, results) = (Mutex::new(pages), Mutex::new((Vec::new(), 0)));
@@ -512,7 +516,7 @@ fn a_command_that_fails_is_told() {
     assert!(wrong[0].contains("a.md:8") && wrong[0].contains("tsks"), "{wrong:?}");
 }
 
-// ---- a method of a user's own ----
+// ---- a user's own method ----
 
 #[test]
 fn the_page_shows_the_example_as_it_is() {
@@ -528,7 +532,7 @@ fn the_page_shows_the_example_as_it_is() {
     }
 }
 
-/// The example, as a user's crate would be run.
+/// The example, run like a user's crate.
 fn my_method(arguments: &[&str]) -> (bool, String, String) {
     let programs = programs();
     let mut command = Command::new(programs.path().join("cargo"));

@@ -1,5 +1,5 @@
-//! Downloads from a hub that misbehaves: two servers of our own, the hub and, on another host, the store that it
-//! redirects to, as the public hub does for large files.
+//! Downloads from a misbehaving hub: two servers, the hub and, on another host, the store that it redirects to, as the public hub does for
+//! large files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ enum Host {
     Store,
 }
 
-/// A request as a server saw it.
+/// A request as a server received it.
 #[derive(Debug, Clone)]
 struct Asked {
     host: Host,
@@ -43,7 +43,7 @@ struct Asked {
     path: String,
     authorization: Option<String>,
     range: Option<String>,
-    /// How many requests of this method had come to this host for this path before.
+    /// The number of earlier requests to this host with this method and path.
     earlier: usize,
 }
 
@@ -62,29 +62,29 @@ impl Asked {
 #[derive(Debug, Clone, Copy)]
 enum Behaviour {
     Right,
-    /// Another status, with more headers.
+    /// With another status and further headers.
     Status(&'static str, &'static str),
-    /// Ends after so many bytes, although all were announced.
+    /// The body ends after so many bytes, although all were announced.
     Torn(usize),
-    /// Ends after so many bytes, and announced none.
+    /// The body ends after so many bytes, and no length was announced.
     TornUnannounced(usize),
-    /// Sends nothing at all for that long.
+    /// Nothing is sent for this long.
     Silent(Duration),
-    /// Sends so many bytes, then nothing for that long.
+    /// So many bytes are sent, and then nothing for this long.
     Stalled(usize, Duration),
-    /// As right, but slowly.
+    /// Correct, but slow.
     Slow(Duration),
-    /// So many bytes, then one each so often.
+    /// So many bytes, then one byte at this interval.
     Trickling(usize, Duration),
-    /// One bit of the first byte is another.
+    /// One bit of the first byte is flipped.
     Flipped,
-    /// A byte more, not announced.
+    /// One byte more, without announcement.
     Longer,
-    /// All of the file, whatever part was asked for.
+    /// The whole file, whatever part is requested.
     WithoutRanges,
-    /// Another part than was asked for.
+    /// Another part than requested.
     OtherPart,
-    /// No word about a part, a size or an end.
+    /// No header about a part, a length or an end.
     Unannounced,
 }
 
@@ -98,7 +98,7 @@ struct Hub {
 
 struct Server {
     host: Host,
-    /// Address of the store.
+    /// The address of the store.
     store: String,
     files: Arc<BTreeMap<String, Vec<u8>>>,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -131,7 +131,7 @@ impl Hub {
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     let server = server.clone();
-                    // A connection may stall; others go on.
+                    // A connection may stall while others continue.
                     std::thread::spawn(move || server.serve(stream.unwrap()));
                 }
             });
@@ -143,7 +143,7 @@ impl Hub {
         self.asked.lock().unwrap().clone()
     }
 
-    /// The parts of the weights that the store was asked for.
+    /// The parts of the weights that were requested from the store.
     fn ranges(&self) -> Vec<Option<String>> {
         self.asked().into_iter().filter(Asked::is_weights).map(|asked| asked.range).collect()
     }
@@ -172,7 +172,7 @@ impl Server {
             all.push(Asked { host: self.host, method, path, authorization, range, earlier });
             all.last().unwrap().clone()
         };
-        // Whoever asked may have gone.
+        // The client may have closed the connection.
         let _ = self.answer(stream, &asked);
     }
 
@@ -215,7 +215,7 @@ impl Server {
     }
 }
 
-/// Answers with a file or the part of it that was asked for.
+/// Answers with a file, or with the requested part of it.
 fn content(
     stream: &mut TcpStream,
     asked: &Asked,
@@ -285,7 +285,7 @@ fn git_hash(content: &[u8]) -> String {
     hex(&Sha1::new_with_prefix(format!("blob {}\0", content.len())).chain_update(content).finalize())
 }
 
-// --- What is asked of it ---
+// --- The files to download ---
 
 /// A small checkpoint with the built-in tokenizer.
 fn checkpoint() -> BTreeMap<String, Vec<u8>> {
@@ -301,7 +301,7 @@ fn checkpoint() -> BTreeMap<String, Vec<u8>> {
     .into()
 }
 
-/// A model that runs.
+/// The built-in model, which can be run.
 fn built_in() -> BTreeMap<String, Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
     let read = |name: &str| (name.to_owned(), fs::read(folder.join(name)).unwrap());
@@ -339,12 +339,12 @@ fn assert_whole(cache: &TempDir, hub: &Hub) {
     }
 }
 
-/// Whether nothing of the weights passes for good.
+/// Whether no file passes for the complete weights.
 fn is_absent(cache: &TempDir, hub: &Hub) -> bool {
     !blob(cache, hub).exists() && !cached(cache, WEIGHTS).exists()
 }
 
-/// What an error says, and its hint, each in a line; and whether it is the user's mistake.
+/// The message of an error and its hint, and whether it is a mistake of the user.
 fn told(error: &anyhow::Error) -> (String, String, bool) {
     let usage = error.downcast_ref::<UsageError>().map(|e| (e.what.clone(), e.hint.clone().unwrap_or_default(), true));
     let failure = error.downcast_ref::<RunFailure>().map(|e| (e.what.clone(), e.hint.clone(), false));
@@ -353,7 +353,7 @@ fn told(error: &anyhow::Error) -> (String, String, bool) {
     told
 }
 
-/// Downloads from a hub whose store answers the first requests for the weights so, and all others rightly.
+/// Downloads from a hub whose store gives these answers to the first requests for the weights, and correct ones to all others.
 fn with_weights_served(first: &'static [Behaviour]) -> (Hub, TempDir, anyhow::Result<ModelFiles>) {
     let hub = Hub::start(checkpoint(), move |asked| match asked.is_weights() {
         true => first.get(asked.earlier).copied().unwrap_or(Behaviour::Right),
@@ -368,7 +368,7 @@ fn ranges(hub: &Hub) -> Vec<String> {
     hub.ranges().into_iter().map(Option::unwrap_or_default).collect()
 }
 
-// --- What is refused before it is downloaded ---
+// --- Refusals before a download ---
 
 /// `config.json` with other keys.
 fn with_config(mut files: BTreeMap<String, Vec<u8>>, changes: &Value) -> BTreeMap<String, Vec<u8>> {
@@ -474,7 +474,7 @@ fn the_token_follows_a_model_that_was_renamed() {
     assert!(renamed.len() == 2 && renamed.iter().all(|a| a.authorization.is_some()), "{renamed:#?}");
 }
 
-// --- Files that do not come as they should ---
+// --- Incomplete and wrong files ---
 
 #[test]
 fn the_cache_is_laid_out_as_other_tools_expect_it() {
@@ -504,7 +504,7 @@ fn a_download_goes_on_after_connections_that_break() {
             &[FIRST, "bytes=1000-", "bytes=1024-", "bytes=1024-"],
         ),
         (&[Behaviour::Torn(1000), Behaviour::WithoutRanges], &[FIRST, "bytes=1000-"]),
-        // What is not what was asked for is not put behind what is there.
+        // A wrong part is not appended to the file.
         (&[Behaviour::Torn(1000), Behaviour::Unannounced], &[FIRST, "bytes=1000-"]),
         (&[Behaviour::Status("503 Service Unavailable", ""), Behaviour::Status("502 Bad Gateway", "")], &[FIRST; 3]),
     ];
@@ -521,7 +521,7 @@ fn a_file_that_arrives_wrong_once_is_fetched_again() {
     let cases: [&[Behaviour]; 4] = [
         &[Behaviour::Flipped],
         &[Behaviour::Longer],
-        // A part that goes on with another file.
+        // A part that continues with another file.
         &[Behaviour::Torn(1000), Behaviour::Flipped],
         &[Behaviour::Torn(1000), Behaviour::OtherPart],
     ];
@@ -602,7 +602,7 @@ fn parts_are_taken_up_if_they_are_of_this_file() {
         ("part", &whole, &[]),
         ("incomplete", &whole[..500], &["bytes=500-"]),
         ("part", &whole[..500], &["bytes=500-"]),
-        // Those of another file are noticed in the end, and begun again.
+        // Parts of another file are noticed at the end, and the download starts again.
         ("incomplete", &other, &[""]),
         ("incomplete", &longer, &[""]),
     ];
@@ -648,7 +648,7 @@ fn weights_with_another_hash_are_refused_where_they_are_opened() {
     let mut flipped = hub.weights().to_vec();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(blob(&cache, &hub), flipped).unwrap();
-    // The folder of a commit in the cache, as it may be given by hand.
+    // The folder of a commit in the cache, given as a path.
     let folder = root(&cache).join("snapshots").join(COMMIT);
     let source = ModelSource::parse(folder.to_str().unwrap()).unwrap();
     let (what, hint, is_usage) = told(&OpenModel::open(&source, None, TokenizerOptions::default()).err().unwrap());
@@ -739,7 +739,7 @@ fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
         false => Behaviour::Right,
     });
     let (cache, started) = (TempDir::new().unwrap(), Instant::now());
-    // Never so long without a byte that it is a stall.
+    // Every pause is shorter than the stall limit.
     let timeouts = Timeouts { stall: Duration::from_millis(500), ..Timeouts::default() };
     let slow = || fetch(&HubOptions { timeouts, ..options(&cache, &hub) });
     let (what, hint, is_usage) = told(&slow().unwrap_err());
@@ -761,7 +761,7 @@ fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
 #[test]
 fn each_refusal_has_its_own_hint() {
     struct Case {
-        /// Part of the path of the requests that are refused.
+        /// Part of the path of refused requests.
         place: &'static str,
         host: Host,
         status: &'static str,
@@ -874,7 +874,7 @@ fn each_refusal_has_its_own_hint() {
     }
 }
 
-/// The address of a server that speaks no TLS, as if it did.
+/// The address of a server that does not speak TLS, as an https address.
 fn address_without_tls() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://{}", listener.local_addr().unwrap());
@@ -918,7 +918,7 @@ fn a_full_disk_is_called_so() {
     let hub = Hub::start(checkpoint(), |_| Behaviour::Right);
     let cache = TempDir::new().unwrap();
     fs::create_dir_all(root(&cache).join("blobs")).unwrap();
-    // Takes no byte, as a full disk.
+    // Accepts no byte, like a full disk.
     std::os::unix::fs::symlink("/dev/full", blob(&cache, &hub).with_extension("incomplete")).unwrap();
     let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
     assert!(what.contains("`model.safetensors`") && what.contains(".incomplete: No space left on device"), "{what}");
@@ -928,7 +928,7 @@ fn a_full_disk_is_called_so() {
 
 // --- More than one process ---
 
-/// The program, with the hub as its hub and nothing else of this machine's settings.
+/// The program with this hub, and without any other settings of this machine.
 fn spattn(hub: &Hub, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"] {
@@ -939,7 +939,7 @@ fn spattn(hub: &Hub, home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Downloads the model, and runs as little as there is.
+/// Downloads the model and runs a minimal evaluation.
 fn evaluate(hub: &Hub, home: &TempDir, out: &str) -> Command {
     let out = home.path().join(out);
     let model = ["eval", "--model", "org/model", "--no-chat", "--task", "ruler/vt", "--length", "1024", "-n", "1"];
@@ -971,7 +971,7 @@ fn what_is_wanted_twice_at_once_is_downloaded_once() {
 #[test]
 fn two_processes_on_a_cold_cache_wait_for_each_other() {
     let hub = Hub::start(built_in(), |asked| match asked.is_weights() {
-        // Longer than the five seconds after which others give up.
+        // Longer than the five seconds after which other tools give up.
         true => Behaviour::Slow(Duration::from_secs(6)),
         false => Behaviour::Right,
     });
@@ -1035,9 +1035,9 @@ fn failures_have_their_status_and_a_hint() {
     assert!(stderr.contains("; fetching it again\n") && stderr.contains("\n  hint: something in between"), "{stderr}");
 }
 
-// --- Files of data sets from elsewhere ---
+// --- Files of data sets from other servers ---
 
-/// Gets the weights as a file of another server.
+/// Downloads the weights as a file of another server.
 fn download(hub: &Hub, folder: &Path, expected: Expected<'_>) -> Result<(), String> {
     let url = format!("{}/org/model/resolve/{COMMIT}/{WEIGHTS}", hub.address);
     let [target, unfinished, lock] = ["file", "file.part", "file.lock"].map(|name| folder.join(name));
@@ -1075,7 +1075,7 @@ fn a_file_of_which_nothing_is_known_needs_an_end() {
     let why = download(&hub, folder.path(), Expected::default()).unwrap_err();
     assert!(why.starts_with("neither size nor hash of it are known, and the server states no size"), "{why}");
     assert!(!folder.path().join("file").exists());
-    // The size alone tells that something is missing.
+    // The size alone shows that something is missing.
     let expected = Expected { bytes: Some(hub.weights().len() as u64), digest: None };
     let why = download(&hub, folder.path(), expected).unwrap_err();
     assert!(why.contains(&format!("broke (after 1000 of {} bytes)", hub.weights().len())), "{why}");
@@ -1085,7 +1085,7 @@ fn a_file_of_which_nothing_is_known_needs_an_end() {
 
 #[test]
 fn data_sets_are_fetched_in_spite_of_a_busy_mirror() {
-    // A mirror that has two files, each under the path in a data folder, and is busy at first.
+    // A mirror of two files, each under its path in a data folder. It is busy at first.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mirror = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {

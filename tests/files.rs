@@ -1,4 +1,4 @@
-//! Files of users: what a results folder may lose, rows and texts through pipes, folders that go away during a run.
+//! Users' files: what may be lost from a results folder, rows and texts through pipes, and folders that disappear during a run.
 
 #![cfg(unix)]
 
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// One example of one task under two methods, and two.
+/// One example, and two examples, of one task under two methods.
 const TINY: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "1"];
 const TWO: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "2"];
-/// Rows that any model can be given.
+/// Rows that fit any model.
 const ROWS: &str = "{\"input\": \"Say a.\", \"outputs\": [\"a\"]}\n{\"input\": \"Say b.\", \"outputs\": [\"b\"]}\n";
 const METRIC: &str = "metric=string_match_all,max_new_tokens=2";
 
@@ -45,7 +45,7 @@ impl Ran {
         self
     }
 
-    /// One line that says `what`, with a hint that says `hint`.
+    /// Expects one error line that contains `what`, with a hint that contains `hint`.
     #[track_caller]
     fn fails(&self, status: i32, what: &str, hint: &str) {
         self.check(self.status == Some(status), &format!("status {status}"));
@@ -75,7 +75,7 @@ fn run(dir: &Path, args: &[&str]) -> Ran {
     ended(begun(spattn(dir).args(args)))
 }
 
-/// All files below a folder with their contents.
+/// All files below a folder, with their contents.
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
@@ -91,7 +91,7 @@ fn records(path: &Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// A run that takes long enough for its folder to be touched, and has that many records already.
+/// A run that takes long enough for changes to its folder, with that many records already.
 fn long_run(dir: &Path, out: &str, samples: &str) -> Child {
     let args = ["eval", "--out", out, "-t", "ruler/niah_multiquery", "-l", "1024", "-m", "topk:k=16", "-n", samples];
     let child = begun(spattn(dir).args(args));
@@ -103,7 +103,7 @@ fn long_run(dir: &Path, out: &str, samples: &str) -> Child {
     child
 }
 
-// ---- what a folder may lose ----
+// ---- protection of files ----
 
 #[test]
 fn a_papers_folder_keeps_everything_whatever_is_asked_for() {
@@ -118,7 +118,7 @@ fn a_papers_folder_keeps_everything_whatever_is_asked_for() {
         || theirs.iter().for_each(|(path, bytes)| assert_eq!(fs::read(path).unwrap(), *bytes, "{}", path.display()));
     run(dir, &[&TINY[..], &["--out", ".", "--overwrite"]].concat()).ok();
     kept();
-    // Drawings of their own beside ours, once the folder holds a run.
+    // The user's drawings beside the program's, after the folder holds a run.
     fs::write(dir.join("plots/mine.svg"), "mine").unwrap();
     run(dir, &[&TINY[..], &["--out", ".", "--overwrite", "--seed", "7"]].concat()).ok();
     run(dir, &["report", "."]).ok();
@@ -159,7 +159,7 @@ fn a_folder_of_the_version_before_there_were_lists_goes_on_and_is_drawn_and_thro
     forget();
     let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
     assert_eq!(all(&dir.join("r")), before, "tables of the report are gone with the run\n{}", ran.stdout);
-    // What `report` draws into another folder has no manifest.
+    // A folder that `report` draws into has no manifest.
     run(dir, &["report", "r", "--out", "o"]).ok();
     fs::remove_file(dir.join("o/.written")).unwrap();
     run(dir, &["report", "r", "--out", "o"]).ok();
@@ -187,12 +187,12 @@ fn a_folder_that_lost_its_list_keeps_what_others_put_there() {
     let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
     kept();
     ran.check(records(&dir.join("r/samples.jsonl")) == 2, "two records");
-    // With the list it is the same.
+    // The same with the list.
     run(dir, &["report", "r"]).fails(2, "summary.tex is there, and spattn did not write it", "move it away");
     kept();
 }
 
-/// What each command writes shows that it is the program's own: without the list it is replaced as it is with it.
+/// The files of each command show that the program wrote them: they are replaced without the list too.
 #[test]
 fn commands_know_their_files_without_the_list() {
     let temp = TempDir::new().unwrap();
@@ -215,7 +215,7 @@ fn commands_know_their_files_without_the_list() {
     }
 }
 
-// ---- folders that go away ----
+// ---- folders that disappear ----
 
 #[test]
 fn a_run_says_what_became_of_its_folder() {
@@ -333,7 +333,7 @@ fn rows_texts_and_configs_come_through_pipes_too() {
         let rows: Vec<Value> = serde_json::from_str(&ran.ok().stdout).unwrap();
         rows.iter().map(|row| serde_json::json!([row["method"], row["score"], row["n"]])).collect()
     };
-    // What is given as a file gives the same through a pipe.
+    // A pipe gives the same result as the file.
     for (file, pipes) in [
         (
             format!("spattn eval --json -q -m topk:k=16 -t jsonl:rows.jsonl:{METRIC} --out a"),
@@ -375,7 +375,7 @@ fn a_pipe_that_nobody_writes_to_is_told_of_and_can_be_left() {
     assert!(Command::new("mkfifo").arg(temp.path().join("p")).status().unwrap().success());
     let child = begun(spattn(temp.path()).args(["eval", "--quiet", "-t", "jsonl:p", "--out", "o"]));
     std::thread::sleep(Duration::from_secs(5));
-    // Ctrl-C may be ignored where the tests run, as in the background of a shell.
+    // Ctrl-C may be ignored in the tests' environment, as in the background of a shell.
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     let started = Instant::now();
     let ran = ended(child);
@@ -391,7 +391,7 @@ fn a_pipe_without_end_is_refused() {
     ran.check(ran.stderr.contains("more than 16 MiB came through the pipe"), "its limit");
 }
 
-// ---- a mark at the beginning ----
+// ---- byte order marks ----
 
 #[test]
 fn a_mark_in_front_of_a_models_files_is_no_fault() {

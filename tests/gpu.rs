@@ -1,6 +1,6 @@
-//! The engine on a GPU and its kernels, against naive sums, Hugging Face transformers and the engine on the CPU.
+//! The engine on a GPU and its kernels, compared with naive sums, Hugging Face transformers and the engine on the CPU.
 //!
-//! Every test here needs a GPU and is ignored elsewhere; `scripts/gpu_check.sh` runs them where there is one.
+//! Every test here needs a GPU and is ignored elsewhere; `scripts/gpu_check.sh` runs them on a machine with one.
 #![cfg(feature = "cuda")]
 
 mod golden_model;
@@ -59,7 +59,7 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// As a device of `storage` holds them.
+/// The numbers rounded to `storage`.
 fn stored(numbers: &[f32], storage: Storage) -> Vec<f32> {
     let round = |x: &f32| match storage {
         Storage::F32 => *x,
@@ -91,7 +91,7 @@ fn fetch(gpu: &Gpu, buffer: &Buffer, count: usize, storage: Storage) -> Vec<f32>
     }
 }
 
-/// How far `storage` may round what f64 gives, as a share of the norm.
+/// The allowed rounding error of `storage` against f64, as a share of the norm.
 fn tolerance(storage: Storage) -> f64 {
     match storage {
         Storage::F32 => 2e-6,
@@ -108,7 +108,7 @@ fn relative(a: &[f32], b: &[f64]) -> f64 {
     (difference / norm.max(1e-30)).sqrt()
 }
 
-/// The same in numbers that are not to be NaN.
+/// Compares numbers that must not be NaN.
 fn assert_near(a: &[f32], b: &[f64], tolerance: f64, what: &str) {
     let off = relative(a, b);
     assert!(off < tolerance, "{what}: off by {off:.2e}, {tolerance:.0e} is allowed");
@@ -124,7 +124,7 @@ fn products_of_one_and_many_rows() {
             (1, 64, 256),
             (1, 130, 4096),
             (1, 9, 2056),
-            // More outputs than warps, rings that go round, and rows too long to be staged.
+            // More outputs than warps, ring buffers that wrap around, and rows too long for staging.
             (1, 5000, 264),
             (1, 40, 14336),
             (1, 5, 40_008),
@@ -153,7 +153,7 @@ fn products_of_one_and_many_rows() {
                 let expected: Vec<f64> =
                     exact.iter().map(|sum| sum + if into == Into::Add { 0.5 } else { 0.0 }).collect();
                 let what = format!("{storage:?} {rows}x{inputs} by {outputs} {into:?}");
-                // The longest sums are of 100,000 products in turn.
+                // The longest sums have 100,000 products in sequence.
                 let tolerance = tolerance(wide) * (1.0 + inputs as f64 / 30_000.0);
                 assert_near(&fetch(&gpu, &out, rows * outputs, wide), &expected, tolerance, &what);
             }
@@ -207,7 +207,7 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a gate");
 
-        // More rows than a grid has in one of its dimensions.
+        // More rows than one dimension of a grid allows.
         let many = (1 << 16) + 9;
         let gate_up = stored(&noise(many * 16, 7), storage);
         let mut gated = send(&gpu, &vec![f32::NAN; many * 8], storage);
@@ -229,7 +229,7 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
     }
 }
 
-/// Keys and values of `kv_heads` heads, with room behind them that holds NaN.
+/// Keys and values of `kv_heads` heads, followed by space that holds NaN.
 struct Kv {
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -267,7 +267,7 @@ impl Kv {
         })
     }
 
-    /// One layer of several, the others NaN.
+    /// One of several layers; the others are NaN.
     fn within(&self, layer: usize, layers: usize, capacity: usize) -> Vec<f32> {
         let own = self.padded(capacity).concat();
         let mut all = vec![f32::NAN; layers * own.len()];
@@ -280,7 +280,7 @@ fn cache<'a>([keys, values]: &'a [Buffer; 2], capacity: usize, kv: &Kv, storage:
     Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads: kv.kv_heads, d: kv.d, storage }
 }
 
-/// Softmax of logits with what they weigh, over values: (log-sum-exp, output).
+/// Softmax of logits over values: (log-sum-exp, output).
 fn softmax(parts: &[(f64, &[f32])], d: usize) -> (f64, Vec<f64>) {
     let most = parts.iter().map(|(logit, _)| *logit).fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = parts.iter().map(|(logit, _)| (logit - most).exp()).sum();
@@ -296,7 +296,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// A case of decode attention: what two rows attend, and by which weights.
+/// A case of decode attention: what two rows attend, and with which weights.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     d: usize,
@@ -482,7 +482,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
 
-/// Queries of three rows, of which the last and the first are scored, and what kernels take of them.
+/// Queries of three rows, of which the last and the first are scored, in the form that kernels need.
 struct Asked {
     numbers: Vec<f32>,
     buffer: Buffer,
@@ -511,7 +511,7 @@ impl Asked {
     }
 }
 
-/// Scores are as near as sums of `d` numbers are; of none, equal.
+/// Checks scores up to the rounding of sums of `d` numbers; exactly if `d` is 0.
 fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
     assert_eq!(scores.len(), expected.len(), "{what}");
     for (i, (score, expected)) in scores.iter().zip(expected).enumerate() {
@@ -520,10 +520,10 @@ fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
     }
 }
 
-/// What two numbers become.
+/// A function of two numbers.
 type Pair = fn(f64, f64) -> f64;
 
-/// Scores of two rows that `score` makes are near `exact(row, head, column)`, and those that it reduces near sums and maxima of these.
+/// Checks that the scores of two rows from `score` are near `exact(row, head, column)`, and the reduced ones near their sums and maxima.
 fn check_scores(
     gpu: &Gpu,
     (heads, kv_heads, d): (usize, usize, usize),
@@ -638,7 +638,7 @@ fn bounds_of_pages_and_their_scores() {
     }
 }
 
-/// What labels of `bits` bits stand for, `[token][width]`: each channel by its range over 128 tokens.
+/// The values of labels of `bits` bits, `[token][width]`: each channel is scaled by its range over 128 tokens.
 fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
     const GROUP: usize = 128;
     let top = (1 << bits) as f32 - 1.0;
@@ -657,7 +657,7 @@ fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
     labels
 }
 
-/// Different channels of each of `heads` heads, ascending.
+/// Different channels for each of `heads` heads, ascending.
 fn some_channels(heads: usize, width: usize, d: usize) -> Vec<u32> {
     let of_head = |head: usize| {
         let mut channels: Vec<u32> = (0..width).map(|i| ((i * 7 + 3 * head) % d) as u32).collect();
@@ -677,7 +677,7 @@ fn some_channels(heads: usize, width: usize, d: usize) -> Vec<u32> {
 #[ignore = "needs a GPU"]
 fn labels_of_keys_and_their_scores() {
     let gpu = gpu();
-    // Three KV heads by the channels of two: the third begins again with those of the first.
+    // Three KV heads with channels for two: the third one uses those of the first.
     let (kv_heads, known, first) = (3, 2, 3);
     for storage in STORAGES {
         for (d, width, group, tokens) in [
@@ -718,7 +718,7 @@ fn labels_of_keys_and_their_scores() {
                     let queries = asked.queries();
                     gpu.score_labels((&queries, 0..2), (d, storage), &labels, [&ranges, &codes], reduction, room)
                 };
-                // A factor has 16 bits, and codes are read as more than they are.
+                // A factor has 16 bits, and codes are read as larger than they are.
                 let allowed = 40 * width;
                 let what = format!("{storage:?} {bits} bits, {width} of {d} channels, group {group}, {tokens} tokens");
                 check_scores(&gpu, (heads, kv_heads, allowed), tokens, score, exact, &what);
@@ -812,9 +812,9 @@ fn keys_and_queries_on_a_few_directions() {
             let score = |reduction: Option<Reduction>, room: &mut ScoreWorkspace| {
                 gpu.score_rows(&queries, &index, reduction, room)
             };
-            // Each product is of a sum of `d` numbers, in 16 bits or more.
+            // Each factor is a sum of `d` numbers, in 16 bits or more.
             check_scores(&gpu, (heads, kv_heads, 64 * d), tokens, score, exact, &what);
-            // Queries of a group added up first.
+            // The queries of a group, summed first.
             let (mut most, mut rest) = (send(&gpu, &nothing, storage), send(&gpu, &nothing, storage));
             gpu.project_queries(
                 (&asking, rows_of.clone()),
@@ -841,7 +841,7 @@ fn keys_and_queries_on_a_few_directions() {
     }
 }
 
-/// The logarithm of the probability that a token at this cosine collides in `least` of `tables` tables of `bits` planes or more.
+/// The logarithm of the probability that a token at this cosine collides in at least `least` of `tables` tables of `bits` planes.
 fn log_probability(cosine: f64, [bits, tables, least]: [usize; 3], floor: f64) -> f64 {
     let one = (1.0 - cosine.clamp(-1.0, 1.0).acos() / std::f64::consts::PI).powi(bits as i32);
     let none = (1.0 - one).powi(tables as i32);
@@ -938,7 +938,7 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
     }
 }
 
-/// What a net of three layers gives for `x`, in f64.
+/// The output of a net with three layers for `x`, in f64.
 fn through_net(x: &[f32], layers: [(&[f32], &[f32]); 3]) -> Vec<f64> {
     let mut x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     for (i, (weights, biases)) in layers.into_iter().enumerate() {
@@ -966,7 +966,7 @@ fn signatures_by_nets_and_their_distances() {
             let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
             let asked = Asked::new(&gpu, heads, d, storage);
             let what = format!("{storage:?} {bits} bits of {d}, group {group}, {each} nets, {tokens} tokens");
-            // Weights of a size at which sums stay about as large as what they are of.
+            // Weights of a size that keeps sums about as large as their inputs.
             let layers = |nets: usize, seed: u64| -> [(Vec<f32>, Vec<f32>); 3] {
                 std::array::from_fn(|i| {
                     let outputs = if i < 2 { d } else { bits };
@@ -988,7 +988,7 @@ fn signatures_by_nets_and_their_distances() {
                 through_net(x, [own(0), own(1), own(2)])
             };
             let words = bits.div_ceil(32);
-            // A sign may differ only where the sum is nothing.
+            // A sign may differ only if the sum is almost zero.
             let check = |word: &dyn Fn(usize) -> u32, expected: &[f64]| {
                 for (bit, y) in expected.iter().enumerate() {
                     let set = word(bit / 32) >> (bit % 32) & 1 == 1;
@@ -1020,7 +1020,7 @@ fn signatures_by_nets_and_their_distances() {
                 let expected = bits_of(i % heads % (known * group), &of_queries, asked.query(i / heads, i % heads, d));
                 check(&|word| of_rows[i * words + word], &expected);
             }
-            // Distances are whole numbers, so all scores are equal to the bit.
+            // Distances are whole numbers, so all scores are equal bit by bit.
             let ties = TieOrder { seed: [77, 5], levels: 9, unit: 1.0 / 8192.0 };
             let index = Signatures { buffer: &signed, kv_heads, nets: each, words, tokens };
             let exact = |row: usize, head: usize, column: usize| {
@@ -1039,7 +1039,7 @@ fn signatures_by_nets_and_their_distances() {
     }
 }
 
-/// The level of a place among those at one distance.
+/// The tie level of a token among those at the same distance.
 fn level(ties: &TieOrder, place: usize) -> u32 {
     let mix = |x: u32| {
         let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
@@ -1052,18 +1052,18 @@ fn level(ties: &TieOrder, place: usize) -> u32 {
 
 /// Random signatures of keys, and of the queries of three rows.
 struct Signed {
-    /// KV heads, query heads of each, nets of each.
+    /// The number of KV heads, of query heads for each, and of nets for each.
     heads: [usize; 3],
     words: usize,
     tokens: usize,
-    /// `[kv_head][net][word][token, to a multiple of four]`.
+    /// `[kv_head][net][word][token, padded to a multiple of four]`.
     keys: Vec<u32>,
     /// `[row][head][word]`.
     queries: Vec<u32>,
 }
 
 impl Signed {
-    /// Keys have bits only where `bits` has.
+    /// Keys with random bits under the mask `bits`, and zeros elsewhere.
     fn new(heads: [usize; 3], words: usize, tokens: usize, bits: u32) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(u64::from(bits));
         let [kv_heads, group, nets] = heads;
@@ -1081,7 +1081,7 @@ impl Signed {
         (0..words).map(|word| (key(word) ^ query(word)).count_ones()).sum()
     }
 
-    /// The tokens that are nearest to some heads of a row together.
+    /// The tokens nearest to some heads of a row together.
     fn nearest(&self, row: usize, heads: Range<usize>, k: usize, ties: &TieOrder) -> Vec<u32> {
         let all = |token: usize| heads.clone().map(|head| self.distance(row, head, token)).sum::<u32>();
         let mut order: Vec<_> = (0..self.tokens).map(|t| (all(t), u32::MAX - level(ties, t), t as u32)).collect();
@@ -1092,7 +1092,7 @@ impl Signed {
     }
 }
 
-/// Checks which tokens are found nearest where keys are all alike, in a few ways, or in many.
+/// Checks the nearest tokens for keys that are all alike, that have few different values, and that have many.
 fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties: TieOrder) {
     let ([kv_heads, group, nets], first) = (shape, 3);
     for bits in [0, 7, u32::MAX] {
@@ -1146,7 +1146,7 @@ fn the_nearest_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 1, 1], 8, 3000, ties(12));
 }
 
-/// Each kernel that does so, once: short enough for a tool that watches every access.
+/// Each kernel that finds the nearest signatures, once: short enough for a tool that checks every access.
 #[test]
 #[ignore = "needs a GPU"]
 fn each_kernel_finds_the_nearest_signatures() {
@@ -1157,7 +1157,7 @@ fn each_kernel_finds_the_nearest_signatures() {
     }
 }
 
-/// Lists so long that blocks have many tokens each, and so many that few blocks find each.
+/// Lists so long that every block has many tokens, and so many that few blocks work on each.
 #[test]
 #[ignore = "needs a GPU"]
 fn the_nearest_of_many_signatures_are_found_at_once() {
@@ -1170,7 +1170,7 @@ fn the_nearest_of_many_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 2, 1], 2, 500_000, ties);
 }
 
-/// Scores of many kinds, by a name.
+/// Scores with the distribution of this name.
 fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
     let numbers = noise(count, seed);
     let kind = |(i, x): (usize, f32)| match kind {
@@ -1186,7 +1186,7 @@ fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
     numbers.into_iter().enumerate().map(kind).collect()
 }
 
-/// What one list of a run holds, by the algorithm as it is stated, on maps, in f64.
+/// The state of one list of a run, by the published algorithm, with maps and f64.
 struct NaiveHeld {
     heavy: BTreeMap<usize, f64>,
     window: BTreeMap<usize, f64>,
@@ -1216,7 +1216,7 @@ impl NaiveHeld {
     }
 }
 
-/// Two runs of the same prefix that step in turns, two rows of one at a time and one of the other.
+/// Two runs of the same prefix that take turns, with two rows of one and one row of the other in each step.
 #[test]
 #[ignore = "needs a GPU"]
 fn heavy_hitters_are_those_of_the_algorithm() {
@@ -1263,7 +1263,7 @@ fn heavy_hitters_are_those_of_the_algorithm() {
             let mut totals = [tokens; 2];
             let (mut picked, mut room) = (TokenLists::default(), HoldingWorkspace::default());
             for step in 0..25 {
-                // Rows of the queries, and whose they are.
+                // The rows of the queries, and the runs that they belong to.
                 let runs = if step % 2 == 0 { [0, 1, 0] } else { [1, 0, 1] };
                 let queries = stored(&noise(3 * heads * d, 7000 + step), storage);
                 let mut rows = HostDeviceVec::default();
@@ -1316,7 +1316,7 @@ fn heavy_hitters_are_those_of_the_algorithm() {
     }
 }
 
-/// Tokens of the pages that the host picks.
+/// The tokens of the pages that the host selects.
 fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
     let Pages { tokens, size } = pages;
     let of = |page: u32| {
@@ -1326,7 +1326,7 @@ fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
     top_k(scores, k).into_iter().flat_map(of).collect()
 }
 
-/// Lists that the device picks of `scores`, two lists for each row, which picks as many pages as `chosen` says.
+/// The lists that the device selects from `scores`, two for each row, with the numbers of pages in `chosen`.
 fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
     let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), HostDeviceVec::default(), Scores::default());
     let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
@@ -1343,13 +1343,13 @@ fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> Tok
     lists
 }
 
-/// Checks what the device picks of scores of some kinds, two lists for each row.
+/// Checks the device's selections for scores of some kinds, with two lists for each row.
 fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
     let n = pages.count();
     for kind in kinds {
         let scores = scores_like(kind, 2 * chosen.len() * n, 140);
         let lists = pick_there(gpu, &scores, chosen, pages);
-        // Of many lists some, of both launches.
+        // If there are many lists, check some from both launches.
         for (i, scores) in scores.chunks_exact(n).enumerate().step_by(if chosen.len() > 3 { 7 } else { 1 }) {
             let picked = lists.download(gpu, i / 2, i % 2).unwrap();
             let expected = pages_of(scores, chosen[i / 2], pages);
@@ -1384,7 +1384,7 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
             check_picks(&gpu, &pages, &["noise", "negative", "equal", "few", "zeros", "wide", "odd"], &chosen);
         }
     }
-    // So many lists that fewer blocks take each; lists so long that a block has many of them open.
+    // So many lists that fewer blocks work on each; lists so long that a block has many open candidates.
     for (rows, tokens) in [(20, 5000), (20, 65_536), (20, 65_537), (17, 140_000), (20, 270_000), (2, 530_000)] {
         let pages = Pages { tokens: 3..3 + tokens, size: 1 };
         let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3, 77][row % 3]).collect();
@@ -1392,7 +1392,7 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
     }
 }
 
-/// Each kernel that picks, once where a sample tells the truth and once where it misleads: short enough for a tool that watches every
+/// Each selection kernel once with a representative sample and once with a misleading one, short enough for a tool that checks every
 /// access.
 #[test]
 #[ignore = "needs a GPU"]
@@ -1405,7 +1405,7 @@ fn each_kernel_picks_the_largest_of_scores() {
     }
 }
 
-/// The order in which scores are picked.
+/// The order in which scores are selected.
 fn by_score(scores: &[f32]) -> Vec<u32> {
     let score = |i: &u32| Some(scores[*i as usize]).filter(|x| !x.is_nan()).unwrap_or(f32::NEG_INFINITY);
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
@@ -1413,7 +1413,7 @@ fn by_score(scores: &[f32]) -> Vec<u32> {
     order
 }
 
-/// How many of the largest scores it takes at least and at most to have a share of the mass, as far as rounding may tell.
+/// The least and the greatest number of largest scores that hold a share of the mass, within rounding.
 fn needed_for_share(scores: &[f32], order: &[u32], (share, scale): (f64, f32), least: usize) -> [usize; 2] {
     let n = order.len();
     let max = f64::from(scores[order[0] as usize]);
@@ -1478,7 +1478,7 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
     }
 }
 
-/// What [`spattn::kernels::cuda::DrawWorkspace`] asks for: keys of generators with these seeds.
+/// The input of [`spattn::kernels::cuda::DrawWorkspace`]: the keys of generators with these seeds.
 fn draw_keys(seeds: impl IntoIterator<Item = u64>) -> Vec<u32> {
     let words = |seed| ChaCha8Rng::seed_from_u64(seed).get_seed();
     seeds.into_iter().flat_map(|seed| words(seed).as_chunks::<4>().0.to_vec()).map(u32::from_le_bytes).collect()
@@ -1518,7 +1518,7 @@ fn draws_are_those_of_the_host() {
                     let x = rng.random::<f64>() * mass;
                     let drawn = up_to.partition_point(|sum| *sum <= x).min(n - 1);
                     expected[drawn] += 1;
-                    // What falls within rounding of a bound may fall to a neighbour.
+                    // A number within rounding of a bound may be counted for a neighbour.
                     near += usize::from(
                         [drawn.saturating_sub(1), drawn].iter().any(|i| (up_to[*i] - x).abs() < 1e-5 * mass),
                     );
@@ -1532,7 +1532,7 @@ fn draws_are_those_of_the_host() {
                 let (mut found, mut strange) = (0, 0);
                 for (token, weight) in picked.iter().zip(weights) {
                     let i = *token as usize - tokens.start;
-                    // The exponential of what is left of the logit is its share of the draws, of the mass.
+                    // The exponential of the remaining logit is its share of the draws times the mass.
                     let left = (f64::from(scale) * f64::from(scores[i]) - f64::from(weight)).exp() / mass;
                     let times = (left * draws as f64).round();
                     assert!((left * draws as f64 / times - 1.0).abs() < 1e-3, "{what}: {left} of the draws");
@@ -1590,7 +1590,7 @@ fn codes_stand_for_centroids() {
     }
 }
 
-/// Logits by the `r` largest channels of a query, or of those of its group together, from the definition.
+/// Logits by the `r` largest channels of a query, or of its group's queries together, from the definition.
 fn logits_by_channels(queries: &[&[f32]], own: &[f32], r: usize, keys: &[&[f32]]) -> Vec<f64> {
     let d = own.len();
     let mut order: Vec<usize> = (0..d).collect();
@@ -1652,7 +1652,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                     let sums: Vec<f64> = (0..n).map(|t| own.iter().map(|logits| logits[t]).sum()).collect();
                     assert_scores(&scores, &sums, group * d, &format!("{what}, list {list} of {count}"));
                 }
-                // In the first row few are picked, in the second all.
+                // The first row selects few tokens, the second one all.
                 let picked = [n.div_ceil(9), n];
                 let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
                 lists.resize(&gpu, TokenListLayout::new(count, n), vec![tokens.end; 2]).unwrap();
@@ -1683,7 +1683,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
 #[ignore = "needs a GPU"]
 fn what_lists_hold_is_counted() {
     let gpu = gpu();
-    // Two lists a row: of the two query heads of one KV head, or of two KV heads with three query heads each.
+    // Two lists for each row: for the two query heads of one KV head, or for two KV heads with three query heads each.
     for (kv_heads, heads) in [(1, 2), (2, 6), (2, 2)] {
         for (size, tokens, chosen) in
             [(1, 4..300, [10, 0, 296]), (16, 4..1001, [9, 63, 62]), (1, 10..900_000, [100_000, 3, 899_990])]
@@ -1728,7 +1728,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
     let gpu = gpu();
     let (d, kv_heads, prefix_tokens, total) = (64, 2, 400, 403);
     for storage in STORAGES {
-        // A list for each query head, or for each KV head with three of them.
+        // A list for each query head, or for each KV head with three query heads.
         for group in [1, 3] {
             let heads = kv_heads * group;
             let prefix = Kv::new(kv_heads, prefix_tokens, d, 160, storage);
@@ -1796,7 +1796,7 @@ fn long_lists_go_up_in_pieces() {
     for count in [1, 65_536, 65_537, 1 << 20, (1 << 20) + 3, 3 << 20] {
         let numbers: Vec<u32> = (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
         let mut buffer = gpu.alloc(4 * count + 4).unwrap();
-        // Twice in a row, so that pieces are under way when others are written.
+        // Twice in a row, so that pieces are still being copied when others are written.
         gpu.upload_to(&mut buffer, 4, &vec![7u32; count]).unwrap();
         gpu.upload_to(&mut buffer, 4, &numbers).unwrap();
         let mut back = vec![0u32; count];
@@ -1839,13 +1839,13 @@ fn prefill_attention_of_odd_sizes() {
     }
 }
 
-/// Blocks whose lists are drawn, with and without diagonals and tokens of rows' own: each row attends the tokens of its list and of the
-/// diagonals before its start, each once, all from there to itself, and its own with what is added to their logits.
+/// Blocks with random lists, with and without diagonals and extra tokens for single rows. Each row attends the tokens of its list and of
+/// the diagonals before its start, each once; all tokens from its start to itself; and its extra tokens with a bias on their logits.
 #[test]
 #[ignore = "needs a GPU"]
 fn blocks_of_rows_attend_lists_and_stretches() {
     let gpu = gpu();
-    // Width, heads of a group, rows of a block, whether a group shares its lists.
+    // Width, heads of a group, rows of a block, and whether a group shares its lists.
     let cases = [
         (16, 1, 32, false),
         (64, 4, 32, true),
@@ -1877,7 +1877,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let share = f64::from(draws_of_starts[list * rows + row]).abs();
                     ((first + row) as f64 * share) as usize
                 };
-                // No diagonal, or of each list a third of the near distances, and few of the far ones.
+                // No diagonals, or for each list a third of the near distances and few of the far ones.
                 let draws_of_distances = noise(lists * total, 95);
                 let distances = |list: usize| -> Vec<usize> {
                     let bound = |distance: usize| if distance < 50 { 0.4 } else { 0.96 };
@@ -1890,7 +1890,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let met = diagonals.into_iter().filter_map(|distance| (first + row).checked_sub(distance));
                     listed.chain(met).filter(|token| *token < start(list, row)).collect()
                 };
-                // Of two rows in three some of what is left before the start, in any order, as it is or heavier or lighter.
+                // In two of three rows, some of the other tokens before the start, in any order, with a bias of zero or another one.
                 let draws_of_own = noise(lists * rows * total, 96);
                 let own = |has_diagonals: bool, list: usize, row: usize| -> Vec<(u32, f32)> {
                     let (before, draws) =
@@ -1958,7 +1958,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
     }
 }
 
-/// Planned masks of a prompt so long that its lists go up in several pieces: each row attends its own.
+/// Planned masks of a prompt so long that its lists are uploaded in several pieces: each row attends its own tokens.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_prompts_are_read_by_planned_masks_in_pieces() {
@@ -1981,7 +1981,7 @@ fn long_prompts_are_read_by_planned_masks_in_pieces() {
     }
 }
 
-/// Checks that a device reads a prompt by a mask as the host does, in chunks of so many rows each: what is attended, and what it costs.
+/// Checks that a device prefills with a mask as the host does, in chunks of the given rows: the same output and the same cost.
 fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usize, kv: &LayerKv, chunks: &[usize]) {
     let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
     let mut here = SparsePrefill::new(method, 1, 7).unwrap();
@@ -1998,7 +1998,7 @@ fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usi
     }
 }
 
-/// A prompt that a device reads by a mask, in chunks: what is attended, and what it cost.
+/// Prefills with a mask on a device, in chunks. Returns the output and its cost.
 fn read_there(
     gpu: &Gpu,
     method: &Configured,
@@ -2081,7 +2081,7 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         let (heads, kv_heads, tokens) = (6, 2, 941);
         let queries = stored(&noise(tokens * heads * d, 61), storage);
         let values = noise(tokens * kv_heads * d, 63);
-        // Keys of their own; and the same key for all, so that blocks score alike and the first of them are kept.
+        // Different keys; and the same key for all, so that blocks have equal scores and the first ones are kept.
         let own_keys = noise(tokens * kv_heads * d, 62);
         let shared_keys: Vec<f32> =
             own_keys.chunks(kv_heads * d).flat_map(|_| own_keys[..kv_heads * d].to_vec()).collect();
@@ -2098,7 +2098,7 @@ fn prompts_are_read_by_masks_as_on_the_host() {
     }
 }
 
-/// The last rows of several contexts, which are the same one: each has what its rows have where all of the prompt is read on the host.
+/// The last rows of several equal contexts give the same as those rows in a prefill of the whole prompt on the host.
 #[test]
 #[ignore = "needs a GPU"]
 fn last_rows_of_several_contexts_are_those_of_one() {
@@ -2135,7 +2135,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
     }
 }
 
-/// What every row of a prompt attends, all of it, in f64.
+/// The output of dense attention for every row of a prompt, in f64.
 fn attend_densely(queries: &[f32], heads: usize, kv: &LayerKv, out: &mut [f32]) {
     let (shape, width) = (kv.shape(), heads * kv.shape().d);
     let (d, group) = (shape.d, heads / shape.kv_heads);
@@ -2155,8 +2155,8 @@ fn attend_densely(queries: &[f32], heads: usize, kv: &LayerKv, out: &mut [f32]) 
     });
 }
 
-/// Prompts of few tokens, of which rows have none of their own, or some: without sinks and window, where all but the row itself is its
-/// own, and with a window that leaves some rows nothing.
+/// Short prompts with or without extra tokens for single rows: without sink and window, where every other token is an extra one, and with a
+/// window that leaves nothing for some rows.
 #[test]
 #[ignore = "needs a GPU"]
 fn short_prompts_are_read_by_masks_with_tokens_of_rows_own() {
@@ -2216,7 +2216,7 @@ fn what_keys_receive_from_a_prompt() {
                 };
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 let whole = received(&[rows]);
-                // The logarithms come from the same products as the weights, so that only sums are rounded.
+                // The logarithms come from the same products as the weights, so only sums are rounded.
                 assert_near(&whole, &expected, 2e-5, &what);
                 let parts: Vec<usize> = [1, 17, 100].into_iter().filter(|to| *to < rows).chain([rows]).collect();
                 assert_eq!(whole, received(&parts), "{what}, in pieces");
@@ -2325,7 +2325,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
     }
 }
 
-/// Methods of every way to pick and to weigh.
+/// Methods of every kind of selection and weighting.
 const SPECS: [&str; 16] = [
     "full",
     "topk:k=16",
@@ -2345,7 +2345,7 @@ const SPECS: [&str; 16] = [
     "pqcache:k=16",
 ];
 
-/// Methods that pick on a device, or nothing, for a layer alone.
+/// Methods that select on a device or not at all, for a single layer.
 const ALONE: [&str; 17] = [
     "full",
     "streaming_llm:window=100",
@@ -2391,7 +2391,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
             }
             (kv, rows.next().unwrap(), rows.next().unwrap())
         };
-        // Two sequences, of which the first comes again as the third.
+        // Two sequences; the first one is repeated as the third.
         let drawn = [drawn(400), drawn(500)];
         let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
         let alone = Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
@@ -2405,7 +2405,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
             let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
             let times = run.times().unwrap();
             assert!(times.whole > std::time::Duration::ZERO, "{spec}: {times:?}");
-            // Hopper picks the nearest signatures without writing scores.
+            // On Hopper, the nearest signatures are selected without writing scores.
             let parts = match spec.split(':').next().unwrap() {
                 "topk" | "quest" | "sparq" | "topp" => [true, true],
                 "lsh_bits" => [true, gpu.info().unwrap().capability.0 != 9],
@@ -2420,11 +2420,11 @@ fn a_layer_alone_gives_what_the_host_gives() {
                 fork.step(0, own, key, value, &mut expected);
                 let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
                 let what = format!("{dtype:?} {d} wide, {tokens} tokens, {spec}, sequence {i}");
-                // A pick of two that are nearly equal may fall the other way.
+                // A choice between two nearly equal scores may differ.
                 assert_near(&ours[i * HEADS * d..][..HEADS * d], &expected, tolerance(storage).max(2e-3) * 2.0, &what);
                 attended += fork.costs().total(|_| true).attended_tokens;
             }
-            // A hash of a number near nothing may fall the other way, too.
+            // So may the hash of a number near zero.
             let ours = run.fork().costs().total(|_| true).attended_tokens;
             let allowed = if spec.starts_with("magicpig") { attended / 1000 } else { 0 };
             assert!(ours.abs_diff(attended) <= allowed, "{dtype:?}, {spec}: {ours} tokens attended, not {attended}");
@@ -2432,9 +2432,9 @@ fn a_layer_alone_gives_what_the_host_gives() {
     }
 }
 
-/// What all methods of [`SPECS`] give behind most of a prompt that `reader` has read: logits by step, and the runs.
+/// The results of all methods in [`SPECS`] after `reader` has read most of a prompt: the logits of each step, and the runs.
 ///
-/// Both devices go on from the same numbers, since a bit of a hash that differs changes what is sampled.
+/// Both devices continue from the same numbers, because a single different bit of a hash would change what is sampled.
 fn run_all(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -2443,7 +2443,7 @@ fn run_all(
     run_some(reader, golden, &SPECS, fidelity, false)
 }
 
-/// As [`run_all`], of some methods; the host may pick for all of them.
+/// As [`run_all`], for some methods; the host may select for all of them.
 fn run_some(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -2455,7 +2455,7 @@ fn run_some(
     run_methods(reader, golden, &methods, fidelity, on_host)
 }
 
-/// As [`run_some`], of methods that may have learned something.
+/// As [`run_some`], for methods that may have a calibration.
 fn run_methods(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -2523,7 +2523,7 @@ fn every_way_to_pick_gives_what_the_cpu_gives() {
     }
 }
 
-/// Steps whose shape repeats are recorded and launched again; those of several rows are not.
+/// Steps whose shape repeats are recorded and launched again; steps of several rows are not.
 #[test]
 #[ignore = "needs a GPU"]
 fn recorded_steps_give_what_launched_ones_give() {
@@ -2537,7 +2537,7 @@ fn recorded_steps_give_what_launched_ones_give() {
         specs.iter().map(|spec| cache.fork(&method(spec), false)).collect()
     };
     let (mut alone, mut together) = (prefixes.map(forks), prefixes.map(forks));
-    // Tails outgrow their first room of 64 tokens.
+    // Tails outgrow their first capacity of 64 tokens.
     for (step, token) in g.prompt[..80].iter().enumerate() {
         for (own, shared) in alone.iter_mut().zip(&mut together) {
             let mut streams: Vec<Stream> =
@@ -2552,7 +2552,7 @@ fn recorded_steps_give_what_launched_ones_give() {
     }
 }
 
-/// Methods that pick on the device, or whose picks hang on nothing that a step brings.
+/// Methods that select on the device, or whose selection does not depend on the step.
 const THERE: [&str; 56] = [
     "topk:k=16",
     "topk:k=1",
@@ -2588,7 +2588,7 @@ const THERE: [&str; 56] = [
     "topp:density=0.4",
     "topk:pick=topp,p=0.7,per=kv_head",
     "topk:pick=topp,p=1",
-    // Of many draws some fall within rounding of a bound; `draws_are_those_of_the_host` looks at those.
+    // Of many draws, some fall within rounding of a bound; `draws_are_those_of_the_host` covers those.
     "oracle_sampling:budget=16",
     "oracle_sampling:budget=1",
     "infllm:page=8,k=24,representatives=3,window=10",
@@ -2601,7 +2601,7 @@ const THERE: [&str; 56] = [
     "h2o:k=16,recent=20",
     "h2o:k=1,recent=1,per=kv_head",
     "h2o:k=30,recent=7,per=kv_head,reduce=max",
-    // What leaves the window finds room for ever, and for some time.
+    // Tokens that leave the window are kept forever, or for some time.
     "h2o:k=1000000,recent=9",
     "h2o:sink=0,k=200,recent=300",
     "h2o",
@@ -2621,8 +2621,8 @@ fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
     ["llama3", "qwen2"].into_iter().for_each(check_picks_there);
 }
 
-/// The same costs, but for what the heads of a group read together: scores that are nearly equal may come out in another order. Draws
-/// fall now and then to the token beside, where scores round otherwise, so how many tokens they come to differs by one or two.
+/// Checks that costs are equal, except for what the heads of a group read together, because nearly equal scores may be ordered differently.
+/// Random draws may select the neighbouring token if scores round differently, so their number of distinct tokens may differ by one or two.
 fn assert_alike(a: &LayerCosts, b: &LayerCosts, what: &str) {
     let draws = what.starts_with("oracle_sampling");
     for (layer, (ours, others)) in a.layers().iter().zip(b.layers()).enumerate() {
@@ -2686,7 +2686,7 @@ fn check_picks_there(model: &str) {
     }
 }
 
-/// What a kind of calibration learns from a model's prompt.
+/// A kind of calibration, learned from a model's prompt.
 fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
     let (config, n) = (golden.decoder.config(), golden.prompt.len());
     let model = ModelShape {
@@ -2743,7 +2743,7 @@ fn methods_that_have_learned_pick_what_the_host_picks() {
     }
 }
 
-/// Threads of the pool that look at a chunk at once: what is copied for one of them must not be dealt out so that it waits for itself.
+/// Several threads observe a chunk at once: a copy for one of them must not be scheduled so that it waits for itself.
 #[test]
 #[ignore = "needs a GPU"]
 fn many_threads_may_look_at_what_a_device_reads() {
@@ -2771,7 +2771,7 @@ fn many_threads_may_look_at_what_a_device_reads() {
 #[ignore = "needs a GPU"]
 fn runs_of_one_method_are_picked_for_together() {
     let g = load("llama3", CUDA);
-    // Of the last ones only the index is the same: one answer cannot stand for another.
+    // The last ones share only an index, so that no answer can be used for another.
     let specs = [
         "topk:k=16",
         "quest:k=32",
@@ -2853,7 +2853,7 @@ fn a_prefix_is_gone_on_with() {
     }
 }
 
-/// Attention mass of all heads of all layers of a prompt, read in two parts.
+/// The attention mass of all heads of all layers over a prompt that is read in two parts.
 fn masses(g: &golden_model::Golden) -> Vec<f32> {
     let (decoder, n) = (&g.decoder, g.prompt.len());
     let needs = std::collections::BTreeSet::from([PromptNeed::AttentionMass]);

@@ -1,7 +1,7 @@
 //! The order of the code itself: no files of a crate import each other in a circle, no two public types of a crate share a name, and
 //! the factor of logits is computed in one place.
 //!
-//! That no crate imports from one above it, the compiler holds.
+//! The compiler already ensures that no crate imports from one above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,10 +23,10 @@ const CRATES: &[(&str, &str)] = &[
     ("spattn", "src"),
 ];
 
-/// A module by the names from the root of its crate down.
+/// A module, by the names from its crate's root down.
 type Module = Vec<String>;
 
-/// A source file of a crate, without what is only compiled for tests.
+/// A source file of a crate, without code that is compiled only for tests.
 struct Source {
     path: PathBuf,
     items: Vec<syn::Item>,
@@ -92,7 +92,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// The paths of a `use`, each in full, with whether it gives its end another name.
+/// The full paths of a `use`, each with the name that it introduces.
 fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, String)>) {
     let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
     match tree {
@@ -107,7 +107,7 @@ fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, Strin
     }
 }
 
-/// A path from the root of the crate; `None` for one that leads to another crate.
+/// A path from the root of the crate; `None` if it leads to another crate.
 fn absolute(path: &[String], module: &Module) -> Option<Module> {
     let mut at = module.clone();
     let mut rest = path;
@@ -128,7 +128,7 @@ fn absolute(path: &[String], module: &Module) -> Option<Module> {
     Some([at, rest.to_vec()].concat())
 }
 
-/// What a file names: paths in code and in imports that it does not pass on.
+/// The paths that a file uses, in code and in imports that it does not re-export.
 struct Named<'a> {
     module: &'a Module,
     children: BTreeSet<String>,
@@ -148,7 +148,7 @@ impl Named<'_> {
 
 impl<'ast> Visit<'ast> for Named<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        // What a module passes on for its children is no import of its own.
+        // A re-export for child modules is not an import of the module itself.
         if matches!(item.vis, syn::Visibility::Inherited) {
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
@@ -162,7 +162,7 @@ impl<'ast> Visit<'ast> for Named<'_> {
         }
     }
 
-    /// Who may see an item is no import.
+    /// The visibility of an item is not an import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -173,12 +173,12 @@ impl<'ast> Visit<'ast> for Named<'_> {
     }
 }
 
-/// What each module passes on: by the name that it is passed on by, where it is from.
+/// The re-exports of each module: from the module and the new name to the original path.
 fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), Module> {
     let mut passed = BTreeMap::new();
     for (module, source) in sources {
         for item in &source.items {
-            // Modules below may name what is imported for this one alone, too.
+            // Child modules can use private imports too.
             let syn::Item::Use(item) = item else { continue };
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
@@ -195,14 +195,14 @@ fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), M
     passed
 }
 
-/// The file that defines what a path leads to.
+/// The file that defines the item of a path.
 fn file_of(
     path: &Module,
     sources: &BTreeMap<Module, Source>,
     passed: &BTreeMap<(Module, String), Module>,
 ) -> Option<Module> {
     let mut path = path.clone();
-    // Names may be passed on several times.
+    // Names may be re-exported several times.
     for _ in 0..8 {
         let depth = (0..=path.len()).rev().find(|depth| sources.contains_key(&path[..*depth]))?;
         let module = path[..depth].to_vec();
@@ -228,7 +228,7 @@ fn imports(sources: &BTreeMap<Module, Source>) -> BTreeMap<Module, BTreeSet<Modu
     sources.iter().map(of).collect()
 }
 
-/// All that can be reached from a file by imports.
+/// All files that a file's imports lead to.
 fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut left = vec![from.clone()];
@@ -239,7 +239,7 @@ fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTree
     reached
 }
 
-/// The circles among imports: sets of files each of which reaches all others.
+/// The circles among imports: sets of files each of which leads to all others.
 fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports.keys().map(|file| (file, reached(file, imports))).collect();
     let circle = |(file, reached): (&&Module, &BTreeSet<Module>)| {

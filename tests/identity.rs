@@ -1,5 +1,5 @@
-//! Numbers of two questions never enter one mean: whatever decides a prompt, its answer or its score is changed under the
-//! same names, and then the run is resumed, and reported together with a run of what it is now.
+//! Numbers of two different questions never enter the same mean. Each case changes something that determines a prompt, its answer or its
+//! score under the same names; then the run is resumed, and reported together with a run of the changed version.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 const RUN: &str = "run";
-/// The methods of a run, of one that goes on with one more, and of a run beside it.
+/// The methods of a run, of a resumption with one more, and of a separate run.
 const FIRST: &[&str] = &["-m", "random:ratio=0.5"];
 const MORE: &[&str] = &["-m", "random:ratio=0.5", "-m", "topk:k=4"];
 const BESIDE: &[&str] = &["--no-full", "-m", "topk:k=4"];
@@ -41,7 +41,7 @@ impl Place {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Replaces a text that has to be there.
+    /// Replaces a text that must exist.
     fn replace(&self, name: &str, from: &str, to: &str) {
         let text = self.read(name);
         assert!(text.contains(from), "{name} has no {from}");
@@ -68,7 +68,7 @@ impl Place {
         self.eval_from(["model", "data"], out, task, more)
     }
 
-    /// The same with the model and the data at other paths.
+    /// The same with the model and data at other paths.
     fn eval_from(&self, [model, data]: [&str; 2], out: &str, task: &str, more: &[&str]) -> Ran {
         let base = ["eval", "--model", model, "-t", task, "-n", "3", "--quiet", "--skip-bad", "--data", data];
         self.spattn(&[&base, more, &["--out", out]].concat())
@@ -174,18 +174,18 @@ fn place(dir: &Path) -> Place {
     place
 }
 
-/// Changes something of a place.
+/// A change to a place.
 type Change = fn(&Place);
 
-/// A change, and what is said of it.
+/// A change, and the expected message.
 struct Case {
     name: &'static str,
     task: &'static str,
-    /// The task after the change, where it is named with other options.
+    /// The task after the change, if its options change.
     then: Option<&'static str>,
     more: &'static [&'static str],
     change: Change,
-    /// What the refused resumption says.
+    /// The message of the refused resumption.
     says: &'static str,
 }
 
@@ -343,7 +343,7 @@ fn summary(ran: &Ran) -> Vec<Value> {
     serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}\n{}", ran.stdout, ran.stderr))
 }
 
-/// What is wrong with how a change is met; empty if nothing is.
+/// The faults in how a change is handled; empty if there are none.
 fn faults(case: &Case) -> String {
     let dir = TempDir::new().unwrap();
     let place = place(dir.path());
@@ -356,7 +356,7 @@ fn faults(case: &Case) -> String {
     let task = case.then.unwrap_or(case.task);
     let mut faults = String::new();
 
-    // With the same methods and with one more: nothing is written, and the change is named.
+    // With the same methods and with one more: nothing is written, and the message names the change.
     for methods in [FIRST, MORE] {
         let resumed = place.eval(RUN, task, &[case.more, methods, &["--resume"]].concat());
         let is_refused = resumed.status == Some(2) && resumed.stderr.contains(case.says);
@@ -368,7 +368,7 @@ fn faults(case: &Case) -> String {
         }
     }
 
-    // Beside a run of what it is now.
+    // Together with a run of the changed version.
     let now = place.eval("now", task, &[case.more, BESIDE].concat());
     if now.status != Some(0) {
         return format!("{faults}the run of what it is now fails: {}", now.stderr);
@@ -401,7 +401,7 @@ fn no_change_of_what_is_asked_goes_unnoticed() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Records of another run in a folder are noticed, although its manifest says what it said.
+/// Records of another run in a folder are noticed, although the manifest is unchanged.
 #[test]
 fn records_of_another_run_are_not_gone_on_with() {
     let dir = TempDir::new().unwrap();
@@ -413,7 +413,7 @@ fn records_of_another_run_are_not_gone_on_with() {
     place.write("run/samples.jsonl", &place.read("other/samples.jsonl"));
     let resumed = place.eval(RUN, ROWS, &[MORE, &["--resume"]].concat());
     assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
-    // Both under one name and number.
+    // Both under the same name and number.
     place.write("run/samples.jsonl", &format!("{own}{}", place.read("other/samples.jsonl")));
     let resumed = place.eval(RUN, ROWS, &[FIRST, &["--resume"]].concat());
     assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
@@ -421,7 +421,7 @@ fn records_of_another_run_are_not_gone_on_with() {
     assert!(report.stderr.contains("answer different questions under one number"), "{}", report.stderr);
 }
 
-/// A row that is gone cannot be compared; the others are still the same questions.
+/// A row that was removed cannot be compared; the others are still the same questions.
 #[test]
 fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
     let dir = TempDir::new().unwrap();
@@ -437,7 +437,7 @@ fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
     assert!(rows.iter().all(|r| r["delta_full"].is_number()), "{rows:?}");
 }
 
-/// What does not decide an answer may change: the run goes on, and both are one table.
+/// Changes that do not affect answers are allowed: the run is resumed, and both runs form one table.
 #[test]
 fn what_decides_nothing_may_change() {
     let changes: [(&str, &str, Change); 8] = [
@@ -478,7 +478,7 @@ fn what_decides_nothing_may_change() {
     }
 }
 
-/// Other paths to the same model and the same data, and a copy of the data: the run goes on, and nothing is run twice.
+/// Other paths to the same model and data, and a copy of the data: the run is resumed, and nothing is run twice.
 #[test]
 fn what_is_reached_by_another_path_is_the_same() {
     const SETS: [(&str, &[&str]); 3] =
@@ -507,7 +507,7 @@ fn what_is_reached_by_another_path_is_the_same() {
         let rows = summary(&resumed);
         assert!(rows.iter().all(|r| r["model"] == "model" && r["delta_full"].is_number()), "{task}: {rows:?}");
     }
-    // Other data and other weights at another path are others.
+    // Different data and weights at another path are noticed.
     place.write("copy/longbench/hotpotqa.jsonl", &qa_rows("hotpotqa", 1));
     let refused = place.eval_from(["model", "copy"], "run0", SETS[0].0, &[FIRST, &["--resume"]].concat());
     assert!(refused.status == Some(2) && refused.stderr.contains("`--data` was"), "{}", refused.stderr);
@@ -530,7 +530,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
-/// Files of one name in different folders, as RULER's are, are different tasks.
+/// Files with the same name in different folders, such as RULER's, are different tasks.
 #[test]
 fn files_of_one_name_are_told_apart() {
     let dir = TempDir::new().unwrap();
@@ -548,7 +548,7 @@ fn files_of_one_name_are_told_apart() {
     assert!(named("topk")["delta_full"].is_null());
 }
 
-/// A folder that was written before records had a digest is resumed where they spell out the same, and said to be unchecked.
+/// A folder from before records had a digest is resumed if the fields of its records agree, with a note that the rest is unchecked.
 #[test]
 fn folders_of_older_versions_are_resumed_and_told_apart() {
     let dir = TempDir::new().unwrap();
@@ -563,7 +563,7 @@ fn folders_of_older_versions_are_resumed_and_told_apart() {
     }
     let identity = Value::Object(identity.clone()).to_string();
     place.write("old/manifest.json", &manifest.to_string());
-    // As keys were made then.
+    // Keys as old versions made them.
     let key = |sample: u64, method: &str| {
         format!("{:x}", sha256(&format!("{identity}\njsonl:rows\n0\n{sample}\n{method}")))[..32].to_owned()
     };
@@ -586,7 +586,7 @@ fn folders_of_older_versions_are_resumed_and_told_apart() {
     assert!(rows.iter().all(|r| r["n"] == 3 && r["delta_full"].is_number()), "{rows:?}");
     assert_eq!(place.read("old/samples.jsonl").lines().count(), 9, "nothing was run twice");
 
-    // What older records spell out is compared.
+    // The fields of old records are compared.
     place.write(
         "old/samples.jsonl",
         &lines(records.lines().map(|line| {

@@ -1,4 +1,4 @@
-//! What searched indexes find on the built-in model: keys of a real prefill, queries of the tokens behind it.
+//! The recall of searched indexes on the built-in model, with keys of a real prefill and queries of the tokens after it.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -16,9 +16,9 @@ use spattn::model::tokenizer::TokenizerOptions;
 use spattn::tasks::text::essays::Essays;
 
 const TOKENS: usize = 2000;
-/// Tokens at the end that ask.
+/// The number of last tokens whose queries search.
 const ASKING: usize = 16;
-/// Tokens between the candidates and the ones that ask, attended anyway.
+/// Tokens between the candidates and the searching tokens, which are attended anyway.
 const LOCAL: usize = 64;
 const SINK: usize = 4;
 
@@ -26,7 +26,7 @@ struct Scene {
     model: Model,
     prefill: Prefill,
     stats: PromptStats,
-    /// By layer, `[token][head][d]` of the asking tokens.
+    /// By layer, `[token][head][d]` of the searching tokens.
     queries: Vec<Vec<f32>>,
 }
 
@@ -57,7 +57,7 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
     Scene { model, prefill, stats, queries }
 });
 
-/// Tokens picked for every query of every layer, and what that cost.
+/// The tokens selected for every query of every layer, and the cost.
 fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     let Scene { model, prefill, stats, queries } = &*SCENE;
     let (shape, tokens) = (model.shape(), prefill.prefix.tokens());
@@ -119,8 +119,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     (picks, cost)
 }
 
-/// Mean share of the exact top-k that a method picks, and the least of a layer; and its inner products as a
-/// share of all.
+/// The share of the exact top-k that a method selects, as mean and as the least of a layer; and its inner products as a share of all.
 fn recall(spec: &str, exact: &str) -> (f64, f64, f64) {
     let ((found, cost), (wanted, scan)) = (picks(spec), picks(exact));
     let share = |(found, wanted): (&Vec<u32>, &Vec<u32>)| {

@@ -1,5 +1,5 @@
-//! `spattn sweep --launch slurm` and `spattn status` as users run them, with commands that stand in for Slurm's: they note
-//! what they were told. `scripts/slurm_check.sh` does the same with a real Slurm.
+//! `spattn sweep --launch slurm` and `spattn status` as users run them, with substitutes for Slurm's commands that store their arguments.
+//! `scripts/slurm_check.sh` does the same with a real Slurm.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +39,7 @@ fn shards_of_other_splits_that_are_all_of_a_run_lack_nothing() {
     let union: BTreeSet<String> = of("a").chain(of("b")).collect();
     assert_eq!(union.len() < 32, lacking.contains("lack others"), "{} of 32: {lacking}", union.len());
     assert!(!said(&["a", "c"]).contains("missing"));
-    // As many shards as there are contexts, and one more, which has nothing to do.
+    // As many shards as there are contexts, and one more, which is empty.
     for number in 1..=8 {
         shard(&format!("{number}/9"), &format!("nine/{number}"));
     }
@@ -50,8 +50,8 @@ fn shards_of_other_splits_that_are_all_of_a_run_lack_nothing() {
     assert!(said(&["nine"]).contains("shards 3/9, 9/9 of a run are missing"), "{}", said(&["nine"]));
 }
 
-/// A folder with a matrix, and commands that stand in for Slurm's: sbatch gives the number 71 and keeps its arguments,
-/// squeue prints what is in a file.
+/// A folder with a matrix and substitutes for Slurm's commands: sbatch returns the number 71 and stores its arguments, squeue prints a
+/// file.
 fn site() -> Site {
     let temp = TempDir::new().unwrap();
     fs::write(temp.path().join("matrix.toml"), MATRIX).unwrap();
@@ -145,7 +145,7 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     let dry = stdout(&site.launch(&["--jobs", "3", "--sbatch", "partition=gpu,time=1:00:00", "--dry-run"], 0));
     assert!(dry.contains("#SBATCH --array=1-3\n") && dry.contains("#SBATCH --partition=gpu\n"), "{dry}");
     assert!(dry.contains("not submitted; to submit 3 shards: sbatch --array=1-3 ") && !site.path("submitted").exists());
-    // What was only planned is planned anew.
+    // A plan that was not submitted is replaced.
     let said = stdout(&site.launch(&["--jobs", "4", "--threads", "1"], 0));
     assert!(said.contains("32 records on 8 contexts in 4 shards"), "{said}");
     assert!(said.contains("submitted 4 shards (1-4) as job 71\n"), "{said}");
@@ -165,13 +165,13 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     assert!(text.contains("\nlongest over mean of 4 shards that are done: 1.00 as estimated, "), "{text}");
     for shard in site.status()["shards"].as_array().unwrap() {
         let (seconds, processor) = (shard["seconds"].as_u64().unwrap(), shard["processor_s"].as_f64().unwrap());
-        // One thread is never more at work than the clock on the wall says, which counts whole seconds.
+        // One thread uses at most as many processor seconds as pass on the clock, which counts whole seconds.
         assert!(processor > 0.0 && processor < seconds as f64 + 2.0, "{shard}");
     }
     assert!(text.contains("scores so far\n  builtin ruler/niah_multiquery 400 question  full "), "{text}");
     assert!(stdout(&site.launch(&["--resume"], 0)).contains("nothing is missing"));
 
-    // What was merged is what one run gives.
+    // The merged records equal those of a single run.
     site.run(&["sweep", "matrix.toml", "--out", "whole", "--quiet"], 0);
     assert_eq!(keys(&site.path("out/shards")), keys(&site.path("whole")));
     for (dir, out) in [("out", "many"), ("whole", "one")] {
@@ -221,12 +221,12 @@ fn what_is_missing_is_submitted_and_what_failed_only_if_asked() {
             .unwrap()
     };
     assert_eq!((resumed(&[]).as_str(), resumed(&["--retry-failed"]).as_str()), ("3", "1,3"));
-    // Another matrix is another sweep, and a folder has one.
+    // Another matrix is another sweep, which needs its own folder.
     let other = stderr(&site.launch(&["--resume"], 2));
     assert!(other.contains("was planned with another matrix"), "{other}");
     let again = stderr(&site.launch(&jobs, 2));
     assert!(again.contains("already holds a sweep") && again.contains("--resume submits what is missing"), "{again}");
-    // An edited script is submitted as it is; options that are given now go to sbatch.
+    // An edited script is submitted unchanged; new options go to sbatch.
     let script = site.path("out/sweep.sbatch");
     let edited = fs::read_to_string(&script).unwrap() + "# mine\n";
     fs::write(&script, &edited).unwrap();
@@ -256,7 +256,7 @@ fn a_sites_template_is_honoured_and_refusals_of_sbatch_are_told() {
     assert!(stdout(&site.launch(&["--resume"], 0)).contains("as job 72"));
 }
 
-/// Sends a signal to a run when it has records, and tells how it ended.
+/// Sends a signal to a run when it has records, and checks how it ends.
 fn stopped(signal: &str, ends: impl Fn(&Output)) {
     let site = site();
     let args = ["sweep", "matrix.toml", "-n", "40", "--shard", "1/2", "--out", "run", "--resume", "--quiet"];
@@ -270,7 +270,7 @@ fn stopped(signal: &str, ends: impl Fn(&Output)) {
     Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     ends(&output);
-    // The folder is free, its records are whole, and the attempt is told of.
+    // The folder is free, its records are complete, and the attempt is logged.
     let records = store::load_records(&site.path("run")).unwrap();
     assert!(records.notices.is_empty() && records.records.len() >= 4 && records.records.len().is_multiple_of(2));
     assert!(!site.path("run/.owner").exists());
@@ -305,10 +305,10 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
     assert!(said.contains(&format!("is being written by process {}", first.id())), "{said}");
     first.kill().unwrap();
     first.wait().unwrap();
-    // Killed, it left its name; nobody else of this machine can hold the lock, so that is no obstacle.
+    // A killed process leaves its name. Because no other process on this machine holds the lock, that does not prevent a resumption.
     assert!(site.path("run/.owner").exists());
     site.run(&["sweep", "matrix.toml", "-n", "1", "--out", "run", "--resume", "--quiet"], 0);
-    // One elsewhere, whose lock is not seen here, gives signs of life.
+    // A process on another machine, whose lock is not visible here, shows that it lives.
     let owner = site.path("run/.owner");
     let line = |count: u32| format!("{{\"host\":\"elsewhere\",\"pid\":7,\"since\":1,\"count\":{count}}}\n");
     fs::write(&owner, line(0)).unwrap();
@@ -322,7 +322,7 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
     assert!(stderr(&output).contains("is being written by process 7 on elsewhere"), "{}", stderr(&output));
 }
 
-/// Writes shards of records as a run would have them: all of `methods` on examples of two tasks at two lengths.
+/// Writes shards with the records of a run: `methods` on examples of two tasks at two lengths.
 fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
     site.run(
         &[
@@ -386,8 +386,8 @@ fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
     shards * contexts * methods.len()
 }
 
-/// Plans a thousand shards, makes their records, and looks at them; the seconds that each took are printed. No command may
-/// use more than so many kilobytes of address space.
+/// Plans a thousand shards, makes their records and looks at them; prints the seconds of each step. No command may use more than
+/// `most_kilobytes` of address space.
 fn a_thousand_shards(contexts: usize, most_kilobytes: u64) {
     let site = site();
     let timed = |args: &[&str]| {

@@ -1,5 +1,5 @@
-//! Likelihoods of given text: against Hugging Face transformers (`scripts/make_golden_models.py likelihood`), and token
-//! by token against one pass over all tokens.
+//! Likelihoods of given text, compared with Hugging Face transformers (`scripts/make_golden_models.py likelihood`), and token by token with
+//! one pass over all tokens.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -33,7 +33,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
     specs.iter().map(one).collect()
 }
 
-/// The checkpoint that the golden likelihoods are of, and its prompt.
+/// The checkpoint of the golden likelihoods, and its prompt.
 fn checkpoint() -> (Decoder, Vec<u32>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/llama-bias");
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
@@ -93,7 +93,7 @@ fn windowed_perplexity_is_that_of_transformers() {
     assert_eq!(expected.len(), text.len() / window);
     for (tokens, nll) in text.chunks_exact(window).zip(&expected) {
         let (prompt, scored) = tokens.split_at(window - scored);
-        // Sparse from the last prompt token, from all of the prompt, and from the first scored token's successor.
+        // Sparse from the last prompt token, from the start of the prompt, and from the token after the first scored one.
         for prefix in [prompt.len() - 1, 1, prompt.len()] {
             let ours = run(&decoder, request(prompt, prefix, &[scored.into()], &full)).runs[0].answers[0].nll;
             assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} from a prefix of {prefix}");
@@ -118,7 +118,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
             TextToScore::from(&text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize])
         })
         .collect();
-    // With all tokens picked, a method that has an index shared by all options is exact as well.
+    // If it selects all tokens, a method with an index that all options share is exact too.
     let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
     let outcomes = [
         run(&decoder, request(prompt, prompt.len() - 1, &options, &all).not_compared()),

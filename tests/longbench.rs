@@ -1,4 +1,4 @@
-//! LongBench through the program: rows in the published format in, scored records out.
+//! LongBench through the program: rows in the published format give scored records.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ struct Ran {
 
 fn run(args: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    // Never the user's hub cache, data or network.
+    // Never use the user's hub cache, data or network.
     command
         .args(args)
         .env("HF_HUB_OFFLINE", "1")
@@ -44,7 +44,7 @@ fn fails(args: &[&str], status: i32, words: &[&str]) {
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-/// Rows of one set: `count` of them, of about `words` words.
+/// `count` rows of one set, each with about `words` words.
 fn rows(set: &str, count: usize, words: usize) -> Vec<Value> {
     let text = |row: usize| -> String {
         let facts = (0..words / 8).map(|i| format!("The river at town {} is {} miles long. ", row * 31 + i, i * 7 + 1));
@@ -130,7 +130,7 @@ fn twenty_rows_are_run_cut_scored_and_scored_again() {
         assert!(set != "samsum" || record["new_tokens"].as_u64().unwrap() >= 1);
     }
 
-    // The records score as they did when they were made.
+    // The records get the same scores as when they were made.
     let again = ok(&["score", out_arg]);
     assert!(again.stderr.is_empty(), "{}", again.stderr);
     assert!(
@@ -273,7 +273,7 @@ fn data_sets_are_fetched_from_a_mirror_listed_and_checked() {
     assert_eq!(refused.status, Some(1));
     assert!(refused.stderr.contains("not the published file: it has 2 bytes"), "{}", refused.stderr);
     assert!(!data.join("squad/dev-v2.0.json").exists(), "nothing is left of it");
-    // As many bytes as are published, and not those.
+    // The published number of bytes, but other bytes.
     fs::create_dir(mirror.join("winogrande")).unwrap();
     fs::write(mirror.join("winogrande/winogrande_1.1.zip"), vec![0; 3_395_492]).unwrap();
     let refused = fetch("winogrande");

@@ -1,4 +1,4 @@
-//! Everything a model is read from, against references made by `scripts/make_golden_models.py`.
+//! All files of a model, compared with references made by `scripts/make_golden_models.py`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,7 +86,7 @@ fn rope_equals_the_reference() {
             let mut table = RopeTable::new(&rope, length);
             table.grow(length);
             let position = case["position"].as_u64().unwrap() as usize;
-            // An ulp of a frequency is this much of an angle.
+            // One ulp of a frequency changes an angle by this much.
             let tolerance = 2e-6 + position as f32 * 1.2e-7;
             let cos = largest_difference(table.cos(position), &floats(&case["cos"]));
             let sin = largest_difference(table.sin(position), &floats(&case["sin"]));
@@ -137,7 +137,7 @@ fn config_of(name: &str) -> ModelConfig {
     ModelConfig::parse(&fs::read_to_string(&path).unwrap(), name).unwrap()
 }
 
-/// Names and shapes of all tensors a model of this config has.
+/// Names and shapes of all tensors of a model with this config.
 fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let mut all = vec![
@@ -223,7 +223,7 @@ fn stored_types_and_shards_are_read() {
 
 #[test]
 fn the_identity_of_a_single_file_is_its_hash() {
-    // Of an empty list of tensors, so that the value can be checked with sha256sum.
+    // An empty list of tensors, so that the value can be checked with sha256sum.
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
     let one = Weights::open_folder(folder.path()).unwrap().sha256().unwrap();
@@ -252,7 +252,7 @@ fn resolve(folder: &Path) -> anyhow::Result<ModelFiles> {
     ModelSource::parse(folder.to_str().unwrap())?.resolve()
 }
 
-/// The message of a folder that cannot be used, with the folder's path cut from it.
+/// The error of an unusable folder, without the folder's path.
 fn fault(folder: &TempDir) -> String {
     let message = match resolve(folder.path()) {
         Err(error) => format!("{error:#}"),
@@ -317,7 +317,7 @@ fn each_fault_of_a_folder_is_one_line() {
     );
 }
 
-// --- What a checkpoint stores beside what is read ---
+// --- Tensors that are stored but not read ---
 
 /// Tensors of a file by name: type, shape, bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -347,7 +347,7 @@ fn open(folder: &TempDir) -> anyhow::Result<OpenModel> {
     OpenModel::open(&source, Some(KvDtype::F32), TokenizerOptions::default())
 }
 
-/// The notes of a model, with the folder's path cut from them.
+/// The notes about a model, without the folder's path.
 fn notes(folder: &TempDir) -> Vec<String> {
     let folder_name = folder.path().display().to_string();
     open(folder).unwrap().notes.iter().map(|note| note.replace(&folder_name, "DIR")).collect()
@@ -358,18 +358,18 @@ fn logits(folder: &TempDir) -> Vec<f32> {
     model.decoder.all_logits(&[5, 9, 200, 17]).unwrap()
 }
 
-/// An output matrix that is the embeddings, with each number halved if `other`.
+/// Adds an output matrix equal to the embeddings; `other` changes it.
 fn add_head(tensors: &mut Tensors, other: bool) {
     let (dtype, shape, mut data) = tensors["model.embed_tokens.weight"].clone();
     assert_eq!(dtype, Dtype::F16);
     if other {
-        // The sign of every third number is the other one.
+        // Flip the sign of every third number.
         data.iter_mut().skip(1).step_by(6).for_each(|byte| *byte ^= 0x80);
     }
     tensors.insert("lm_head.weight".to_owned(), (dtype, shape, data));
 }
 
-/// As `PreTrainedModel.tie_weights` of transformers 5: a head that is stored and differs is not tied, with a warning.
+/// As `PreTrainedModel.tie_weights` of transformers 5: a stored head that differs is not tied, with a warning.
 #[test]
 fn a_stored_head_counts_where_it_differs_from_the_embeddings() {
     let (plain, equal, other, stated) = (copy_of("llama3"), copy_of("llama3"), copy_of("llama3"), copy_of("llama3"));
@@ -389,14 +389,14 @@ fn a_stored_head_counts_where_it_differs_from_the_embeddings() {
         said[0].starts_with("DIR/model.safetensors: `lm_head.weight` is stored and differs from the embeddings"),
         "{said:?}"
     );
-    // Of two matrices that are one, either may be stored.
+    // If two matrices are the same, either one may be stored.
     let alone = copy_of("llama3");
     edit_tensors(&alone, |t| {
         let embedding = t.remove("model.embed_tokens.weight").unwrap();
         t.insert("lm_head.weight".to_owned(), embedding);
     });
     assert_eq!((logits(&alone), notes(&alone)), (logits(&plain), vec![]));
-    // The same numbers in another type are no difference.
+    // The same numbers in another type are not a difference.
     edit_tensors(&equal, |t| {
         let (_, shape, data) = t["lm_head.weight"].clone();
         let wide = data.as_chunks::<2>().0.iter().flat_map(|word| f16::from_le_bytes(*word).to_f32().to_le_bytes());
@@ -417,7 +417,7 @@ fn tensors_that_nothing_reads_are_named() {
     };
     let with =
         |names: &'static [&str]| told(&|folder| edit_tensors(folder, |t| names.iter().for_each(|n| vector(t, n))));
-    // Buffers that transformers works out itself, and passes over in silence (`_adjust_missing_and_unexpected_keys`).
+    // Buffers that transformers computes itself and ignores silently (`_adjust_missing_and_unexpected_keys`).
     assert_eq!(with(&["model.layers.0.self_attn.rotary_emb.inv_freq", "model.embeddings.position_ids"]), [""; 0]);
     assert_eq!(with(&["score.weight"]), ["DIR/model.safetensors: 1 tensor is not read: `score.weight`"]);
     assert_eq!(
@@ -450,7 +450,7 @@ fn a_tensor_in_two_shards_is_ambiguous() {
 
 #[test]
 fn checkpoints_of_other_formats_are_called_by_their_names() {
-    /// Renames the queries' matrix to a tensor of such a type.
+    /// Renames the queries' matrix to one with this ending and type.
     fn queries(folder: &TempDir, ending: &str, dtype: Dtype) {
         const QUERIES: &str = "model.layers.0.self_attn.q_proj";
         let bytes = if dtype == Dtype::U8 { 4 } else { 16 };
@@ -572,7 +572,7 @@ fn nothing_is_to_be_said_of_the_built_in_model() {
 fn notes_on_a_model_are_printed_once_and_kept_in_the_manifest() {
     let folder = built_in();
     edit_tensors(&folder, |t| drop(t.insert("score.weight".to_owned(), (Dtype::F32, vec![2], vec![0; 8]))));
-    // As SmolLM2: the tokenizer puts no BOS in front, and each turn of the template begins with it.
+    // As SmolLM2: the tokenizer adds no BOS, but each turn of the template begins with one.
     edit_json(&folder, "tokenizer.json", json!({"post_processor": null}));
     let template = "<s>user\n{{ messages[0].content }}</s>\n<s>assistant\n";
     edit_json(&folder, "tokenizer_config.json", json!({"chat_template": template}));
@@ -599,7 +599,7 @@ fn notes_on_a_model_are_printed_once_and_kept_in_the_manifest() {
     assert_eq!(manifest["model"]["notes"], json!(told));
     let record: Value = serde_json::from_str(read("samples.jsonl").lines().next().unwrap()).unwrap();
     assert_eq!(record["bos_tokens"], 1);
-    // A dry run looks at the checkpoint as well.
+    // A dry run checks the checkpoint too.
     let matrix = folder.path().join("matrix.toml");
     let text = format!("model = [{:?}]\ntasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1", folder.path());
     fs::write(&matrix, text).unwrap();
@@ -660,7 +660,7 @@ fn ids_and_texts_equal_the_reference() {
         let ids: Vec<u32> = serde_json::from_value(entry["ids"].clone()).unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), text(entry, "decoded"), "{input:?}");
         assert_eq!(tokenizer.encode_text(input, false).unwrap()[..], ids[1..], "{input:?}");
-        // Only a text that brings its own BOS differs: the reference would make it two.
+        // Only a text that contains its own BOS differs: the reference would add a second one.
         if !input.starts_with("<s>") {
             let prompt = tokenizer.encode_prompt(input, "").unwrap();
             assert_eq!(prompt.ids, ids, "{input:?}");
@@ -693,7 +693,7 @@ fn there_is_exactly_one_bos_however_it_comes() {
     assert_eq!(first(&with_chat(template)), (1, 1));
     assert_eq!(first(&with_chat(without)), (1, 1));
     assert_eq!(first(&builtin_with(|_| ()).unwrap()), (1, 1));
-    // The config's word counts where the tokenizer itself adds nothing.
+    // The config applies if the tokenizer itself adds nothing.
     let stated = builtin_with(|f| {
         no_processor(f);
         settings(f, json!({"add_bos_token": true}));
@@ -732,7 +732,7 @@ fn the_chat_template_wraps_the_turn_and_opens_the_answer() {
     let question = "  context. ".len();
     let token = prompt.token_of_user_byte(question);
     assert!(prompt.text[prompt.offsets[token].0..].trim_start().starts_with("Question?"));
-    // A file of its own wins, a list has a default, and the template can be left out.
+    // A separate file takes precedence, a list has a default, and the template can be left out.
     let own = builtin_with(|f| {
         settings(f, json!({"chat_template": template}));
         f.chat_template =
@@ -805,7 +805,7 @@ fn the_question_starts_with_the_first_token_that_holds_a_byte_of_it() {
     let (start, end) = prompt.offsets[token];
     assert!(start <= context.len() && context.len() < end);
     assert!(prompt.offsets[..token].iter().all(|(_, end)| *end <= context.len()));
-    // In the middle of a word: the straddling token is the question's.
+    // In the middle of a word, the straddling token belongs to the question.
     let inside = prompt.token_of_user_byte(1);
     assert_eq!((inside, prompt.offsets[inside]), (1, (0, 3)));
     assert_eq!(prompt.token_at(prompt.text.len()), prompt.ids.len());
@@ -814,7 +814,7 @@ fn the_question_starts_with_the_first_token_that_holds_a_byte_of_it() {
 
 #[test]
 fn offsets_are_bytes_also_behind_wide_characters() {
-    // A post-processor that trims offsets, as Llama 3 has, must not shift them either.
+    // A post-processor that trims offsets, as in Llama 3, must not shift them.
     let trimming = |f: &mut ModelFiles| {
         edit_tokenizer(f, |j| {
             let byte_level =
@@ -873,8 +873,8 @@ fn ends_that_make_no_sense_are_refused_in_whatever_file() {
     }
 }
 
-/// As `_from_pretrained` of transformers 5: `special_tokens_map.json` and `added_tokens.json` count where
-/// `tokenizer_config.json` has no `added_tokens_decoder`; the former then wins over it.
+/// As `_from_pretrained` of transformers 5: `special_tokens_map.json` and `added_tokens.json` count if `tokenizer_config.json` has no
+/// `added_tokens_decoder`; the first then takes precedence.
 #[test]
 fn special_tokens_are_read_where_transformers_reads_them() {
     let file = |name: &str, json: Value| Some(TextFile { name: name.into(), text: json.to_string().into() });
@@ -936,7 +936,7 @@ fn special_tokens_are_read_where_transformers_reads_them() {
 
 #[test]
 fn special_tokens_are_never_split() {
-    // The reference marks named tokens that tokenizer.json has as plain ones.
+    // The reference marks named tokens even if tokenizer.json lists them as plain.
     let unmarked = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["added_tokens"] = json!([]));
     let tokenizer = builtin_with(unmarked).unwrap();
     assert_eq!(tokenizer.encode_text("</s>", false).unwrap(), [2]);
@@ -969,8 +969,8 @@ fn special_tokens_that_the_tokenizer_lacks_are_told_of() {
     assert!(notes(json!({"bos_token": null, "add_bos_token": true}))[0].contains("no `bos_token` is named"));
 }
 
-/// Which tokens stand around a text was worked out by running transformers 5.24.0 and 4.46.3 (`LlamaTokenizer`) on files of these
-/// kinds: 5 goes by `tokenizer.json` alone, 4 by the flags.
+/// The expected tokens around a text come from transformers 5.24.0 and 4.46.3 (`LlamaTokenizer`), run on such files: version 5 uses
+/// `tokenizer.json` alone, version 4 the flags.
 #[test]
 fn flags_that_differ_from_the_tokenizers_own_front_are_told_of() {
     let notes = |has_front: bool, changes: Value| {
@@ -1088,7 +1088,7 @@ fn only_bos_tokens_at_the_beginning_are_counted() {
     };
     let usual = builtin_with(|_| ()).unwrap();
     assert_eq!(["hi", "hi <s> and <s>", "<s>hi", "<s><s>hi"].map(|text| leading(&usual, text)), [1, 1, 1, 2].map(Some));
-    // As SmolLM2: no BOS is put in front, but each turn of the template begins with it. As Qwen: there is one in no prompt.
+    // As SmolLM2: no BOS is added, but each turn of the template begins with one. As Qwen: no prompt has one.
     let none = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
     let turns = builtin_with(|f| {
         none(f);
@@ -1096,12 +1096,12 @@ fn only_bos_tokens_at_the_beginning_are_counted() {
     });
     assert_eq!(leading(&turns.unwrap(), "hi"), Some(1));
     assert_eq!(leading(&builtin_with(none).unwrap(), "hi"), None);
-    // A template that writes one more than it should.
+    // A template that writes one BOS too many.
     let twice = builtin_with(|f| {
         settings(f, json!({"chat_template": "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}"}))
     });
     assert_eq!(leading(&twice.unwrap(), "hi"), Some(2));
-    // The prompt of another tokenizer, which lacks what this one puts in front.
+    // The prompt of another tokenizer, without this one's first tokens.
     assert_eq!(usual.leading_bos(&[5, 1]), Some(0));
 }
 
@@ -1114,7 +1114,7 @@ fn faults_of_a_tokenizer_are_one_line() {
     };
     let broken = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: "{\n}".into() });
     assert!(broken.starts_with("t/tokenizer.json: not a tokenizer: "), "{broken}");
-    // The crate that reads it panics where the JSON is torn at its decoder.
+    // The crate that parses it panics if the JSON is truncated at its decoder.
     let torn = r#"{"version": "1.0", "decoder": }"#;
     let torn = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: torn.into() });
     assert!(torn.starts_with("t/tokenizer.json: not a tokenizer: it is damaged: "), "{torn}");
@@ -1127,7 +1127,7 @@ fn faults_of_a_tokenizer_are_one_line() {
     assert!(template.starts_with("tokenizer_config.json: the chat template cannot be read: line 1: "), "{template}");
 }
 
-// --- The hub, against a server of our own ---
+// --- The hub, replaced by a server in this test ---
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -1264,7 +1264,7 @@ fn a_model_is_downloaded_once_and_then_needs_no_network() {
     }
     let commit = format!("org/model@{COMMIT}");
     assert!(ModelSource::parse(&commit).unwrap().resolve_with(&offline).is_ok());
-    // A shard lost from the cache is noticed before anything is loaded.
+    // A shard that is missing from the cache is noticed before anything is loaded.
     let snapshot = cache.path().join("models--org--model/snapshots").join(COMMIT);
     fs::remove_file(snapshot.join("model-00002-of-00002.safetensors")).unwrap();
     let error = hub_error("org/model", &offline);
@@ -1317,7 +1317,7 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     let all = "`tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`, `special_tokens_map.json` and \
                `added_tokens.json` are";
     assert_eq!(files.notes, [doubt(all)]);
-    // Names that other tools looked for in vain are no doubt, nor are files that would not be read.
+    // Names that other tools looked for in vain raise no doubt, and neither do files that would not be read.
     let notes_with = |file: &str| {
         fs::create_dir_all(root.join(".no_exist").join(COMMIT)).unwrap();
         fs::write(root.join(".no_exist").join(COMMIT).join(file), "").unwrap();
@@ -1329,7 +1329,7 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     assert_eq!(notes_with("chat_template.jinja"), [""; 0]);
     fs::remove_dir_all(root.join(".no_exist")).unwrap();
     fs::remove_file(snapshot.join("tokenizer_config.json")).unwrap();
-    // With network the rest is fetched, and what is cached is not fetched again.
+    // With a network, the rest is fetched, but not what is cached.
     let hub = Hub::start(remote.path().to_owned());
     let files = source.resolve_with(&options(&cache, &hub.address)).unwrap();
     assert!(files.notes.is_empty() && files.tokenizer_config.is_some());
@@ -1482,7 +1482,7 @@ fn data_that_other_tools_have_cached_is_used_with_a_word_of_doubt() {
     fs::copy(remote.path().join("wordlists/a.txt"), snapshot.join("wordlists/a.txt")).unwrap();
     let part = data("hub:org/data", &offline).unwrap();
     assert_eq!(part.notes, ["org/data: the cache may not have all files of this data set (HF_HUB_OFFLINE is set)"]);
-    // Runs on a part must not pass for runs on the whole.
+    // Runs on a part of the data must not be recorded as runs on all of it.
     assert_eq!(part.id, format!("hub:org/data@{COMMIT} (files: 1)"));
 
     let hub = Hub::start(remote.path().to_owned());

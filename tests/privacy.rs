@@ -1,5 +1,5 @@
-//! What is written about a user, and that `--anonymous` leaves it out: a user's own words are looked for in all files that
-//! commands leave behind.
+//! What is written about a user, and that `--anonymous` leaves it out: the tests search all files that commands write for the user's own
+//! words.
 
 #![cfg(unix)]
 
@@ -14,11 +14,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Part of all paths of this user, with a blank.
+/// A part of all paths of this user, with a space.
 const USER: &str = "alice smith";
 const PROMPT: &str = "Answer as Alice would.";
 
-/// A user's home: two models of one folder name with other weights, rows, and a system prompt in a file.
+/// A user's home: two models with the same folder name and different weights, rows, and a system prompt in a file.
 struct Home {
     _temp: TempDir,
     dir: PathBuf,
@@ -55,7 +55,7 @@ impl Home {
         self.dir.join(out)
     }
 
-    /// Files below a folder in which something of the user is.
+    /// The files below a folder that contain something about the user.
     fn found(&self, folder: &Path) -> Vec<String> {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let own =
@@ -70,7 +70,7 @@ impl Home {
     }
 }
 
-/// The built-in model in a folder, with a chat template; weights at some bytes from their end are others.
+/// The built-in model in a folder, with a chat template and changed weights at some bytes from the end.
 fn model(folder: &Path, changed: &[usize]) {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
     fs::create_dir_all(folder).unwrap();
@@ -87,7 +87,7 @@ fn model(folder: &Path, changed: &[usize]) {
     fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
 }
 
-/// All files below a folder as text, with what is packed in pages; pictures are drawn from the text beside them.
+/// All files below a folder as text, with the compressed parts of pages unpacked. Pictures are drawn from the text beside them.
 fn texts(folder: &Path) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -146,20 +146,20 @@ fn a_run_leaves_the_user_out_and_goes_on() {
     assert_eq!(manifest["config"]["tasks"], json!(["jsonl:rows.jsonl"]));
     assert!(manifest["identity"]["system_prompt"].as_str().unwrap().starts_with("sha256:"), "{manifest}");
 
-    // Another prompt is another run, whatever is kept of it.
+    // Another prompt is another run, even if it is not stored.
     let other = ["eval", "-q", "--model", &model, "-t", &rows, "-m", "topk:k=8", "--system-prompt", "Other."];
     let refused = home.run(&[&other[..], &["-n", "2", "--anonymous", "--resume"]].concat(), "run");
     assert!(
         refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("`--system-prompt` was")
     );
-    // A folder goes on as it began.
+    // A folder is resumed with the setting that it started with.
     for (out, flag) in [("run", None), ("open", Some("--anonymous"))] {
         let refused = home.run(&[&args[..], &["-n", "2", "--resume"], flag.as_slice()].concat(), out);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(refused.status.code() == Some(2) && said.contains("--anonymous"), "{said}");
     }
 
-    // Of the run that was made without it.
+    // A report of the run that was made without it.
     let report = home.ok(&["report", open.to_str().unwrap(), "--anonymous"], "published");
     assert_eq!(home.found(&report), [""; 0]);
     for name in ["summary.csv", "summary.md", "summary.tex", "report.html", "tables/method_by_task.md"] {
@@ -173,7 +173,7 @@ fn folders_of_one_name_are_told_apart_in_a_sweep_and_attempts_name_nobody() {
     let home = Home::new();
     model(&home.dir.join("tuned/qwen"), &[2, 200, 2000]);
     let [first, second, gone] = ["models/qwen", "tuned/qwen", "models/not there"].map(|name| home.path(name));
-    // Paths are in a config, whose blanks no argument shows.
+    // The paths are in a config, so spaces need no quoting.
     let config = home.path("c.toml");
     fs::write(&config, format!("model = {}\n", json!([first, second, gone]))).unwrap();
     let args = ["sweep", &config, "-q", "-t", "needle/number:depths=50", "-l", "512", "-n", "1", "-m", "topk:k=8"];
@@ -194,7 +194,7 @@ fn folders_of_one_name_are_told_apart_in_a_sweep_and_attempts_name_nobody() {
         attempts.contains("not there") && attempts.contains("\"job-") && attempts.contains("\"pid\":0"),
         "{attempts}"
     );
-    // The same of one that was made without it.
+    // A report of the sweep that was made without it.
     let ran = home.run(&args, "open");
     assert_eq!(ran.status.code(), Some(1));
     let open = home.dir.join("open");
@@ -233,7 +233,7 @@ fn other_commands_leave_the_user_out_too() {
         let anonymous = home.ok(&[&args[..], &["--anonymous"]].concat(), &format!("{name} 2"));
         assert_eq!(home.found(&anonymous), [""; 0], "{name}");
     }
-    // A bench that was made without it is drawn anew.
+    // A benchmark that was made without it is drawn again.
     let bench = home.path("bench");
     let refused = home.run(&["report", &bench, "--anonymous"], "bench");
     assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
@@ -242,7 +242,7 @@ fn other_commands_leave_the_user_out_too() {
     assert_eq!(home.found(&drawn), [""; 0]);
 }
 
-/// Items of the papers at a length and on a task that the built-in model can be run on.
+/// Items of the papers, with a length and a task that suit the built-in model.
 fn items(home: &Home) -> [String; 2] {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/papers");
     ["topk/figure-5", "hip/figure-20"].map(|name| {
@@ -271,7 +271,7 @@ fn papers_are_reproduced_without_the_user() {
         assert!(out.join("RESULTS.md").is_file() && out.join("runs").is_dir(), "{name}");
         assert_eq!(home.found(&out), [""; 0], "{name}");
         assert_eq!(result(&out), result(&open), "{name}: all is as it is without the flag");
-        // What fails later is written beside the records that are there.
+        // A later failure is written beside the existing records.
         assert!(!home.run(&[&args[..], &[&gone, "--anonymous"]].concat(), &name).status.success());
         assert_eq!(home.found(&out), [""; 0], "{name}");
         if out.join(format!("runs/paper/own/{name}/samples.jsonl")).is_file() {
@@ -281,7 +281,7 @@ fn papers_are_reproduced_without_the_user() {
     }
 }
 
-/// The page lists what a run writes: a file or a field of the manifest that is new has to be looked at.
+/// docs/privacy.md lists what a run writes: a new file or field of the manifest needs a decision.
 #[test]
 fn the_page_lists_what_a_run_writes() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/privacy.md")).unwrap();
@@ -298,7 +298,7 @@ fn the_page_lists_what_a_run_writes() {
         };
         assert!(page.contains(&listed), "{name} is not in docs/privacy.md");
     }
-    // Fields that say where and by whom a run was made are known; others have no words of the user's.
+    // The fields that say where and by whom a run was made are known; the others contain no words of the user.
     let known = [
         "program",
         "created",

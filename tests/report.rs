@@ -1,4 +1,4 @@
-//! Scorers, statistics, the run folder and what is drawn from it, through the public interface.
+//! Scorers, statistics, the run folder and reports, through the public interface.
 
 use serde_json::Value;
 use spattn::tasks::metrics::Metric;
@@ -24,7 +24,7 @@ fn metrics_agree_with_our_golden_values() {
         let score = metric.score(&prediction, &strings(&row["references"]), &strings(&row["all_classes"]));
         assert!(close(score, row["score"].as_f64().unwrap()), "{score} for {row}");
     }
-    // Those of AIME are held to the published program's beside the metric.
+    // AIME is compared with the published program beside the metric's own tests.
     let aime: Vec<Value> = serde_json::from_str(include_str!("golden/aime.json")).unwrap();
     for row in &aime {
         let text = |key: &str| row[key].as_str().unwrap().to_owned();
@@ -38,7 +38,7 @@ fn metrics_agree_with_our_golden_values() {
     assert!(Metric::all().all(covered));
 }
 
-/// The larger set of golden values, of the official code itself, where it is at hand.
+/// The larger set of golden values from the official code, if it is available.
 fn shared_golden() -> Option<Value> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data/metric_golden.json");
     match std::fs::read(path) {
@@ -223,7 +223,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
     assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
 }
 
-/// What a report of records writes, by name.
+/// The files of a report of some records, by name.
 fn written(records: &[Record]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let files = Report::new(records, &[]).write_all(dir.path()).unwrap().files;
@@ -246,7 +246,7 @@ fn a_large_sweep_shows_a_handful_and_links_the_rest() {
     }
     let files = written(&records);
     let figures: Vec<&String> = files.keys().filter(|name| name.ends_with(".svg")).collect();
-    // Score against four costs at four lengths, against length, and 240 bars of time on pages.
+    // Score against four costs at four lengths, against length, and 240 bars of time on several pages.
     assert!(figures.len() > 4 * 4 + 1 + 4, "{figures:?}");
     for name in &figures {
         let height: u32 = files[*name].split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
@@ -281,7 +281,7 @@ fn figures_of_one_number_are_left_out_and_told_of() {
 #[test]
 fn a_method_has_one_colour_in_all_figures() {
     let mut records = Vec::new();
-    // In the one figure it comes first, in the other behind two more.
+    // In one figure it comes first, in the other after two more.
     for (length, methods) in [(1024, &["quest", "loki"][..]), (4096, &["snapkv", "h2o", "quest"])] {
         for (i, method) in methods.iter().enumerate() {
             let made = record("ruler/vt", method, "", 0, i as f64 / 4.0);

@@ -38,7 +38,7 @@ fn path(dir: &Path) -> &str {
     dir.to_str().unwrap()
 }
 
-/// All files below a folder that were drawn, by name.
+/// All drawn files below a folder, by name.
 fn drawn(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -113,7 +113,7 @@ fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
 
 const METHODS: [(&str, &str); 4] = [("full", ""), ("topk", "k=16"), ("quest", "page=16"), ("magicpig", "K=8,L=75")];
 
-/// A run with `samples` examples of two tasks at two lengths under four methods; an odd sample is lost by `quest`.
+/// A run with `samples` examples of two tasks at two lengths under four methods. `quest` loses the odd samples.
 fn write_run(dir: &Path, samples: usize, weights: &str) {
     let methods = METHODS.map(|(method, params)| json!({"method": method, "params": params}));
     let manifest = json!({
@@ -122,7 +122,7 @@ fn write_run(dir: &Path, samples: usize, weights: &str) {
         "created": "2026-01-01T00:00:00Z",
         "program": {"version": "0.1.0", "commit": "c4c38b2f0a1b"},
     });
-    // Opened and filled by hand: tens of thousands of records would otherwise be flushed one by one.
+    // The file is written directly, because the store would flush tens of thousands of records one by one.
     drop(Store::open(dir, OpenMode::Fresh, &manifest).unwrap());
     let mut text = String::new();
     for task in ["ruler/vt", "ruler/cwe"] {
@@ -219,7 +219,7 @@ fn tables_keep_to_the_columns_of_the_terminal() {
 
 // ---- the page in a browser ----
 
-/// A page loaded in a browser: the document after its scripts ran, what they wrote to the console, and how long it took.
+/// A page loaded in a browser: the document after its scripts ran, their console output, and the time.
 struct Loaded {
     document: String,
     console: Vec<String>,
@@ -240,7 +240,7 @@ fn load(browser: &str, page: &Path) -> Loaded {
     load_at(browser, page, "")
 }
 
-/// In a frame of that width, as browsers have no window as narrow as a phone's.
+/// Loads it in a frame of that width, because browsers have no windows as narrow as a phone.
 fn load_narrow(browser: &str, page: &Path, address: &str, width: usize) -> Loaded {
     let frame = format!(
         "<iframe src=\"{}{}\" width={width} height=844 style=\"border: 0\"></iframe><pre id=\"found\"></pre>\
@@ -250,7 +250,7 @@ fn load_narrow(browser: &str, page: &Path, address: &str, width: usize) -> Loade
     );
     let around = page.with_file_name("around.html");
     fs::write(&around, frame).unwrap();
-    // On a busy machine the browser may give up the document before the frame has said what it found.
+    // On a busy machine the browser may return the document before the frame has reported.
     let loads = (0..5).map(|_| load(browser, &around));
     loads
         .into_iter()
@@ -258,7 +258,7 @@ fn load_narrow(browser: &str, page: &Path, address: &str, width: usize) -> Loade
         .expect("the frame says what it found")
 }
 
-/// With what stands behind the page's address.
+/// Loads it with this text after the page's address.
 fn load_at(browser: &str, page: &Path, address: &str) -> Loaded {
     let profile = TempDir::new().unwrap();
     let start = Instant::now();
@@ -278,7 +278,7 @@ fn load_at(browser: &str, page: &Path, address: &str) -> Loaded {
     }
 }
 
-/// The page with the script that works it.
+/// The page with the script that operates it.
 fn driven(dir: &Path) -> PathBuf {
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
     let (before, after) = page.rsplit_once("</body>").unwrap();
@@ -355,7 +355,7 @@ fn the_page_says_what_was_run_and_what_it_comes_to() {
         "2 RULER tasks (vt, cwe) at 1K, 4K tokens, 60 examples each, builtin on the CPU, 3 sparse methods, sparse from \
          question, 2026-01-01, spattn 0.1.0 (c4c38b2)"
     );
-    // magicpig loses nothing, but 60 examples do not tell a point; quest loses half, and costs as much.
+    // magicpig loses nothing, but 60 examples cannot show a point; quest loses half, at the same cost.
     let said = found["heading"][1][0].as_str().unwrap();
     assert!(said.starts_with("No method is within 1 point of dense attention for certain"), "{said}");
     assert!(said.contains("cannot tell from it is magicpig K=8,L=75 (Δ 0.0 ["), "{said}");
@@ -365,8 +365,8 @@ fn the_page_says_what_was_run_and_what_it_comes_to() {
     assert!(budgets[0].starts_with("density about 1/4: magicpig K=8,L=75 100.0 ["), "{budgets:?}");
     assert!(budgets[0].ends_with(", beyond noise better than the other"), "{budgets:?}");
     assert!(budgets[1].starts_with("density about 1/2: no method but oracle topk k=16 100.0 ["), "{budgets:?}");
-    // A better value is deeper, whichever way the value goes: full, topk, quest and magicpig at densities 1, 1/2, 1/3, 1/4;
-    // `full` has no difference to itself.
+    // A better value has a deeper colour, in either direction: full, topk, quest and magicpig at densities 1, 1/2, 1/3, 1/4. `full` has no
+    // difference to itself.
     let shades = |depths: &[&str]| json!(depths.iter().map(|d| format!("rgba(var(--good), {d})")).collect::<Vec<_>>());
     assert_eq!(found["colours"]["score"], shades(&["0.500", "0.500", "0.250", "0.500"]));
     assert_eq!(found["colours"]["delta"], shades(&["0.500", "0.000", "0.500"]));
@@ -385,7 +385,7 @@ fn figures_are_enlarged_and_what_is_shown_is_saved() {
         found["zoom"],
         json!({"open": [true, true, true], "grew": ["1.40", "1.40"], "moved": 30, "fit": true, "closed": true, "focused": true})
     );
-    // As filtered and sorted, with the columns of the file.
+    // Filtered and sorted, with the columns of the file.
     let table = &found["saveTable"];
     assert_eq!((&table["name"], &table["type"]), (&json!("rows.csv"), &json!("text/csv")));
     let mut lines = table["text"].as_str().unwrap().lines();
@@ -395,7 +395,7 @@ fn figures_are_enlarged_and_what_is_shown_is_saved() {
     let quest = |task, length| vec!["builtin", task, length, "quest"];
     let [vt, cwe] = ["ruler/vt", "ruler/cwe"];
     assert_eq!(saved, [quest(vt, "4096"), quest(cwe, "4096"), quest(vt, "1024"), quest(cwe, "1024")]);
-    // The examples that were found, by the same names as in samples.jsonl.
+    // The examples that were found, with the names of samples.jsonl.
     let samples: Vec<Value> =
         found["saveSamples"]["text"].as_str().unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!((samples.len(), &found["saveSamples"]["name"]), (16, &json!("examples.jsonl")));
@@ -405,7 +405,7 @@ fn figures_are_enlarged_and_what_is_shown_is_saved() {
             |record: &Value| ["task", "length", "sample", "method"].iter().all(|key| record[*key] == sample[*key]);
         let record = file.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()).find(is_it).unwrap();
         for key in ["question", "references", "prediction", "score", "prompt_tokens", "steps", "params"] {
-            // A script writes 1.0 as 1.
+            // JavaScript writes 1.0 as 1.
             let plain = |value: &Value| value.as_f64().map_or_else(|| value.clone(), |number| json!(number));
             assert_eq!(plain(&record[key]), plain(&sample[key]), "{key}");
         }
@@ -435,7 +435,7 @@ fn the_address_keeps_the_view_and_a_narrow_window_scrolls_only_in_tables() {
     assert!(gone.starts_with("#plots&value=density&find=quest&"), "a link within the page keeps the view: {gone}");
     assert_eq!(address["set"], json!(["topk", "4 of 16 rows", "score", true]));
     assert_eq!(address["empty"], json!(["", "16 of 16 rows", ""]));
-    // What stays in place while a table moves below it, but for the line around the table.
+    // What stays in place while a table scrolls below it, except for the line around the table.
     assert_eq!(plain["sticky"], json!([120, 90, 1, 1, 1]));
 
     let view = "#samples&by=length&value=delta_full&find=quest&sort=-length&columns=method,length,score&theme=dark&show=lost&example=1";
@@ -485,6 +485,6 @@ fn fifty_thousand_samples_open_quickly() {
     assert!(size < 4 << 20, "{size} bytes");
     let loaded = load(browser, &driven(&run));
     assert_eq!(found(&loaded)["samples"][0], "1 to 50 of 12500 examples (12500 in all, 50000 records)");
-    // Loading, all of the script's clicks and the browser's own start, on machines that do other things beside.
+    // Loading, all clicks of the script and the browser's start, on machines that have other work.
     assert!(loaded.took < Duration::from_secs(30), "{:?}", loaded.took);
 }

@@ -1,4 +1,4 @@
-//! Examples that begin alike are read once, and give the same bits as if each had been read alone.
+//! Examples that begin alike are read once, and give the same bits as if each were read alone.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ fn load(dtype: KvDtype) -> Model {
     Model::load(&ModelSource::Builtin, Some(dtype), TokenizerOptions::default()).unwrap()
 }
 
-/// Tokens at the end of a prefix that are read anew, for their queries.
+/// The number of last tokens of a prefix that are read again for their queries.
 const LAST: usize = RecentQueries::COUNT;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| load(KvDtype::F16));
@@ -35,7 +35,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
     specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()).collect()
 }
 
-/// A prompt, how many of its tokens are the prefix, and the seeds of its context and of itself.
+/// A prompt, the number of its tokens in the prefix, and the seeds of its context and of itself.
 struct Prompt(Vec<u32>, usize, u64, u64);
 
 fn run(
@@ -47,7 +47,7 @@ fn run(
     run_before(model, prompt, &[], methods, runner)
 }
 
-/// Prefixes of the `longer` lengths come next.
+/// Runs a prompt; prefixes of the `longer` lengths follow.
 fn run_before(
     model: &Model,
     prompt: &Prompt,
@@ -98,7 +98,7 @@ fn bits(outcome: &ExampleResult<GeneratedAnswer>) -> Vec<String> {
     outcome.runs.iter().map(of).collect()
 }
 
-/// Runs prompts one after the other, and each alone; returns how many tokens of each were not read again.
+/// Runs prompts one after the other, and each alone. Returns how many tokens of each were reused.
 fn compare(model: &Model, prompts: &[Prompt], specs: &[&str]) -> Vec<usize> {
     let methods = methods(specs);
     let mut in_turn = runner(&model);
@@ -122,7 +122,7 @@ fn a_common_beginning_of_any_length_is_read_once() {
             let other = tokens(&model, 2, 900);
             [&all[..at], &other[1..1 + end - at]].concat()
         };
-        // Longer and shorter than what is held, over and under the tokens that are read together, and too short.
+        // Longer and shorter than the stored prefix, more and fewer than the tokens of a chunk, and too short.
         let prompts = [
             Prompt(all[..700].to_vec(), 690, 1, 1),
             Prompt(changed(333, 800), 790, 2, 2),
@@ -142,7 +142,7 @@ fn a_common_beginning_of_any_length_is_read_once() {
 fn the_same_prefix_keeps_its_indexes() {
     let context = tokens(&MODEL, 3, 600);
     let ask = |seed| Prompt([&context[..], &tokens(&MODEL, seed, 30)[1..]].concat(), 600, 9, seed);
-    // Methods that draw for the prefix, that build an index over it, and that see its queries.
+    // Methods with random choices for the prefix, with an index over it, and with its last queries.
     let specs = ["full", "bigbird", "magicpig:K=6,L=20", "quest:page=16,ratio=0.1", "snapkv:k=32", "h2o:k=32"];
     assert_eq!(compare(&MODEL, &[ask(10), ask(11), ask(12)], &specs), [0, 600, 600]);
     let methods = methods(&specs);
@@ -166,7 +166,7 @@ fn what_is_gathered_of_a_prompt_is_gathered_over_all_of_it() {
         Prompt(all.clone(), 800, 2, 3),
         Prompt(all.clone(), 800, 7, 7),
     ];
-    // The beginning of what was not foreseen is read again; the whole prefix is not, even if other things are drawn.
+    // If the reuse was not foreseen, the start is read again; the whole prefix is not, even if the random choices differ.
     assert_eq!(compare(&MODEL, &prompts, &["full", "h2o:k=32"]), [0, 0, 800, 800 - LAST]);
     assert_eq!(compare(&MODEL, &prompts, &["full", "bigbird"]), [0, 490, 800, 800 - LAST]);
 }
@@ -176,7 +176,7 @@ fn prefixes_that_are_foreseen_share_what_is_gathered() {
     let all = tokens(&MODEL, 6, 2600);
     let specs = ["full", "snapkv:k=32", "h2o:k=32", "infllm:k=32", "quest:ratio=0.1", "retrieval_attention:k=32"];
     let methods = methods(&specs);
-    // Within and over what is summed up together; with less and with more between them than the last queries.
+    // Within and across the blocks of sums; with fewer and with more tokens between them than the last queries.
     for lengths in [[500, 508, 590], [1900, 2048, 2300], [2400, 2401, 2590]] {
         let mut in_turn = runner(&MODEL);
         // Graphs over long prefixes would take most of the time.

@@ -1,4 +1,4 @@
-//! Readers that stop reading, disks that fill up, and shells that complete: where the program's output goes.
+//! The program's output: readers that close it, full disks, and completion in shells.
 #![cfg(unix)]
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_spattn");
-/// A run of a second.
+/// A run of about a second.
 const TINY: [&str; 8] = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "2", "-m", "topk:k={8,16}"];
 
 fn spattn(args: &[&str]) -> Command {
@@ -21,7 +21,7 @@ fn spattn(args: &[&str]) -> Command {
     command
 }
 
-/// Standard error without what the self-checks say of results: so few examples tell nothing.
+/// Standard error without the self-checks' warning about the small number of examples.
 fn said(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     stderr.lines().filter(|line| !line.starts_with("warning: n = ")).map(|line| format!("{line}\n")).collect()
@@ -35,7 +35,7 @@ fn ended(output: &Output, status: i32, stderr: &str) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// The folder of a finished run, made once.
+/// The folder of a finished run, which is made once.
 fn finished_run() -> &'static str {
     static RUN: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, dir) = RUN.get_or_init(|| {
@@ -48,14 +48,14 @@ fn finished_run() -> &'static str {
     dir.to_str().unwrap()
 }
 
-/// Runs with a standard output that nobody reads.
+/// Runs a command whose standard output is closed.
 fn with_closed_output(mut command: Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     child.wait_with_output().unwrap()
 }
 
-// ---- readers that stop ----
+// ---- readers that close the output ----
 
 #[test]
 fn whatever_prints_ends_quietly_when_nobody_reads_on() {
@@ -147,9 +147,9 @@ fn standard_output_on_a_full_disk_is_one_line() {
     }
 }
 
-// ---- disks that are full ----
+// ---- full disks ----
 
-/// Every file below a folder with its bytes, but for the list of them, which grows line by line.
+/// Every file below a folder with its bytes, except for the list of files, which grows line by line.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![dir.to_owned()];
@@ -169,7 +169,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// A file system of 2 MB, gone with the test; `None` where the test may not make one.
+/// A file system of 2 MB, removed with the test; `None` if the test may not create one.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -188,14 +188,14 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Runs where no file can be larger than `kib`.
+/// Runs a command in which no file can be larger than `kib`.
 fn with_largest_file(kib: usize, args: &[&str]) -> Output {
     let mut limited = Command::new("bash");
     limited.args(["-c", "trap '' XFSZ; ulimit -f \"$0\" && exec \"$@\"", &kib.to_string(), PROGRAM]).args(args);
     limited.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").output().unwrap()
 }
 
-/// The error names a file below the folder, and the files that are there are those of `whole`, to the last byte.
+/// Checks that the error names a file below the folder, and that existing files equal those of `whole`.
 #[track_caller]
 fn check_whole_files(output: &Output, dir: &Path, whole: &BTreeMap<String, Vec<u8>>) {
     ended(output, 1, &format!("error: cannot write {}/", dir.display()));
@@ -231,7 +231,7 @@ fn files_that_cannot_grow_are_left_out_whole() {
     let out = temp.path().join("short");
     let report = ["report", run, "--out", out.to_str().unwrap()];
     check_whole_files(&with_largest_file(8, &report), &out, &whole);
-    // What was there before stays.
+    // An existing file stays unchanged.
     fs::write(out.join("report.html"), "before").unwrap();
     ended(&with_largest_file(8, &report), 1, "report.html: File too large");
     assert_eq!(fs::read(out.join("report.html")).unwrap(), b"before");
@@ -254,7 +254,7 @@ fn a_manifest_that_does_not_fit_is_named() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("run");
     let eval = ["eval", "--out", out.to_str().unwrap(), "-t", "ruler/niah_single_1", "-l", "512", "-n", "1"];
-    // A manifest has a line or more for each method.
+    // A manifest has at least one line for each method.
     let methods = ["-m", "topk:k=1..40", "-m", "quest:page=16,k=16..80"];
     ended(&with_largest_file(8, &[&eval[..], &methods].concat()), 1, "manifest.json: File too large");
     assert!(
@@ -273,7 +273,7 @@ fn script(shell: &str) -> (TempDir, PathBuf) {
     (temp, path)
 }
 
-/// What a shell offers at the end of a command line, where `name` is expected; `None` where there is no such shell.
+/// What a shell offers at the end of a command line, where `name` is expected; `None` if the shell is not installed.
 type Complete = fn(&Path, &str, &str) -> Option<String>;
 
 fn bash(script: &Path, line: &str, _: &str) -> Option<String> {
@@ -292,7 +292,7 @@ fn fish(script: &Path, line: &str, _: &str) -> Option<String> {
     )
 }
 
-/// Zsh completes only at a terminal, which `zpty` stands in for; it is read until `name` is there, or long enough.
+/// Zsh completes only on a terminal, which `zpty` provides. Its output is read until `name` appears, or for a limited time.
 fn zsh(script: &Path, line: &str, name: &str) -> Option<String> {
     let complete = r#"zmodload zsh/zpty || exit 9
         zpty z zsh -f -i

@@ -1,4 +1,4 @@
-//! `spattn sweep` and `spattn doctor` as users run them: kills, shards, failures, prefixes that protocols share.
+//! `spattn sweep` and `spattn doctor` as users run them: kills, shards, failures, and prefixes that protocols share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -49,7 +49,7 @@ impl Matrix {
         command
     }
 
-    /// Runs it to its end, with a status.
+    /// Runs it to the end, and checks its exit status.
     #[track_caller]
     fn run(&self, out: &str, more: &[&str], status: i32) -> Output {
         finished(self.command(out, more), status)
@@ -106,7 +106,7 @@ fn without_times(value: &Value) -> Map<String, Value> {
     fields
 }
 
-/// Records without times by key, each of which is there once.
+/// Records by key, without times. Checks that each key occurs once.
 fn by_key(records: &[Record]) -> BTreeMap<String, Map<String, Value>> {
     let all: BTreeMap<_, _> =
         records.iter().map(|r| (r.key.clone(), without_times(&serde_json::to_value(r).unwrap()))).collect();
@@ -129,11 +129,11 @@ fn lines(dir: &Path) -> usize {
     fs::read(dir.join("samples.jsonl")).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
 }
 
-/// How often the sweep is killed.
+/// How many times the sweep is killed.
 const KILLS: usize = 20;
 
-/// Starts the sweep, waits until `records` new ones are there and `moment` longer, and kills it. It is killed earlier
-/// where `most` new ones are there, so that records are still missing after all kills.
+/// Starts the sweep, waits for `records` new records and then for `moment`, and kills it. It is killed earlier if it has `most` new
+/// records, so that some are missing after all kills.
 fn start_and_kill(m: &Matrix, records: usize, moment: Duration, most: usize) {
     let dir = m.out("killed");
     let before = lines(&dir);
@@ -156,7 +156,7 @@ const KILLED: &[&str] = &["--resume", "-n", "6", "--json"];
 #[test]
 fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     let m = matrix(MATRIX);
-    // How long it takes to the first record, and to the end.
+    // Measure the time to the first record, and to the end.
     let started = Instant::now();
     let mut whole = m.command("whole", KILLED).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     while lines(&m.out("whole")) == 0 && whole.try_wait().unwrap().is_none() {
@@ -170,11 +170,11 @@ fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
 
     let dir = m.out("killed");
     let mut rng = ChaCha8Rng::seed_from_u64(6);
-    // The three records of an example come together.
+    // The three records of an example are written together.
     let most = all.len() / KILLS - 3;
     let (mut kept, mut progress) = (BTreeMap::new(), BTreeSet::new());
     for _ in 0..KILLS {
-        // Within what comes before the first record, or within making and writing one of the next.
+        // Kill before the first record, or while one of the next ones is computed and written.
         let (records_before, span) = match rng.random_range(0..3) {
             0 => (0, to_first),
             _ => (rng.random_range(1..=3), of_records / KILLS as u32),
@@ -188,7 +188,7 @@ fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     }
     assert!(progress.len() > KILLS / 3, "they are spread over the run: {progress:?}");
 
-    // A kill in the middle of a write leaves part of a line, here one of a record that is still missing.
+    // A kill during a write leaves an incomplete line, here of a record that is still missing.
     let whole = fs::read_to_string(m.out("whole").join("samples.jsonl")).unwrap();
     let missing = whole.lines().find(|line| kept.keys().all(|key| !line.contains(key))).unwrap();
     let samples = dir.join("samples.jsonl");
@@ -222,10 +222,10 @@ fn two_shards_merged_are_one_run() {
         rows.iter().map(|row| without_times(&serde_json::to_value(row).unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(summary(&merged.records), summary(&store::load_records(&m.out("whole")).unwrap().records));
-    // Another precision is told apart in every row, and said.
+    // Another precision gives rows of its own, and a note.
     m.run("other", &["--shard", "2/2", "--dtype", "f32"], 0);
     let merged = merge::read(&[m.out("first"), m.out("other")]).unwrap();
-    // So neither is the other's missing shard.
+    // So neither one has the other's missing shard.
     let missing = |own: &str, other: &str| {
         format!("shard {other} of a run is missing ({own} here): its examples are not in any of these numbers")
     };
@@ -237,7 +237,7 @@ fn two_shards_merged_are_one_run() {
 
 #[test]
 fn protocols_share_a_prefill_and_change_no_record() {
-    // Methods that need nothing of the prompt, and one for each thing that can be gathered of it.
+    // Methods that need no prompt statistics, and one method for each kind of statistics.
     let m = matrix(
         "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [600]\nsamples = 2\nseed = 1
          sparse_from = ['decode', 'question', 'last:40']
@@ -250,7 +250,7 @@ fn protocols_share_a_prefill_and_change_no_record() {
     let other_order = ["question", "last:40", "decode"].map(|protocol| ["--sparse-from", protocol]).concat();
     m.run("other order", &other_order, 0);
     assert_eq!(all, records(&m.out("other order")));
-    // Records of single evaluations, keys included.
+    // The records of separate evaluations, with keys.
     let mut single = BTreeMap::new();
     for protocol in ["question", "decode", "last:40"] {
         m.run(protocol, &["--sparse-from", protocol], 0);
@@ -325,10 +325,10 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
     assert_eq!(rows(&ran).len(), 2);
     let run: Vec<_> = records(&m.out("out")).into_values().map(|r| r["method"].clone()).collect();
     assert_eq!(run.len(), 2, "{run:?}");
-    // The same is said when it is resumed, and nothing is lost of what is there.
+    // A resumption reports the same, and keeps the existing records.
     m.run("out", &["--resume"], 1);
     assert_eq!(records(&m.out("out")).len(), 2);
-    // Rows that do not fit are found before the run: the others of their file are run, and other tasks too.
+    // Rows that do not fit are found before the run. The other rows of the file are run, and so are other tasks.
     let rows_file = m.out("long.jsonl");
     let long = "the river was high and the road was long ".repeat(5000);
     let row = |input: &str| format!("{{\"input\": \"{input}\", \"outputs\": [\"x\"], \"answer_prefix\": \"\"}}\n");
@@ -456,7 +456,7 @@ fn the_doctor_says_what_is_there_and_how_to_get_what_is_not() {
     assert_eq!(states.len(), 1, "the states of all data sets stand in one column\n{text}");
 }
 
-/// `spattn reproduce` of an item of 30 records into a folder of its own.
+/// `spattn reproduce` for an item with 30 records, into its own folder.
 fn reproducing(out: &Path) -> Command {
     let out = out.to_str().unwrap();
     let mut command = spattn(&["reproduce", "hip/figure-20", "--builtin", "--quiet", "--out", out]);
@@ -464,7 +464,7 @@ fn reproducing(out: &Path) -> Command {
     command
 }
 
-/// What was judged, but for times.
+/// The verdicts, without times.
 fn judged(out: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(out.join("hip/figure-20/result.json")).unwrap()).unwrap()
 }

@@ -1,8 +1,8 @@
-//! Names of others on a terminal, in drawings and in files for people: whatever is in them, nothing of it is obeyed,
-//! computed or taken for markup.
+//! Foreign names on a terminal, in drawings and in files: whatever they contain, none of it is interpreted as a command, a formula or
+//! markup.
 //!
-//! A table of places that a name can come from, each with names that hold commands: a child process runs, and its output
-//! and error are searched for bytes that a terminal obeys.
+//! A table lists the places that a name can come from. For each, a child process runs with names that contain commands, and its output and
+//! errors are searched for bytes that a terminal interprets.
 
 #![cfg(unix)]
 
@@ -17,20 +17,20 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Comes before what is hostile: where a name is shown, this is seen.
+/// Stands before the hostile text: if a name is shown, this is visible.
 const MARK: &str = "HOSTILE";
-/// What stands behind the mark. The first is a title, the clipboard and colours, the second the same without ESC, and the
-/// third turns the order of letters around.
+/// The text after the mark: first a title, the clipboard and colours; second the same without ESC; third a reversal of the direction of
+/// text.
 const HOSTILE: [&str; 3] = [
     "\u{1b}]0;title\u{7}\u{1b}]52;c;aGk=\u{7}\u{1b}[31m\u{8}",
     "\u{9b}31m\u{9d}0;title\u{9c}\u{7f}\u{85}\r",
     "\u{202e}txt\u{202c}\u{2066}x\u{2069}\u{2028}\u{2029}",
 ];
 
-/// A task that is short.
+/// A short task.
 const NEEDLE: &str = "needle/number:depths=50";
 
-/// Whether a terminal obeys it, or a reader is misled by it.
+/// Whether a terminal interprets the character, or a reader is misled by it.
 fn is_command(c: char) -> bool {
     (c.is_control() && c != '\n' && c != '\t') || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -51,9 +51,9 @@ fn eval(dir: &Path, more: &[&str]) -> Command {
     command
 }
 
-// ---- what names come from ----
+// ---- sources of names ----
 
-/// A model's folder like the built-in one, but for a file that is given.
+/// A copy of the built-in model's folder with one file replaced.
 fn model(dir: &Path, file: &str, bytes: &[u8]) -> String {
     let (folder, own) = (dir.join("model"), Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin"));
     fs::create_dir_all(&folder).unwrap();
@@ -69,7 +69,7 @@ fn model(dir: &Path, file: &str, bytes: &[u8]) -> String {
     folder.to_str().unwrap().to_owned()
 }
 
-/// A run of a model's folder of which a JSON file has another value.
+/// A run with a model's folder in which one value of a JSON file is replaced.
 fn of_model(dir: &Path, file: &str, pointer: &str, value: Value) -> Command {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin").join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
@@ -91,7 +91,7 @@ fn of_rows(dir: &Path, row: Value) -> Command {
     eval(dir, &["-t", &format!("jsonl:{}", file.display())])
 }
 
-/// A run's folder of records that another program may have written.
+/// A run's folder with records that another program may have written.
 fn records(dir: &Path, with: &[(&str, Value)]) -> PathBuf {
     let run = dir.join("foreign");
     fs::create_dir_all(&run).unwrap();
@@ -107,7 +107,7 @@ fn records(dir: &Path, with: &[(&str, Value)]) -> PathBuf {
             "decode_s": 0.1 * (1 + at) as f64, "steps": 60,
         });
         for (key, value) in with {
-            // `full` stays what it is.
+            // `full` keeps its own name.
             if !(method == "full" && ["method", "params"].contains(key)) {
                 record[*key] = value.clone();
             }
@@ -129,7 +129,7 @@ fn report(dir: &Path, with: &[(&str, Value)], more: &[&str]) -> Command {
     command
 }
 
-/// A hub that names no commit.
+/// A hub that returns this text as a commit.
 fn of_hub(dir: &Path, commit: &str) -> Command {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -224,7 +224,7 @@ fn item(dir: &Path, name: &str) -> Command {
     command
 }
 
-/// As JSON, in which TOML wants one more character escaped.
+/// As JSON, except that TOML needs one more character escaped.
 fn toml_string(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007F")
 }
@@ -325,7 +325,7 @@ const PLACES: &[Place] = &[
     }),
 ];
 
-/// What a command says, all of it, as text.
+/// All output of a command as text.
 fn said(command: &mut Command) -> String {
     let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
@@ -336,12 +336,12 @@ fn said(command: &mut Command) -> String {
 fn check(place: &str, said: &str) {
     let wrong: Vec<char> = said.chars().filter(|c| is_command(*c)).collect();
     assert!(wrong.is_empty(), "{place}: {wrong:?} in {said:?}");
-    // The name was shown, and what is behind the mark with it: `\u{1b}`, or `\u001b` in JSON.
-    // In LaTeX and Markdown a backslash is written in their ways.
+    // The name was shown with the text after the mark, as `\u{1b}`, or `\u001b` in JSON. LaTeX and Markdown write the backslash in their
+    // own ways.
     let ways = ["\\u", "\\\\u", "\\textbackslash{}u"];
-    // The parser of arguments leaves out what it takes for colours.
+    // The argument parser removes what it takes for colours.
     let is_of_parser = place.ends_with("that there is not") && said.contains(MARK);
-    // What a template raises has lost its commands before.
+    // Errors from a template have already lost their commands.
     let is_raised = place.starts_with("raise_exception") && said.contains(MARK);
     let is_shown = is_of_parser || is_raised || ways.iter().any(|way| said.contains(&format!("{MARK}{way}")));
     assert!(is_shown, "{place}: the name is not shown in {said}");
@@ -367,7 +367,7 @@ fn the_owner_of_a_folder_commands_no_terminal() {
         json!({"host": format!("{MARK}{}{}", HOSTILE[0], HOSTILE[2]), "boot": "x", "pid": 1, "since": 1, "count": 1});
     fs::write(run.join(".owner"), owner.to_string()).unwrap();
     let mut child = eval(dir.path(), &["-t", NEEDLE]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // The note comes while it waits for a sign of life; the end of that is not waited for.
+    // The note appears while it waits for a sign of life; the test does not wait for the end.
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -375,7 +375,7 @@ fn the_owner_of_a_folder_commands_no_terminal() {
     check(".owner", &line);
 }
 
-/// On a terminal, where bars are drawn and tables are fitted.
+/// On a terminal, with bars and fitted tables.
 #[test]
 fn no_name_commands_a_real_terminal() {
     let dir = TempDir::new().unwrap();
@@ -395,7 +395,7 @@ fn no_name_commands_a_real_terminal() {
     };
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains(&format!("{MARK}\\u{{1b}}")), "{said:?}");
-    // Bars move the cursor; nothing of the name does anything.
+    // Bars move the cursor, but no part of the name is interpreted.
     for command in ["]0;title", "]52;c;"] {
         let is_obeyed = said.match_indices(command).any(|(at, _)| said[..at].ends_with('\u{1b}'));
         assert!(!is_obeyed, "{command}: {said:?}");
@@ -403,7 +403,7 @@ fn no_name_commands_a_real_terminal() {
     assert!(!said.contains(['\u{7}', '\u{202e}', '\u{2066}']), "{said:?}");
 }
 
-/// Errors of any length lose their middle.
+/// Long errors are shortened in the middle.
 #[test]
 fn errors_are_bounded() {
     let long = "x".repeat(3_000_000);
@@ -430,7 +430,7 @@ fn errors_are_bounded() {
     }
 }
 
-// ---- files for people ----
+// ---- files to read ----
 
 /// A report of records with this name as model, task, method and parameters.
 fn drawn(name: &str) -> (TempDir, PathBuf) {
@@ -442,7 +442,7 @@ fn drawn(name: &str) -> (TempDir, PathBuf) {
     (dir, run)
 }
 
-/// All files below a folder with that ending.
+/// All files below a folder with this extension.
 fn files(dir: &Path, ending: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for path in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
@@ -484,20 +484,20 @@ fn spreadsheets_compute_nothing_of_a_name() {
                 let begins = cell.chars().next().unwrap_or('x');
                 let is_number = cell.parse::<f64>().is_ok();
                 assert!(is_number || !['=', '+', '-', '@', '\t', '\r'].contains(&begins), "{path:?}: {cell:?}");
-                // A terminal that shows the file obeys nothing of it either.
+                // A terminal that shows the file interprets nothing either.
                 seen += usize::from(cell == format!("'{}", name.replace('\r', "\\u{d}")));
             }
         }
         assert!(seen > 0, "{name:?} is in a table, as text");
     }
-    // Differences are numbers with a sign, and stay such.
+    // Differences are signed numbers, and stay numbers.
     let (_dir, run) = drawn("plain");
     let rows = csv_rows(&fs::read_to_string(run.join("summary.csv")).unwrap());
     let at = rows[0].iter().position(|column| column == "delta_full").unwrap();
     assert!(rows.iter().any(|row| row[at] == "-25.0000"), "{rows:?}");
 }
 
-/// The page's own table, saved there: the same rule, by its script.
+/// The page's own table, as its script saves it: the same rule.
 #[test]
 fn what_the_page_saves_is_computed_by_no_spreadsheet() {
     let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/page/page.js")).unwrap();

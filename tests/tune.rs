@@ -1,5 +1,5 @@
-//! `spattn tune` as users run it: what it leaves behind, that its spec can be pasted, and that neither threads nor where a
-//! search was stopped change a byte.
+//! `spattn tune` as users run it: its files, that its spec can be used, and that neither the number of threads nor an interruption changes
+//! a byte.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn found(out: &Path) -> Value {
     serde_json::from_str(&text(&out.join("tune.json"))).unwrap()
 }
 
-/// One that can be told with few samples: next to all is lost below, nothing above.
+/// A search that few samples can decide: below the boundary nearly everything is lost, above it nothing.
 const QUICK: &str = "tune -q -m random -t ruler/niah_single_1,ruler/niah_single_2 -l 600 --range 0.12..0.99 --steps 3 --delta 40 \
                      --confidence 0.8 -n 32";
 
@@ -47,7 +47,7 @@ fn the_smallest_budget_is_found_and_can_be_pasted() {
     assert_eq!(chosen["spec"], spec);
     assert!(printed.contains(&format!("\n    {spec}\n")), "{printed}");
 
-    // What is told is what the records say: the mean of the tasks' mean differences.
+    // The result follows from the records: the mean of the tasks' mean differences.
     let records: Vec<Value> =
         text(&out.join("samples.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let n = chosen["n"].as_u64().unwrap();
@@ -73,7 +73,7 @@ fn the_smallest_budget_is_found_and_can_be_pasted() {
     assert!(page.contains(&format!("```\n{spec}\n```")) && page.contains("(plots/tune.svg)"), "{page}");
     assert!(out.join("plots/tune.svg").exists() && out.join("plots/tune.png").exists());
 
-    // The folder is a run's, and the spec is one that eval takes.
+    // The folder is a run's, and `eval` accepts the spec.
     let report = temp.path().join("report");
     let command = format!("report {}", out.display());
     assert!(String::from_utf8(spattn(&command, &report).stdout).unwrap().contains("random"));
@@ -97,7 +97,7 @@ fn neither_threads_nor_a_stop_on_the_way_change_a_byte() {
     let drawn = |out: &Path| ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name)));
     let whole = drawn(&one);
     assert_eq!(whole, drawn(&three));
-    // A part of the records is gone, the last line of what is left torn.
+    // Some of the records are missing, and the last line of the others is incomplete.
     let path = one.join("samples.jsonl");
     let records = text(&path);
     for percent in [3, 60] {
@@ -125,7 +125,7 @@ fn what_cannot_be_told_is_said_with_what_it_would_take() {
         (&first["methods"][0]["answer"]["answer"], greatest(&first)),
         (&Value::from("open"), Value::from("open"))
     );
-    // Where more may be lost, and be wrong more often, what was recorded tells.
+    // With a larger allowed loss and a lower confidence, the existing records suffice.
     let records = text(&out.join("samples.jsonl"));
     spattn(&format!("{command} --delta 50 --confidence 0.6 --resume"), &out);
     assert_eq!(greatest(&found(&out)), "within", "{}", text(&out.join("tune.md")));
@@ -164,19 +164,19 @@ fn k_and_l_are_predicted_and_then_measured() {
     assert_eq!(predicted.len(), 9 * 14);
     let chosen = &checked[usize::try_from(shapes["chosen"].as_u64().unwrap()).unwrap()];
     assert!(chosen["density"]["mean"].as_f64().unwrap() <= 0.2, "{chosen}");
-    // The law holds for the shares that real tables give.
+    // The law agrees with the shares from real tables.
     for shape in checked {
         let [foretold, real] = [&shape["predicted"]["density"], &shape["density"]["mean"]].map(|x| x.as_f64().unwrap());
         assert!((real / foretold - 1.0).abs() < 0.25, "{shape}");
     }
-    // More tables never sample less; more bits never more.
+    // More tables never sample less; more bits never sample more.
     for pair in predicted.windows(2).filter(|pair| pair[0]["bits"] == pair[1]["bits"]) {
         assert!(pair[0]["density"].as_f64() <= pair[1]["density"].as_f64(), "{pair:?}");
     }
     for (fewer, more) in predicted.iter().zip(&predicted[14..]) {
         assert!(fewer["density"].as_f64() >= more["density"].as_f64(), "{fewer} {more}");
     }
-    // The spec is one that eval takes, and attends what was measured, nearly.
+    // `eval` accepts the spec, and attends about the measured share.
     let eval = temp.path().join("eval");
     spattn(&format!("eval -q -t ruler/niah_single_2 -l 1K -n 1 -m {}", shapes["spec"].as_str().unwrap()), &eval);
     let records = text(&eval.join("samples.jsonl"));
@@ -189,12 +189,12 @@ fn k_and_l_are_predicted_and_then_measured() {
     assert!(densities.iter().all(|density| (0.05..0.4).contains(density)), "{densities:?}");
 }
 
-/// What a command leaves behind but for what it measured on the way.
+/// The files of a command, without its measurements.
 fn answer(out: &Path) -> Vec<String> {
     ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name))).to_vec()
 }
 
-/// Starts a command, and kills it as soon as it has written down some measurements.
+/// Starts a command, and kills it as soon as it has written some measurements.
 fn killed(args: &str, out: &Path, lines: usize) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     command
@@ -222,7 +222,7 @@ fn a_target_is_gone_on_with_after_a_kill_and_another_asked_of_what_was_measured(
     let command = "tune -q -m magicpig --target density=0.2 -t ruler/niah_single_2,ruler/vt -l 1K --prompts 2 --queries 2 --draws 2";
     spattn(command, &whole);
     let measured = text(&whole.join("measured.jsonl"));
-    // The first line says what the numbers are of, four prompts are predicted from, three shapes checked on four others.
+    // The first line holds the identity; four prompts are used for predictions, and three shapes are checked on four others.
     assert!(measured.lines().count() > 1 + 4 + 3 * 4 - 1, "{measured}");
     killed(command, &part, 2);
     let before = text(&part.join("measured.jsonl"));
@@ -230,11 +230,11 @@ fn a_target_is_gone_on_with_after_a_kill_and_another_asked_of_what_was_measured(
     assert_eq!(answer(&part), answer(&whole));
     assert_eq!(text(&part.join("measured.jsonl")), measured);
     assert!(measured.starts_with(before.trim_end_matches(|c| c != '\n')), "what was measured is kept");
-    // Torn within a line, and gone on with on another number of threads.
+    // Cut within a line, and resumed with another number of threads.
     fs::write(part.join("measured.jsonl"), &measured[..measured.len() * 3 / 5]).unwrap();
     spattn(&format!("{command} --resume --threads 1"), &part);
     assert_eq!((answer(&part), text(&part.join("measured.jsonl"))), (answer(&whole), measured.clone()));
-    // What is predicted does not hang on the target.
+    // The predictions do not depend on the target.
     spattn(&command.replace("density=0.2", "density=0.3 --resume"), &part);
     assert_ne!(answer(&part), answer(&whole));
     assert!(text(&part.join("measured.jsonl")).starts_with(&measured));
@@ -279,7 +279,7 @@ fn budgets_are_dealt_out_to_layers_at_the_same_total() {
     let chosen = &schedules[usize::try_from(found["chosen"].as_u64().unwrap()).unwrap()];
     assert_eq!((number(&chosen["error"], "mean"), &chosen["spec"]), (least, &found["spec"]));
     assert!(printed.contains(&format!("\n    {}\n", found["spec"].as_str().unwrap())), "{printed}");
-    // A spec that eval takes, and attends as much with.
+    // `eval` accepts the spec, and attends the same share.
     let eval = temp.path().join("eval");
     let spec = greedy["spec"].as_str().unwrap();
     spattn(&format!("eval -q -t ruler/niah_single_2 -l 1K -n 1 -m topk:k=24,dense_layers=0 -m {spec}"), &eval);

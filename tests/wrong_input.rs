@@ -1,5 +1,4 @@
-//! Wrong input of every kind, through the program: each is refused with one line that says what is wrong, in time and
-//! in bounded memory.
+//! Wrong input of every kind, through the program: each is refused with one line that says what is wrong, within limits of time and memory.
 //!
 //! The rows are in `tests/wrong_input/*.txt`, whose first lines say how they are written. Wrong values of the flags of `eval` and
 //! `sweep`, and of the keys of their configs, are made from the table of flags as well (`tests/flags.rs`).
@@ -18,14 +17,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Processor seconds that a row may take, and bytes of address space in units of 1,024.
+/// The most processor seconds of a row, and its most address space in units of 1,024 bytes.
 const MOST_SECONDS: u64 = 10;
 const MOST_KILOBYTES: u64 = 4_000_000;
-/// When a row is ended that does not use the processor either.
+/// The time after which a row is ended even if it does not use the processor.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Fewest rows that the table must have.
+/// The least number of rows in the table.
 const LEAST_ROWS: usize = 300;
-/// What no message may hold: traces of a crash, and words of the language the program is written in.
+/// What no message may contain: signs of a crash, and terms of the programming language.
 const FORBIDDEN: [&str; 26] = [
     "panicked",
     "RUST_BACKTRACE",
@@ -62,7 +61,7 @@ const FORBIDDEN: [&str; 26] = [
 struct Row {
     place: String,
     status: i32,
-    /// Parts of the error's line, and of its hints.
+    /// Expected parts of the error line and of its hints.
     error: String,
     hint: Option<String>,
     env: Vec<(String, OsString)>,
@@ -121,7 +120,7 @@ impl Row {
     }
 }
 
-/// `NAME=VALUE` in capitals, before the arguments.
+/// `NAME=VALUE` with a name in capitals, before the arguments.
 fn variable(word: &OsString) -> Option<(String, OsString)> {
     let bytes = word.clone().into_vec();
     let at = bytes.iter().position(|b| *b == b'=')?;
@@ -130,7 +129,7 @@ fn variable(word: &OsString) -> Option<(String, OsString)> {
     is_name.then(|| (name.to_owned(), OsString::from_vec(bytes[at + 1..].to_vec())))
 }
 
-/// Words parted by blanks, of which those in single quotes are one.
+/// Words separated by spaces; a text in single quotes is one word.
 fn words(text: &str) -> Vec<OsString> {
     let (mut words, mut word, mut quoted, mut any) = (Vec::new(), String::new(), false, false);
     for c in text.chars() {
@@ -151,7 +150,7 @@ fn words(text: &str) -> Vec<OsString> {
     words.into_iter().map(|word| OsString::from_vec(unescaped(&word))).collect()
 }
 
-/// `\n`, `\t`, `\\` and `\xHH` as the bytes they stand for; `\*N*TEXT*` as N times the text.
+/// `\n`, `\t`, `\\` and `\xHH` as bytes; `\*N*TEXT*` as the text repeated N times.
 fn unescaped(text: &str) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find('\\') {
@@ -180,7 +179,7 @@ fn unescaped(text: &str) -> Vec<u8> {
 
 // ---- files of a row ----
 
-/// What rows start from: a small model, a run, calibrations, rows, texts and word lists.
+/// The files that rows start from: a small model, a run, calibrations, rows, texts and word lists.
 static FIXTURES: LazyLock<TempDir> = LazyLock::new(|| {
     let temp = TempDir::new().unwrap();
     let (root, dir) = (Path::new(env!("CARGO_MANIFEST_DIR")), temp.path());
@@ -216,9 +215,9 @@ static FIXTURES: LazyLock<TempDir> = LazyLock::new(|| {
     temp
 });
 
-/// A tokenizer of 256 bytes, as the small model has tokens.
+/// A tokenizer of 256 bytes, as the small model has 256 tokens.
 fn byte_tokenizer() -> Value {
-    // The printable stand-ins that byte-level tokenizers write for bytes.
+    // The printable characters that byte-level tokenizers write for bytes.
     let is_plain = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut others = 256u32..;
     let letters = (0..256u32).map(|b| if is_plain(b) { b } else { others.next().unwrap() });
@@ -251,7 +250,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Does one of a row's edits in its folder.
+/// Applies one of a row's edits in its folder.
 fn edit(dir: &Path, edit: &str) {
     let split = |mark: &str| edit.split_once(mark).map(|(name, rest)| (dir.join(name.trim()), rest.trim()));
     if let Some((path, text)) = split(" :=") {
@@ -280,7 +279,7 @@ fn edit(dir: &Path, edit: &str) {
     }
 }
 
-/// `KEY.KEY = JSON` in a file of JSON; `null` instead of a value takes the key out. In a file of lines, the first one.
+/// Sets `KEY.KEY = JSON` in a JSON file; `null` removes the key. In a file of lines, applies to the first one.
 fn set_field(path: &Path, assignment: &str) {
     let (keys, value) = assignment.split_once(" = ").unwrap();
     let text = fs::read_to_string(path).unwrap();
@@ -298,7 +297,7 @@ fn set_field(path: &Path, assignment: &str) {
     write(path, format!("{json}\n{rest}").as_bytes());
 }
 
-/// Sets all numbers of a file of tensors to 0, or the first one to a number that is none.
+/// Sets all numbers of a file of tensors to 0, or the first one to a non-number.
 fn set_tensors(path: &Path, value: &str) {
     let mut bytes = fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -318,13 +317,13 @@ fn set_tensors(path: &Path, value: &str) {
 // ---- running a row ----
 
 struct Ran {
-    /// `None` if a signal or our patience ended it.
+    /// `None` if it was ended by a signal or after [`PATIENCE`].
     status: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-/// Runs the program in a folder within its bounds.
+/// Runs the program in a folder, within the limits.
 fn spattn(dir: &Path, env: &[(String, OsString)], args: &[OsString]) -> Ran {
     let bounds = format!("ulimit -v {MOST_KILOBYTES} && ulimit -t {MOST_SECONDS} && ulimit -c 0 && exec \"$0\" \"$@\"");
     let mut command = Command::new("sh");
@@ -363,7 +362,7 @@ fn spattn(dir: &Path, env: &[(String, OsString)], args: &[OsString]) -> Ran {
     Ran { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
-/// What is not as it should be.
+/// The deviations from the expected result.
 fn faults(row: &Row, ran: &Ran) -> Vec<String> {
     let mut faults = Vec::new();
     let mut want = |holds: bool, what: String| {
@@ -430,7 +429,7 @@ fn no_row_is_there_twice() {
     }
 }
 
-// ---- what the table has to cover ----
+// ---- coverage of the table ----
 
 fn stdout(args: &str) -> String {
     let dir = TempDir::new().unwrap();
@@ -439,7 +438,7 @@ fn stdout(args: &str) -> String {
     ran.stdout
 }
 
-/// The names of flags that a command's help shows, and whether each takes a value.
+/// The flags in a command's help, and whether each takes a value.
 fn flags(command: &str) -> Vec<(String, bool)> {
     let help = stdout(&format!("{command} --help"));
     let lines = help.lines().map(str::trim).filter(|line| line.starts_with('-'));
@@ -516,7 +515,7 @@ fn the_table_covers_every_parameter_of_methods_calibrations_and_tasks() {
         };
         need(format!("-m {name}"), &|text| text.contains(name));
         for key in of("params") {
-            // What all take is tested once, of one of them.
+            // Parameters that all methods share are tested once, with one method.
             let of_all = [
                 "sink",
                 "local",
@@ -554,7 +553,7 @@ fn the_table_covers_every_parameter_of_methods_calibrations_and_tasks() {
     assert!(missing.is_empty(), "no row for: {}", missing.join(", "));
 }
 
-// ---- what is legal, however odd ----
+// ---- legal, although unusual ----
 
 #[test]
 fn a_plan_of_any_size_is_made_without_listing_it() {

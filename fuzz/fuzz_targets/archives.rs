@@ -1,4 +1,4 @@
-//! Zip archives, gzip and Parquet, at the places where tasks look for them.
+//! Zip archives, gzip and Parquet, in the places where tasks look for them.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

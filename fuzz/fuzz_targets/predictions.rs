@@ -1,4 +1,4 @@
-//! Predictions for `spattn score`: the first byte is the rule they are scored by.
+//! Predictions for `spattn score`. The first byte chooses the rule for scoring.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -6,7 +6,7 @@ use spattn::cli::score::{ScoreArgs, score_path};
 use spattn::tasks::metrics::Metric;
 use spattn_fuzz::{choice, folder, put, read};
 
-/// Names of files by which the rule is known.
+/// Names of files that determine the rule.
 const FILES: [&str; 6] =
     ["x.jsonl", "hotpotqa.jsonl", "trec_e.jsonl", "lcc.jsonl", "niah_single_1.jsonl", "qa_1.jsonl"];
 

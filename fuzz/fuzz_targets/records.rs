@@ -1,4 +1,4 @@
-//! A run's folder: `manifest.json` and `samples.jsonl`, read and drawn as `spattn report` does it, pixels left out.
+//! A run's folder: `manifest.json` and `samples.jsonl`, read and drawn as by `spattn report`, without PNG files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

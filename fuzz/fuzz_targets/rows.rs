@@ -1,5 +1,5 @@
-//! Rows and documents of every task that reads files: the first byte is the reader, the lowest bit of the second whether
-//! bad rows are left out.
+//! Rows and documents of every task that reads files. The first byte chooses the reader; the lowest bit of the second one says whether bad
+//! rows are left out.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -1,4 +1,4 @@
-//! What stands on the command line: methods, tasks, layers, protocols, shares, models, data, calibrations, pivots.
+//! Values on the command line: methods, tasks, layers, protocols, shards, models, data, calibrations, pivot tables.
 #![no_main]
 
 use std::path::Path;
@@ -17,9 +17,9 @@ use spattn::tasks::metrics::datasets::Dataset;
 use spattn::tasks::{TaskOptions, resolve};
 use spattn_fuzz::{choice, read, read_usage};
 
-/// Specs of a grid that are configured.
+/// The most specs of a grid that are configured.
 const CONFIGURED: usize = 20;
-/// Parts of tasks that read files the user names, of any kind and size.
+/// Tasks that read files of the user, of any kind and size.
 const READS_FILES: [&str; 3] = ["jsonl:", "file:", "file="];
 
 fuzz_target!(|input: &[u8]| -> Corpus {
@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// What a method is recorded as is read as the same method.
+/// A method's recorded label is read as the same method.
 fn methods(text: &str) {
     for spec in read_usage(expand_grid(text)).unwrap_or_default().iter().take(CONFIGURED) {
         let Some(method) = read_usage(configure(spec, &Policy::default())) else { continue };

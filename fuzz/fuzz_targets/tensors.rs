@@ -28,7 +28,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// The index, and then shards named `0` and so on.
+/// The index, followed by shards named `0` and so on.
 fn shards(dir: &Path, bytes: &[u8]) {
     for (at, file) in files(bytes).into_iter().enumerate() {
         let name = if at == 0 { INDEX_FILE.to_owned() } else { (at - 1).to_string() };
@@ -62,14 +62,14 @@ fn weights(opened: Result<Weights, WeightsError>) {
     }
 }
 
-/// For the model that it says it was made for, as far as that is as small as the ones here.
+/// An artefact for the model that it names, if that is small.
 fn artefact(bytes: &[u8]) {
     let artefact = match Artefact::parse("artefact", bytes.to_vec()) {
         Ok(artefact) => artefact,
         Err(error) => return check_line(&error.to_string()),
     };
     let model = artefact.info().model.clone();
-    // No model has such a shape, so no such artefact passes the check against the model that it is read for.
+    // No model has such a shape, so the check against the model would refuse the artefact.
     if model.kv_heads == 0 || model.head_dim == 0 || !model.heads.is_multiple_of(model.kv_heads) {
         return;
     }

@@ -1,5 +1,5 @@
 //! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`, `special_tokens_map.json` and
-//! `added_tokens.json`, the first replaced by one that works where it is empty.
+//! `added_tokens.json`. An empty first file is replaced by one that works.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

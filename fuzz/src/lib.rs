@@ -1,4 +1,4 @@
-//! What the fuzz targets share: folders in memory, stand-ins for a tokenizer, and what every error has to be like.
+//! What the fuzz targets share: folders in memory, substitutes for a tokenizer, and checks of error messages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use tempfile::TempDir;
 #[path = "../../crates/tasks/src/fuzz/readers.rs"]
 pub mod readers;
 
-/// Separates the files of an input that is several.
+/// Separates the files of an input that consists of several.
 pub const NEXT_FILE: &[u8] = b"\n=====\n";
 
-/// A folder that is gone when dropped, in memory where the system has such a place.
+/// A folder that is removed when dropped, in memory if the system has such a place.
 pub fn folder() -> TempDir {
     let shared = Path::new("/dev/shm");
     let made = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
     made.expect("a temporary folder can be made")
 }
 
-/// Writes a file below a folder, with the folders on the way.
+/// Writes a file below a folder, and creates the folders of its path.
 pub fn put(folder: &Path, file: &str, bytes: &[u8]) -> PathBuf {
     let path = folder.join(file);
     fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("folders can be made");
@@ -30,7 +30,7 @@ pub fn put(folder: &Path, file: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// An input as files, by [`NEXT_FILE`].
+/// The files of an input, separated by [`NEXT_FILE`].
 pub fn files(mut input: &[u8]) -> Vec<&[u8]> {
     let mut files = Vec::new();
     while let Some(at) = input.windows(NEXT_FILE.len()).position(|w| w == NEXT_FILE) {
@@ -41,24 +41,24 @@ pub fn files(mut input: &[u8]) -> Vec<&[u8]> {
     files
 }
 
-/// The first byte, which chooses one of `choices`, and the rest.
+/// The first byte as an index below `choices`, and the rest.
 pub fn choice(input: &[u8], choices: usize) -> Option<(usize, &[u8])> {
     let (first, rest) = input.split_first()?;
     Some((usize::from(*first) % choices, rest))
 }
 
-/// Holds a message to what a user may expect: it says something.
+/// Checks that a message is not empty.
 pub fn check_line(line: &str) {
     assert!(!line.trim().is_empty(), "an error without a word");
 }
 
-/// Holds an error of the user's to [`check_line`].
+/// Checks the messages of a user's error.
 pub fn check_usage(error: &UsageError) {
     check_line(&error.what);
     error.hint.as_deref().into_iter().for_each(check_line);
 }
 
-/// The same of any error.
+/// Checks the messages of any error.
 pub fn check_error(error: &anyhow::Error) {
     match error.downcast_ref::<UsageError>() {
         Some(usage) => check_usage(usage),
@@ -66,17 +66,17 @@ pub fn check_error(error: &anyhow::Error) {
     }
 }
 
-/// What was read; errors are held to what they should be.
+/// The value of a result; an error is checked.
 pub fn read<T>(result: anyhow::Result<T>) -> Option<T> {
     result.map_err(|error| check_error(&error)).ok()
 }
 
-/// The same of a reader whose errors are the user's.
+/// The value of a result with a user's error; an error is checked.
 pub fn read_usage<T>(result: Result<T, UsageError>) -> Option<T> {
     result.map_err(|error| check_usage(&error)).ok()
 }
 
-/// One token a word.
+/// Counts one token for each word.
 pub struct Words;
 
 impl PromptCounter for Words {
@@ -85,7 +85,7 @@ impl PromptCounter for Words {
     }
 }
 
-/// One token a character, and one in front.
+/// Counts one token for each character, and one in front.
 pub struct Characters;
 
 impl TextEncoder for Characters {
@@ -99,7 +99,7 @@ impl TextEncoder for Characters {
     }
 }
 
-/// Opens a task on the files of a folder, `{}` in its name for the folder, and makes its first examples.
+/// Opens a task on the files of a folder (`{}` in its name stands for the folder), and makes its first examples.
 pub fn open_task(name: &str, folder: &Path, skip_bad: bool) {
     let options = TaskOptions { data: Some(folder.to_owned()), skip_bad, ..TaskOptions::default() };
     let name = name.replace("{}", &folder.display().to_string());

@@ -1,4 +1,4 @@
-"""What `spattn analyze --dump` wrote, read with numpy alone."""
+"""Reads the files of `spattn analyze --dump`, with numpy alone."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def tensors(path):
 
 
 class Document:
-    """A prompt that was read: queries, keys, values in double precision, and what methods made of them."""
+    """A prompt: queries, keys and values in double precision, and the methods' selections and outputs."""
 
     def __init__(self, path):
         self.tensors, self.about = tensors(path)
@@ -55,7 +55,7 @@ class Document:
         return np.sort(picks[picks >= 0])
 
     def each_query(self):
-        """Layer, step, head, query [d], keys [token][d] and values [token][d] that it attends."""
+        """For each query: layer, step, head, query [d], and the keys [token][d] and values [token][d] that it attends."""
         for layer in self.layers:
             queries, keys, values = self.layer(layer)
             for step in range(queries.shape[0]):

@@ -1,11 +1,11 @@
-"""A second implementation of five things that spattn computes, from the papers, in numpy: held against what it says.
+"""A second implementation, from the papers and in numpy, of five things that spattn computes; compares the results.
 
     spattn analyze mass recall estimation channels -t ruler/vt -l 1K -n 1 --queries 4 --dump --out DIR \\
         -m magicpig:K=8,L=75 -m hash_attention:k=64 -m double_sparsity:k=64,label_bits=16 -m hip:k=128
     python3 scripts/referee/check.py DIR models/builtin/calibration
 
-Prints a line for each number, ours beside the referee's, and ends with status 1 if they differ by more than they may.
-Nothing here is taken from the program: not its hyperplanes either, so what is drawn is held to a wider tolerance.
+Prints a line for each number, with both results, and ends with status 1 if they differ by more than the tolerance.
+Nothing here is taken from the program, not even its hyperplanes, so random results have a wider tolerance.
 """
 
 import sys
@@ -19,7 +19,7 @@ failed = []
 
 
 def compare(what, ours, referee, tolerance):
-    """Notes whether two numbers are the same up to a share of the referee's."""
+    """Records whether two numbers are equal, up to a share of this script's number."""
     same = abs(ours - referee) <= tolerance * max(abs(referee), 1e-12)
     print(f"{'same' if same else 'OTHER':6}{what:58}{ours:12.6f}{referee:12.6f}   within {100 * tolerance:g} %")
     if not same:
@@ -31,7 +31,7 @@ def mean(numbers):
 
 
 def top_mass(folder, read):
-    """Top-k's mass: what the largest share of the weights sums to."""
+    """Top-k's mass: the sum of the largest weights."""
     for share in (1, 20):
         covered = []
         for document in read:
@@ -43,14 +43,14 @@ def top_mass(folder, read):
 
 
 def agreement(query, keys, centre):
-    """Chance that a random hyperplane has a query and a centred key on one side (MagicPIG, eq. 9)."""
+    """The probability that a query and a centred key are on the same side of a random hyperplane (MagicPIG, eq. 9)."""
     centred = keys - centre
     cosines = centred @ query / (np.linalg.norm(centred, axis=1) * np.linalg.norm(query))
     return 1 - np.arccos(np.clip(cosines, -1, 1)) / np.pi
 
 
 def magicpig(folder, read):
-    """MagicPIG's density and error (eqs. 10 and 11), with hyperplanes of our own."""
+    """MagicPIG's density and error (eqs. 10 and 11), with other hyperplanes than the program's."""
     densities, errors, own = [], [], []
     for document in read:
         at, parameters = document.method("magicpig")
@@ -84,7 +84,7 @@ def magicpig(folder, read):
                 picked = sink + np.flatnonzero(collisions >= 2)
                 densities.append((len(picked) + sink + len(keys) - recent) / len(keys))
                 errors.append(relative(output(picked)))
-            # The program's own picks, weighted by the paper's formula, have to give its own output.
+            # The program's own selection, weighted by the paper's formula, must give its own output.
             theirs = output(document.picks(at, layer, step, head))
             ours = document.of_method(at, layer, "outputs")[step, head]
             own.append(np.linalg.norm(theirs - ours) / np.linalg.norm(exact))
@@ -99,7 +99,7 @@ def recall(top, picked):
 
 
 def hash_attention(folder, read, calibration):
-    """HashAttention's recall (eqs. 1 and 2): nets, signs, Hamming distance; equals are broken by lot."""
+    """HashAttention's recall (eqs. 1 and 2): nets, signs, Hamming distance; ties are broken at random."""
     nets, _ = tensors(f"{calibration}/hash_attention.safetensors")
     rng = np.random.default_rng(7)
 
@@ -134,7 +134,7 @@ def hash_attention(folder, read, calibration):
 
 
 def double_sparsity(folder, read, calibration):
-    """Double Sparsity's channels (§4.1) offline and online, and the tokens that they pick."""
+    """Double Sparsity's channels (§4.1) offline and online, and the tokens that they select."""
     means, _ = tensors(f"{calibration}/double_sparsity.safetensors")
     overlaps, equal = [], []
     for document in read:
@@ -157,12 +157,12 @@ def double_sparsity(folder, read, calibration):
                         equal.append(recall(ours, sink + np.argsort(-scores)[: len(ours)]))
     rows = table(folder, "channels_by_head")
     compare("Double Sparsity: overlap of d/4 channels", mean([float(row["overlap d/4"]) for row in rows]), mean(overlaps), 1e-5)
-    # Labels in 16 bits round the last of what is picked to the other side now and then.
+    # Because labels have 16 bits, rounding sometimes changes the last selected tokens.
     compare("Double Sparsity: picks that are the same", mean(equal), 1.0, 0.005)
 
 
 def hip_search(scores, keep, size):
-    """HiP's Algorithm 1 for one query row: the tokens of the blocks kept, of candidates from 0 on."""
+    """HiP's Algorithm 1 for one query row: the tokens of the selected blocks, counted from the first candidate."""
     count = -(-len(scores) // size)
     if keep >= count:
         return np.arange(len(scores))

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BUCKETS = (0, 64, 256, 1024, 4096, 16384)
-QUERIES = 64   # the last tokens of a prompt, whose attention is looked at
+QUERIES = 64   # the number of last tokens of a prompt whose attention is measured
 TOP, LOCAL, ENOUGH = 64, 64, 0.8
 
 
@@ -50,7 +50,7 @@ class Model:
         """Ids without BOS, the end of each token in characters, and the bytes it adds to the text."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         bytes_before = np.concatenate(([0], np.cumsum([len(c.encode()) for c in text])))
-        # Tokens that share a character end at the same place: the first of them has its bytes.
+        # Tokens that share a character end at the same position; the first one counts its bytes.
         ends = np.maximum.accumulate(np.array([end for _, end in encoding.offsets], dtype=np.int64))
         return np.array(encoding.ids, dtype=np.int64), ends, np.diff(bytes_before[ends], prepend=0)
 
@@ -70,7 +70,7 @@ class Model:
 # ---- language
 
 class Windows:
-    """Stretches of `length` tokens, spread evenly over all texts; at most `most` of them (0: all)."""
+    """Windows of `length` tokens, evenly spaced over all texts; at most `most` of them (0: all)."""
 
     def __init__(self, model, texts, length, most):
         self.items, all_windows = [], []
@@ -89,7 +89,7 @@ class Windows:
         self.tokens = length * len(self.items)
 
     def score(self, nats_of):
-        """Bits per byte over all and by position, and perplexities, of a model that gives nats for a window."""
+        """Bits per byte, overall and by position, and perplexities, of a model that returns the nats of a window."""
         nats, sizes = np.zeros(self.length), np.zeros(self.length)
         for ids, of_window, _ in self.items:
             nats += nats_of(ids)
@@ -106,7 +106,7 @@ class Windows:
 
 class Counts:
     """Unigrams and bigrams with interpolated Witten-Bell smoothing: with N observations of T types in a context,
-    p(w) = (count + T * p_shorter(w)) / (N + T); what is shorter than a unigram is uniform over the vocabulary."""
+    p(w) = (count + T * p_shorter(w)) / (N + T); below unigrams, p is uniform over the vocabulary."""
 
     def __init__(self, sequences, vocab, bos):
         ids = np.concatenate(sequences)
@@ -191,13 +191,13 @@ def directions(x):
 
 
 def cone(x):
-    """Mean cosine of the vectors to their mean direction (that of the unit vectors), and that direction times it."""
+    """The mean cosine of the vectors to the mean direction of their unit vectors, and that direction scaled by it."""
     mean = directions(x).mean(1)
     return mean.norm(dim=-1), mean
 
 
 def geometry(q, k, v):
-    """Angles of one prompt, a number for each query head; the first token is the sink and no key or query otherwise."""
+    """Angles of one prompt, one number for each query head. The first token is the sink, and not counted among keys and queries."""
     group = q.shape[0] // k.shape[0]
     wide = lambda x: x.repeat_interleave(group, 0)
     q, sink, k = q[:, 1:], k[:, 0], k[:, 1:]
@@ -218,7 +218,7 @@ def geometry(q, k, v):
 
 
 class Watch:
-    """Sees queries, keys and values of every layer, and sums their statistics over prompts."""
+    """Observes the queries, keys and values of every layer, and collects their statistics over prompts."""
 
     def __init__(self):
         self.attention = defaultdict(list)   # layer -> a dict of [heads, queries] for each prompt
@@ -249,14 +249,14 @@ class Watch:
         angles = {name: torch.stack([g[name] for g in self.geometry[i]]).mean(0) for name in self.geometry[i][0]}
         means = torch.stack(self.mean_keys[i])
         if (n := len(means)) > 1:
-            # Mean cosine of two different prompts' mean keys.
+            # The mean cosine between mean keys of two different prompts.
             angles["mean_keys_of_two_prompts"] = (means.sum(0).pow(2).sum(-1) - n) / (n * (n - 1))
         spread = lambda x: {"min": float(x.min()), "mean": float(x.mean()), "max": float(x.max())}
         return {"attention": attention, "geometry": {name: spread(x) for name, x in angles.items()}}
 
 
 class Watched:
-    """Within it, the model's attention is shown to a `Watch`."""
+    """A context in which a `Watch` observes the model's attention."""
 
     def __init__(self, watch):
         self.watch, self.inner = watch, ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -281,7 +281,7 @@ def watched(model, prompts):
 
 
 def prompt_sets(model, args):
-    """Token ids by set: windows of books as long as the prompts, and the rows of prompt files by task."""
+    """Token ids by set: windows of books with the prompts' length, and the rows of prompt files by task."""
     sets = defaultdict(list)
     for line in (line for file in args.prompts for line in open(file, encoding="utf-8")):
         row = json.loads(line)

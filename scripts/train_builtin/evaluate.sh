@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Evaluate a model with one process a core, and merge the shares into one run.
+# Evaluate a model with one process for each core, and merge the shards into one run.
 #
 #   evaluate.sh PROGRAM OUT ARGUMENTS...      (arguments of `spattn eval`, without --out and --shard)
 #
-# Shares keep what they have when they are stopped; the same command goes on. The merged run in OUT has all records so
-# far; `PROGRAM eval --out OUT --resume ARGUMENTS...` computes what is missing and writes tables and plots.
+# Shards that are stopped keep their records, and the same command resumes them. The merged run in OUT has all records so far;
+# `PROGRAM eval --out OUT --resume ARGUMENTS...` computes what is missing and writes tables and plots.
 set -euo pipefail
 program=$1 out=$2
 shift 2

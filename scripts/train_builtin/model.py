@@ -1,4 +1,4 @@
-"""The model that is trained (Llama architecture, tied embeddings), its optimiser and its checkpoints."""
+"""The trained model (Llama architecture, tied embeddings), its optimiser and its checkpoints."""
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -61,7 +61,7 @@ def before_attention(x, gain, wq, wk, wv, cos, sin, head_dim: int):
 
 
 def drop(out, rate):
-    """Dropout with a rate of its own for every token."""
+    """Dropout with a separate rate for every token."""
     return out * (torch.rand_like(out) >= rate) / (1 - rate)
 
 
@@ -79,7 +79,7 @@ def head(x, gain, emb, target):
 
 
 class Attention:
-    """Causal attention by whatever kernel is fastest here."""
+    """Causal attention by the fastest kernel on this machine."""
 
     def __init__(self):
         self.choice = None
@@ -130,7 +130,7 @@ class Network:
         self.before, self.after, self.head = wrap(before_attention), wrap(after_attention), wrap(head)
 
     def weights(self):
-        """The matrices in the type of the arithmetic."""
+        """The matrices in the arithmetic's type."""
         return {k: v.to(COMPUTE) if v.dim() == 2 else v for k, v in self.P.items()}
 
     def angles(self, rows, length):
@@ -214,8 +214,8 @@ class Optimiser:
 
 
 # ---- checkpoints: few bytes, in pieces
-# Parameters keep their upper 24 bits (bf16 and one more byte), Muon's momentum 8 bits a number with a scale a
-# row, Adam's moments bf16. Only the bf16 part is needed to go on or to export; the rest makes going on smooth.
+# Parameters are stored with their upper 24 bits (bf16 and one more byte), Muon's momentum with 8 bits for each number and a
+# scale for each row, Adam's moments in bf16. The bf16 part suffices to resume or export; the rest makes resuming smooth.
 
 PIECE = 13 << 20
 
@@ -265,7 +265,7 @@ def read_config(folder):
 
 
 def read_parameters(folder):
-    """The parameters of a checkpoint, in the precision that is there."""
+    """The parameters of a checkpoint, in the stored precision."""
     folder = Path(folder)
     c, state = read_config(folder)
     shapes = {n: v.shape for n, v in init_parameters(c, 0).items()}
@@ -285,7 +285,7 @@ def read_parameters(folder):
 
 @torch.no_grad()
 def read_optimiser(folder, optimiser, steps):
-    """Fills the optimiser as far as its state is there; returns the names of what was."""
+    """Restores the optimiser from the stored parts of its state, and returns their names."""
     folder, found = Path(folder), []
     data = read_pieces(folder, "momentum")
     if data is not None:

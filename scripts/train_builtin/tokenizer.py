@@ -31,7 +31,7 @@ def corpus(rows, books, seed, text_share):
         row = json.loads(line)
         if row["family"] not in ("books", "copy"):
             for segment in row["segments"]:
-                # Repeated lines of noise would count for too much.
+                # Repeated lines of noise would have too much weight.
                 text = segment["text"].replace("The grass is green. The sky is blue. The sun is yellow. Here we go.", "")
                 synthetic += len(text)
                 yield text
@@ -76,7 +76,7 @@ def build(rows, books, vocab, digits, seed, text_share):
         state = json.loads(tokenizer.to_str())
         return state, sum(w not in state["model"]["vocab"] for w in wanted)
 
-    # Some of the forced tokens are learnt anyway: find how many to learn so that the sum is the wish.
+    # Some of the forced tokens are learnt anyway: find how many to learn so that the total has the requested size.
     size = vocab - len(wanted)
     for _ in range(8):
         state, missing = train(size)

@@ -1,4 +1,4 @@
-"""Train the built-in model, in pieces that end in time and go on where the last one stopped.
+"""Train the built-in model, in runs of limited time that each continue the one before.
 
 The schedule (lengths, learning rate) follows the number of tokens seen, of --tokens in all, so that a piece
 that was cut short only shifts what comes later. Batches are made by `train-rows` (`crates/train-rows`) while training:
@@ -25,13 +25,13 @@ import torch.distributed as dist
 import model as M
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-# Seconds kept for saving, and steps between looks at the clock.
+# Seconds reserved for saving, and steps between checks of the time.
 SAVING, STOP_EVERY = 6, 16
 LN2 = 0.6931471805599453
 # Loss weights by class: none, prompt, answer, copy, counted answer, text.
 CLASS_WEIGHTS = [0.0, 0.05, 1.0, 0.2, 3.0, 0.5]
 ANSWER, COUNT, TEXT = 2, 4, 5
-# Shares of the lengths, up to a part of the training.
+# The shares of the lengths, up to the given part of the training.
 STAGES = [
     (0.05, {256: 50, 512: 50}),
     (0.10, {256: 15, 512: 40, 1024: 45}),
@@ -57,7 +57,7 @@ def lengths(batches, tokens_a_batch, longest, seed):
 
 
 def mean_batch_time(seconds, longest):
-    """Expected seconds of a batch over the whole schedule, given those of a batch of every length."""
+    """The expected seconds of a batch over the whole schedule, given the seconds of a batch of every length."""
     total, start = 0.0, 0.0
     for end, shares in STAGES:
         shares = {n: s for n, s in shares.items() if n <= longest} or {longest: 1}
@@ -72,10 +72,10 @@ def rate_factor(part, step, warmup, decay_from):
 
 
 class Choices:
-    """Where an answer may go on with any of several words: the words of a list whose order is free.
+    """Positions where an answer may continue with any of several words: those of a list in any order.
 
     The first token of each word of such an answer ("1. word 2. word") is replaced in the loss by the set of the first
-    tokens of all words not yet listed, so that no order is taught and a repeated word is simply wrong."""
+    tokens of all words not yet listed, so that no order is taught and a repeated word is wrong."""
 
     MOST = 10
 
@@ -93,7 +93,7 @@ class Choices:
         first[:, 1:] &= ids[:, :-1] == self.point
         first[:, 0] = False
         rows, columns = np.nonzero(first)
-        # Words of one answer have the same number of tokens before them that are of no answer.
+        # All words of an answer have the same number of non-answer tokens before them.
         answer = rows.astype(np.int64) * ids.shape[1] + np.cumsum(~counted, 1)[rows, columns]
         tokens = ids[rows, columns].astype(np.int64)
         sets = np.full((len(rows), self.MOST), -1, np.int64)
@@ -106,7 +106,7 @@ class Choices:
 
 
 class Rows:
-    """Batches from the generator, read ahead in a thread."""
+    """Batches from the generator; a thread reads them in advance."""
 
     def __init__(self, args, plan, first, seed):
         file = tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False)
@@ -140,7 +140,7 @@ class Rows:
         self.queue.put(None)
 
     def next(self):
-        """Number, families, ids, classes, and the two of `Choices.find`."""
+        """Number, families, ids, classes, and the two results of `Choices.find`."""
         batch = self.queue.get()
         if batch is None:
             sys.exit(f"the generator of rows ended, with status {self.process.wait()}")
@@ -156,7 +156,7 @@ class Watch:
     """Losses of answers and the share of rows with every answer right, by family and length.
 
     Rows never repeat, so this is a measurement on unseen rows. A token counts as right if its probability is
-    over one half: greedy decoding then gives it."""
+    over one half, so that greedy decoding returns it."""
 
     def __init__(self, names):
         self.names, self.kept = names, []
@@ -188,7 +188,7 @@ class Watch:
 
 
 class HeldOut:
-    """Bits a byte on the parts of the books that are never trained on."""
+    """Bits per byte on the parts of the books that are never used for training."""
 
     def __init__(self, args, network):
         self.network, self.batches = network, []
@@ -241,7 +241,7 @@ class Trainer:
         self.network = M.Network(self.c, self.P, not args.no_compile)
         self.optimiser = M.Optimiser(self.P, args.muon_lr, args.adam_lr)
         found = M.read_optimiser(args.load, self.optimiser, self.step) if args.load else []
-        # Without the optimiser's state the rate rises from 0 again.
+        # Without the optimiser's state, the rate rises from 0 again.
         self.warm_from = self.step if args.load and len(found) < 2 else 0
         size = sum(v.numel() for v in P.values())
         vocabulary = json.loads(Path(args.tokenizer).read_text())["model"]["vocab"]
@@ -255,7 +255,7 @@ class Trainer:
         self.class_weights = torch.tensor(CLASS_WEIGHTS, device=M.DEVICE)
 
     def tokens_that_fit(self):
-        """Tokens that can be trained on in --seconds, by timing batches of every length."""
+        """The number of tokens that fit into --seconds of training, from timing batches of every length."""
         args, seconds, rate = self.args, {}, None
         if args.text_dropout > 0:
             rate = torch.full((args.batch, 1), 0.5 * args.text_dropout, device=M.DEVICE)
@@ -270,20 +270,20 @@ class Trainer:
                 self.optimiser.step(0.0)
             synchronize()
             seconds[length] = (time.time() - started) / 3
-        # The rate was 0: only the optimiser has to forget.
+        # The rate was 0, so only the optimiser must be reset.
         self.optimiser = M.Optimiser(self.P, self.args.muon_lr, self.args.adam_lr)
         mean = torch.tensor(mean_batch_time(seconds, min(args.longest, args.batch)), device=M.DEVICE)
         if WORLD > 1:
             dist.all_reduce(mean, op=dist.ReduceOp.MAX)
         left = args.seconds - (time.time() - self.start) - SAVING
-        # Reading rows and measuring take their share too.
+        # Reading rows and measuring take time too.
         tokens = int(args.share * left / float(mean)) * args.batch * WORLD
         self.log({"event": "fit", "mtok_s": {n: round(args.batch * WORLD / s / 1e6, 2) for n, s in seconds.items()},
                   "tokens": tokens})
         return tokens
 
     def reduce(self, stop):
-        """Averages the gradients over the GPUs; returns a tensor that is above 0 if any of them wants to stop."""
+        """Averages the gradients over the GPUs. Returns a tensor that is above 0 if any of them is to stop."""
         wish = torch.full((1,), float(stop), device=M.DEVICE)
         if WORLD == 1:
             return wish
@@ -317,7 +317,7 @@ class Trainer:
         _, families, ids, classes, at, allowed = batch
         rate = None
         if self.args.text_dropout > 0:
-            # Text is the only thing that is seen more than once.
+            # Text is the only data that is used more than once.
             is_text = torch.tensor([f in text_families for f in families], device=M.DEVICE)
             rate = (is_text * self.args.text_dropout).repeat_interleave(ids.shape[1])[:, None]
             torch.manual_seed((self.args.seed * 1_000_003 + self.done) * WORLD + RANK)
@@ -378,7 +378,7 @@ class Trainer:
         self.log({**entry, "wall": round(time.time() - self.start, 1)})
 
     def smoke(self):
-        """A few steps at the shortest and the longest lengths, and a checkpoint there and back."""
+        """A few steps at the shortest and the longest length, and a checkpoint saved and loaded."""
         args = self.args
         wanted = [n for n in (512, 4096, 32768) if n <= min(args.longest, args.batch)] or [args.batch]
         plan = [f"{n} {args.batch // n}" for n in wanted for _ in range(3)]

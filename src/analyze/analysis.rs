@@ -1,4 +1,4 @@
-//! What an analysis is: an observation of documents, with the methods that it looks at.
+//! What an analysis is: an observation of documents, with the methods that it examines.
 
 use anyhow::Result;
 
@@ -10,61 +10,61 @@ use spattn_attention::{Configured, MethodSpec, Policy, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_model::OpenModel;
 
-/// One of the papers' observations.
+/// An observation that the papers report, as one analysis.
 pub struct Analysis {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it measures, in a line.
+    /// What it measures, in one line.
     pub about: &'static str,
     /// The papers' tables and figures that show it.
     pub reference: &'static str,
-    /// Methods that it looks at if the user names none; nothing for those that look at exact attention alone.
+    /// The methods to examine if the user names none; empty for analyses of exact attention alone.
     pub methods: &'static [&'static str],
-    /// An observation that has seen nothing.
+    /// Starts the observation, before any document.
     pub(super) start: fn(&Setup<'_>) -> Result<Box<dyn Observation>>,
 }
 
-/// What is computed of documents that were read.
+/// An observation that is computed from documents.
 pub trait Observation {
-    /// Takes a document in.
+    /// Adds a document.
     ///
     /// # Errors
-    /// If a method cannot be looked at.
+    /// If a method cannot be examined.
     fn observe(&mut self, document: &Document) -> Result<()>;
 
-    /// What was found.
+    /// The results.
     fn finish(self: Box<Self>) -> Findings;
 }
 
-/// What observations are told before they start.
+/// The settings of observations.
 pub struct Setup<'a> {
     /// The model that reads.
     pub loaded: &'a Loaded,
     /// First tokens that count as the sink.
     pub sink: usize,
-    /// Methods that the user named, with what they learned.
+    /// The methods that the user named, with their calibration.
     pub methods: &'a [Method],
-    /// Draws of what is drawn.
+    /// Number of random draws.
     pub draws: usize,
-    /// Seed of what is drawn.
+    /// Seed of the random draws.
     pub seed: u64,
 }
 
-/// A method as it was written, and as it runs.
+/// A method as spec and as configuration.
 #[derive(Debug, Clone)]
 pub struct Method {
-    /// As it was written, without grids.
+    /// The spec, without grids.
     pub spec: MethodSpec,
-    /// As it runs.
+    /// The configured method.
     pub configured: Configured,
 }
 
 impl Method {
-    /// Reads specs with their grids, and gives methods what they have to have learned about the model.
+    /// Reads specs, expands their grids and supplies calibrations for the model.
     ///
     /// # Errors
-    /// If a spec is wrong, a method attends at other positions than tokens were read at or decodes densely, or the model has no
-    /// calibration for one that needs it.
+    /// If a spec is wrong, if a method attends at other positions than the tokens were read at or decodes densely, or if a method needs a
+    /// calibration that does not exist for the model.
     pub fn read_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         let mut all = Self::parse_all(specs, policy, model)?;
         for method in &mut all {
@@ -73,7 +73,7 @@ impl Method {
         Ok(all)
     }
 
-    /// As [`read_all`](Self::read_all), without what methods have to have learned: enough to say that they can be looked at.
+    /// As [`read_all`](Self::read_all), without calibrations: enough to know that the methods can be examined.
     pub(super) fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for spec in specs {
@@ -102,7 +102,7 @@ impl Method {
         }
     }
 
-    /// The same with another draw of what is drawn once for all heads, if it has such a parameter and the user did not set it.
+    /// The same method with another seed for what is drawn once for all heads. Unchanged if it has no seed or the user set one.
     ///
     /// # Errors
     /// None for a method that was read for this model.

@@ -1,9 +1,9 @@
-//! Which channels decide on scores, offline and online (Double Sparsity Fig. 7).
+//! Which channels contribute most to scores, offline and online (Double Sparsity Fig. 7).
 //!
-//! Online, the channels of a query are ranked by `Σᵢ |q_c·k_ic|` over the tokens that it attends, summed over the query heads of a
-//! KV head, which has one label cache. Offline, by the model's calibration (mean `|q_c·k_c|`, `kind=qk`). Overlap of `r` channels
-//! is the share of the online `r` that are among the offline `r`; by chance it would be `r/d`. Held beside it is what share of
-//! the sum the online `r` have.
+//! Online, channels are ranked by `Σᵢ |q_c·k_ic|` over the tokens that a query attends, summed over the query heads of a KV head, which
+//! share one label cache. Offline, channels are ranked by the model's calibration (mean `|q_c·k_c|`, `kind=qk`). The overlap of `r`
+//! channels is the share of the online top `r` that are in the offline top `r`; by chance it would be `r/d`. Beside it is the share of the
+//! sum that the online top `r` hold.
 
 use anyhow::Result;
 
@@ -20,14 +20,14 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Channels::new(setup)?)),
 };
 
-/// Shares of the channels: one in so many.
+/// The shares of the channels: one in each of these numbers.
 const ONE_IN: [usize; 5] = [16, 8, 4, 2, 1];
 const CALIBRATION: &str = "double_sparsity";
 
 struct Channels {
-    /// Channels by layer and KV head, the most important first; none without a calibration.
+    /// Channels by layer and KV head, the most important first; `None` without a calibration.
     offline: Option<Vec<Vec<Vec<usize>>>>,
-    /// Overlap of each of [`ONE_IN`], and the share of the sum.
+    /// For each of [`ONE_IN`], the overlap; then for each, the share of the sum.
     tally: Tally,
     notes: Vec<String>,
 }
@@ -60,19 +60,19 @@ fn sums(rows: &[f32], d: usize) -> Vec<f64> {
     (0..d).map(|c| rows.iter().skip(c).step_by(d).map(|x| f64::from(*x)).sum()).collect()
 }
 
-/// Channels by what they have, the most first, the lower of equals first.
+/// The channels by descending sum; ties by ascending channel.
 fn ranked(sums: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sums.len()).collect();
     order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]).then(a.cmp(b)));
     order
 }
 
-/// Of each step, `Σ |q_c·k_c|` over its tokens and the heads of the group.
+/// For each step, `Σ |q_c·k_c|` over its tokens and the heads of the group.
 fn online(head: &Head) -> Vec<Vec<f64>> {
     let d = head.d;
     let steps = head.queries.last().map_or(0, |query| query.step + 1);
     let mut all = vec![vec![0.0; d]; steps];
-    // Σᵢ |q_c·k_ic| = |q_c|·Σᵢ |k_ic|, whose sums grow from step to step.
+    // Σᵢ |q_c·k_ic| = |q_c|·Σᵢ |k_ic|. The sum over keys grows from step to step.
     let (mut absolute, mut seen) = (vec![0.0; d], 0);
     for query in &head.queries {
         for token in seen..query.tokens {
@@ -85,7 +85,7 @@ fn online(head: &Head) -> Vec<Vec<f64>> {
     all
 }
 
-/// Overlap with `offline`, if there is one, and share of the sum, of each of [`ONE_IN`].
+/// For each of [`ONE_IN`], the overlap with `offline` (NaN without it); then for each, the share of the sum.
 fn numbers(online: &[f64], offline: Option<&[usize]>) -> Vec<f64> {
     let (order, all) = (ranked(online), online.iter().sum::<f64>().max(f64::MIN_POSITIVE));
     let counts = || ONE_IN.iter().map(|one_in| (online.len() / one_in).max(1));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn overlap_is_of_as_many_channels_and_shares_are_of_the_sum() {
-        // Online 3, 2, 1, 0 by weight; offline 3, 0, 2, 1.
+        // The channels' ranking is 3, 2, 1, 0 online and 3, 0, 2, 1 offline.
         let found = numbers(&[1.0, 2.0, 3.0, 4.0], Some(&[3, 0, 2, 1]));
         assert_eq!(found[..5], [1.0, 1.0, 1.0, 0.5, 1.0]);
         assert_eq!(found[5..], [0.4, 0.4, 0.4, 0.7, 1.0]);

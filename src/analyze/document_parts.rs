@@ -1,4 +1,4 @@
-//! The documents within a prompt that gives them by number, and the one that is asked about.
+//! The numbered documents within a prompt, and the one that the question is about.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use spattn_tasks::Example;
 /// A document within a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Its tokens.
+    /// The document's tokens.
     pub tokens: Range<usize>,
-    /// Whether it is the one that is asked about.
+    /// Whether the question is about this document.
     pub is_right: bool,
 }
 
-/// The documents of a prompt that gives them by number, `Document 1:` and so on, each at the beginning of a line.
+/// The documents of a prompt that numbers them: `Document 1:` and so on, each at the start of a line.
 pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
     let context = example.context.as_str();
     let starts = starts(context);
@@ -37,7 +37,7 @@ pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
     ranges.iter().zip(&scores).map(part).collect()
 }
 
-/// Where documents begin.
+/// The byte offsets where documents start.
 fn starts(context: &str) -> Vec<usize> {
     let (mut starts, mut from) = (Vec::new(), 0);
     for number in 1.. {

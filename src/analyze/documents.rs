@@ -1,9 +1,9 @@
-//! Where attention goes among the documents of a prompt (Top-k Fig. 4).
+//! How attention is spread over the documents of a prompt (Top-k Fig. 4).
 //!
-//! Of prompts that give documents by number (RULER's question answering and what stands in for it), a document's share is the
-//! sum of the weights of its tokens over that of all documents' tokens, so that neither the sink nor the question counts. The
-//! right document is the one that holds an answer and shares the most words with the question. Means are over queries and
-//! heads before documents are held against each other, so the greatest of the others is one document and no sum of luck.
+//! Applies to prompts with numbered documents (RULER's question answering and its synthetic stand-in). A document's share is the sum of the
+//! weights of its tokens over the sum for all documents' tokens; sink and question do not count. The right document is the one that holds
+//! an answer and shares the most words with the question. Shares are averaged over queries and heads before documents are compared, so "the
+//! greatest of the others" is one document, not a maximum over noise.
 
 use anyhow::Result;
 
@@ -20,7 +20,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |_| Ok(Box::new(Documents::default())),
 };
 
-/// Shares of the right document, of the others (mean and greatest), and of the right one's tokens.
+/// The share of the right document, the mean and greatest share of the others, and the right document's share of the tokens.
 const NUMBERS: [(&str, Unit); 4] = [
     ("right", Unit::Share),
     ("mean of the others", Unit::Share),
@@ -30,11 +30,11 @@ const NUMBERS: [(&str, Unit); 4] = [
 
 #[derive(Default)]
 struct Documents {
-    /// By layer; the head is 0.
+    /// By layer, under head 0.
     by_layer: Tally,
-    /// Of all layers; layer and head are 0.
+    /// Over all layers, under layer 0 and head 0.
     overall: Tally,
-    /// Prompts that were looked at, and those without documents or with none or several right ones.
+    /// The number of prompts used, and of those without documents or with no unique right one.
     seen: usize,
     without: usize,
 }
@@ -100,7 +100,7 @@ impl Observation for Documents {
     }
 }
 
-/// What each document has of the attention on all of them.
+/// Each document's share of the attention on all documents.
 fn shares(head: &Head, query: &Query, parts: &[Part]) -> Vec<f64> {
     let weights = softmax(&head.logits(query));
     let of_part = |part: &Part| weights[part.tokens.clone()].iter().sum::<f64>();
@@ -114,7 +114,7 @@ fn mean(rows: &[Vec<f64>]) -> Vec<f64> {
     (0..width).map(|at| rows.iter().map(|row| row[at]).sum::<f64>() / rows.len() as f64).collect()
 }
 
-/// The [`NUMBERS`] of documents' shares.
+/// The [`NUMBERS`] of a prompt, from its documents' shares.
 fn held_against(shares: &[f64], parts: &[Part]) -> Vec<f64> {
     let sum = |of: &dyn Fn(&Part) -> bool| -> f64 {
         parts.iter().zip(shares).filter(|(part, _)| of(part)).map(|(_, share)| share).sum()
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(mean(&[vec![1.0, 2.0], vec![3.0, 6.0]]), [2.0, 4.0]);
     }
 
-    /// Of a real prompt: tokens of each document say its text, and the right one holds what is asked for and where to find it.
+    /// For a real prompt: the tokens of each document decode to its text, and the right one holds the answer.
     #[test]
     fn the_right_document_of_a_prompt_holds_its_answer() {
         let tasks = ["ruler/qa_synth".to_owned()];
@@ -192,7 +192,7 @@ mod tests {
             let right: Vec<_> = document.parts.iter().filter(|part| part.is_right).collect();
             let asked = loaded.model.tokenizer.decode(&document.ids[document.ids.len() - 40..]).unwrap();
             let [right] = right.as_slice() else { panic!("{} are right: {asked}", right.len()) };
-            // It begins with what is asked about, as documents do; others may name it too.
+            // A document begins with its subject. Other documents may name that subject too.
             let text = text(right);
             let first = text.split_once(":\n").unwrap().1.split_whitespace().next().unwrap();
             assert!(asked.contains(first), "{asked}\n{text}");

@@ -1,10 +1,10 @@
-//! What was read, as safetensors, for those who compute with other programs: `scripts/referee/` does.
+//! Writes a document that was read as safetensors, for other programs such as `scripts/referee/`.
 //!
-//! Of each layer that is looked at, `layers.L.queries` `[step][head][d]`, `layers.L.keys` and `layers.L.values`
-//! `[kv_head][token][d]`, rotated, unscaled, in single precision; the steps are the last tokens, each of which attends itself and all
-//! before it. Of each method `M` with that layer, `methods.M.layers.L.picks` `[step][head][most]` (positions, −1 where there
-//! are fewer), `methods.M.layers.L.exact` `[step][2]` (first tokens up to, last tokens from) and
-//! `methods.M.layers.L.outputs` `[step][head][d]`. The metadata has task, number, context, tokens and the methods' names.
+//! For each layer `L` examined: `layers.L.queries` `[step][head][d]`, `layers.L.keys` and `layers.L.values` `[kv_head][token][d]`, rotated,
+//! unscaled, in single precision. The steps are the last tokens; each attends itself and all tokens before it. For each method `M` and such
+//! a layer: `methods.M.layers.L.picks` `[step][head][most]` (positions, padded with −1), `methods.M.layers.L.exact` `[step][2]` (the end of
+//! the sink, the start of the recent tokens) and `methods.M.layers.L.outputs` `[step][head][d]`. The metadata holds task, number, context,
+//! tokens and the methods' names.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::picked::picks_of;
 use super::{Choices, Document, Method};
 use crate::eval::folder::owned_files;
 
-/// Numbers with their name and shape.
+/// A named tensor.
 struct Tensor {
     name: String,
     shape: Vec<usize>,
@@ -37,13 +37,13 @@ impl Tensor {
     }
 }
 
-/// Name of the folder of dumps within that of an analysis.
+/// Name of the folder of dumps within an analysis's folder.
 pub const DUMP: &str = "dump";
 
-/// Writes a document with what methods pick in it to `dump/NNNN.safetensors` below a folder; the file's path.
+/// Writes a document, with the tokens that methods select in it, to `dump/NNNN.safetensors` below `folder`, and returns the file's path.
 ///
 /// # Errors
-/// If a file of another's is there, or it cannot be written.
+/// If the path holds a file that this program did not write, or the file cannot be written.
 pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Path) -> Result<PathBuf> {
     let mut tensors = Vec::new();
     for layer in &document.layers {

@@ -1,7 +1,7 @@
-//! Cosines of queries with their top keys, as they are and as HashAttention's nets embed them (HashAttention Table 7, §5.4).
+//! Cosines of queries with their top keys: as they are, and as HashAttention's nets embed them (HashAttention Table 7, §5.4).
 //!
-//! A net maps a query or a key to as many numbers as a signature has bits. While it learns, their hyperbolic tangents are
-//! compared; when it is used, their signs. Looked at are the 32 keys of the highest scores of each query.
+//! A net maps a query or a key to one number for each bit of a signature. Training compares the numbers' hyperbolic tangents; use compares
+//! their signs. Only the 32 keys with the highest scores of each query count.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Embeddings::new(setup)?)),
 };
 
-/// Keys of the highest scores, as many as in the paper.
+/// The number of keys with the highest scores, as in the paper.
 const TOP: usize = 32;
 const CALIBRATION: &str = "hash_attention";
 const NUMBERS: [(&str, Unit); 3] = [("original", Unit::Number), ("tanh", Unit::Number), ("sign", Unit::Number)];
@@ -81,7 +81,7 @@ impl Observation for Embeddings {
     }
 }
 
-/// Mean cosines with the top keys: of the vectors, and of the tangents and signs of what nets make of them.
+/// The mean cosines with the top keys: of the vectors, and of the tangents and the signs of their embeddings.
 fn of_query(head: &Head, query: &Query, nets: Option<&Nets>) -> Vec<f64> {
     let logits = head.logits(query);
     let mut order: Vec<usize> = (0..query.tokens).collect();
@@ -100,7 +100,7 @@ fn of_query(head: &Head, query: &Query, nets: Option<&Nets>) -> Vec<f64> {
             |at: usize| -> Vec<f64> { keys_out[at * own.len()..][..own.len()].iter().copied().map(embed).collect() };
         mean(&|at| cosine(&own, &key(at)))
     };
-    // A bit is set where what comes out is above 0.
+    // A bit is set if the net's number is above 0.
     vec![original, by(|x| f64::from(x).tanh()), by(|x| if x > 0.0 { 1.0 } else { -1.0 })]
 }
 
@@ -112,7 +112,7 @@ mod tests {
     use spattn_model::device::Device;
     use std::collections::BTreeSet;
 
-    /// Signs are those of the method's own signatures: their cosine is 1 − 2·distance/bits, the distance that of its score.
+    /// Signs agree with the method's own signatures: their cosine is `1 − 2·distance/bits`, where its score gives the distance.
     #[test]
     fn cosines_are_those_of_the_vectors_and_of_the_methods_signatures() {
         let tasks = ["ruler/vt".to_owned()];

@@ -1,8 +1,8 @@
-//! How concentrated attention is, and how many tokens that takes (Top-k Fig. 3, 5, 9, 10 and Table 3).
+//! How concentrated attention is, and how many tokens hold most of its mass (Top-k Fig. 3, 5, 9, 10 and Table 3).
 //!
-//! Entropy is `−Σ wᵢ ln wᵢ` of a row of the attention matrix, in nats. Tokens for a share of the mass are the fewest whose
-//! weights sum to it. Table 3 holds entropy against the k that a task's score needs; here it is held against the k that 95 % of
-//! the mass takes, which needs no scores.
+//! Entropy is `−Σ wᵢ ln wᵢ` over a row of the attention matrix, in nats. The "tokens for" a share of the mass are the fewest whose weights
+//! sum to it. Table 3 compares entropy with the k that a task's score needs; here it is compared with the k that holds 95 % of the mass,
+//! which needs no scores.
 
 use anyhow::Result;
 
@@ -22,11 +22,11 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 #[derive(Default)]
 struct Entropy {
     tally: Tally,
-    /// Document, tokens, and the mean and the quartiles over its heads and queries of the tokens for 75 %.
+    /// For each document: its name, its tokens, and the mean and quartiles, over heads and queries, of the tokens for 75 %.
     documents: Vec<(String, usize, [f64; 5])>,
 }
 
-/// Entropy, tokens for 75 % and for 95 %, and both as shares of the context.
+/// Entropy, the tokens for 75 % and for 95 % of the mass, and these as shares of the context.
 const NUMBERS: [(&str, Unit); 5] = [
     ("entropy (nats)", Unit::Number),
     ("tokens for 75 %", Unit::Tokens),
@@ -123,7 +123,7 @@ fn of_query(head: &Head, query: &Query) -> Vec<f64> {
     vec![entropy, most, nearly_all, most / n, nearly_all / n]
 }
 
-/// How many of the weights, the largest first, sum to `share`.
+/// The fewest of the weights, given in descending order, that sum to `share`.
 fn tokens_for(descending: &[f64], share: f64) -> usize {
     let mut sum = 0.0;
     let enough = descending.iter().position(|weight| {
@@ -133,7 +133,7 @@ fn tokens_for(descending: &[f64], share: f64) -> usize {
     enough.map_or(descending.len(), |at| at + 1)
 }
 
-/// A number by layer: all tasks with the span of their heads, and each task.
+/// Number `at` by layer: over all tasks with the range of the heads, and for each task.
 fn over_layers(tally: &Tally, name: &str, title: &str, label: &str, at: usize) -> Lines {
     let by_task = tally.means(|place| Some((place.task.clone(), place.layer)));
     let tasks = tally.tasks();
@@ -183,7 +183,7 @@ mod tests {
             let mean: f64 = exps.iter().map(|e| e / sum * e.ln()).sum();
             assert!((numbers[0] - (sum.ln() - mean)).abs() < 1e-9);
             for (number, share) in [(numbers[1], 0.75), (numbers[2], 0.95)] {
-                // The fewest tokens: so many of the largest reach the share, one fewer do not.
+                // Exactly `count` of the largest weights reach the share; one fewer do not.
                 let of_rank = |rank: usize| {
                     exps.iter().filter(|e| exps.iter().filter(|other| other > e).count() < rank).sum::<f64>() / sum
                 };

@@ -1,16 +1,16 @@
-//! How far estimates are from exact attention, by their budget (MagicPIG Figs. 3 and 4, Definition 3.1, Theorem 3.3).
+//! The error of estimates of attention, by budget (MagicPIG Figs. 3 and 4, Definition 3.1, Theorem 3.3).
 //!
-//! `o` is exact attention's output, `ô` an estimate of one draw. Over `R` draws with mean `ō` and `s² = Σ‖ô−ō‖²/(R−1)`:
+//! `o` is the output of exact attention, `ô` the estimate of one draw. Over `R` draws with mean `ō` and `s² = Σ‖ô−ō‖²/(R−1)`:
 //!
 //! ```text
 //! error    = mean of ‖ô−o‖/‖o‖
 //! variance = s²/‖o‖²
-//! bias²    = (‖ō−o‖² − s²/R)/‖o‖²        free of the variance that is left in ō; may come out below 0 where there is none
+//! bias²    = (‖ō−o‖² − s²/R)/‖o‖²        without the variance of ō; may be negative if there is no bias
 //! ```
 //!
-//! Of exact top-k and of sampling by Definition 3.1 no token is static, of oracle sampling with static tokens and of methods the
-//! first and the last ones are exact. Budgets are shares of the context: tokens for top-k, draws for sampling; `attended` are
-//! the distinct tokens that are read for them. The effective sample size is `(Σw)²/Σw²` of the weights of an estimate.
+//! Exact top-k and sampling by Definition 3.1 have no static tokens. For oracle sampling with static tokens and for methods, the first and
+//! last tokens are exact. Budgets are shares of the context: tokens for top-k, draws for sampling. `attended` counts the distinct tokens
+//! that are read. The effective sample size is `(Σw)²/Σw²` over an estimate's weights.
 
 use std::collections::BTreeMap;
 
@@ -33,12 +33,12 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Estimation::new(setup)?)),
 };
 
-/// Budgets as shares of the context: one in so many.
+/// The budgets as shares of the context: one in each of these numbers.
 const ONE_IN: [usize; 6] = [128, 64, 32, 16, 8, 4];
 const TOP_K: &str = "top-k";
 const SAMPLING: &str = "sampling";
 const ORACLE: &str = "sampling, static exact";
-/// What is static for oracle sampling beside the tokens behind the context: as for methods.
+/// The recent window of oracle sampling, as of methods.
 const LOCAL: usize = 64;
 
 const NUMBERS: [(&str, Unit); 6] = [
@@ -51,12 +51,12 @@ const NUMBERS: [(&str, Unit); 6] = [
 ];
 
 struct Estimation {
-    /// Names of methods, and of each its draws.
+    /// The methods' names, each with its draws.
     methods: Vec<(String, Vec<Configured>)>,
     draws: usize,
     seed: u64,
     sink: usize,
-    /// Of each estimator and budget.
+    /// By order of estimator, its name, and its budget.
     tallies: BTreeMap<(usize, String, String), Tally>,
 }
 
@@ -71,7 +71,7 @@ impl Estimation {
         Ok(Self { methods, draws, seed, sink, tallies: BTreeMap::new() })
     }
 
-    /// What each method picks in each draw.
+    /// What each method attends in each draw.
     fn choices(&self, document: &Document) -> Vec<(String, Vec<Choices>)> {
         let of_draw = |(draw, method): (usize, &Configured)| {
             let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
@@ -149,7 +149,7 @@ impl Observation for Estimation {
         )
         .detail();
         let mut rows: Vec<(&(usize, String, String), &Tally)> = tallies.iter().collect();
-        // From the smallest budget on; those of methods are their own.
+        // From the smallest budget up. A method sets its own budget.
         rows.sort_by(|a, b| (a.0.0, denominator(&b.0.2), &a.0.1).cmp(&(b.0.0, denominator(&a.0.2), &b.0.1)));
         for ((_, name, budget), tally) in &rows {
             if let Some(numbers) = tally.overall() {
@@ -171,10 +171,10 @@ fn denominator(budget: &str) -> usize {
     budget.strip_prefix("1/").and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// A row of the estimators: its name and budget, and what it came to.
+/// An estimator's name and budget, with its numbers.
 type Estimator<'t> = (&'t (usize, String, String), &'t Tally);
 
-/// Error, bias² and variance against what is attended.
+/// Error, bias² and variance against the share attended.
 fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
     let all: Vec<(String, Vec<f64>)> = rows
         .iter()
@@ -183,7 +183,7 @@ fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
     let panel = |title: &str, at: usize| {
         let mut series: Vec<(String, Vec<Point>)> = Vec::new();
         for (name, numbers) in &all {
-            // What is not above 0 has no place on such an axis: a bias that is none, the variance of what is not drawn.
+            // A logarithmic axis has no place for values up to 0: an absent bias, or the variance of an estimator without draws.
             if numbers[at] <= 0.0 {
                 continue;
             }
@@ -211,9 +211,9 @@ fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
 struct Exact {
     logits: Vec<f64>,
     weights: Vec<f64>,
-    /// Sums of the weights of all tokens before each.
+    /// For each token, the sum of the weights of all tokens before it; then the total.
     sums: Vec<f64>,
-    /// Tokens, the highest weight first.
+    /// The tokens by descending weight.
     order: Vec<usize>,
     output: Vec<f64>,
 }
@@ -229,14 +229,14 @@ impl Exact {
         Self { output: head.output(&weights), logits, weights, sums, order }
     }
 
-    /// The softmax over the highest.
+    /// The softmax over the `count` tokens with the highest weights.
     fn top(&self, count: usize) -> Estimate {
         let top = &self.order[..count.min(self.order.len())];
         let sum: f64 = top.iter().map(|token| self.weights[*token]).sum();
         Estimate { weights: top.iter().map(|token| (*token, self.weights[*token] / sum)).collect(), rest: None }
     }
 
-    /// Draws from tokens `from..to` by their weights, which stand for all of these; the others are exact.
+    /// Draws tokens in `from..to` by their weights; the draws stand for the whole range. Tokens outside it are exact.
     fn sample(&self, from: usize, to: usize, draws: usize, rng: &mut ChaCha8Rng) -> Estimate {
         let (first, mass) = (self.sums[from], self.sums[to] - self.sums[from]);
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
@@ -250,7 +250,7 @@ impl Exact {
         Estimate { weights: exact.chain(drawn).collect(), rest: None }
     }
 
-    /// The [`NUMBERS`] of estimates, one a draw.
+    /// The [`NUMBERS`] of some estimates, one for each draw.
     fn quality(&self, head: &Head, query: &Query, estimates: &[Estimate]) -> Vec<f64> {
         let outputs: Vec<Vec<f64>> = estimates.iter().map(|estimate| estimate.output(head)).collect();
         let [error, bias, variance] = decompose(&self.output, &outputs);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn draws_are_taken_apart_into_bias_and_variance() {
-        // Around (3, 4): both draws are one to the right, one above and one below.
+        // Both draws are one to the right of (3, 4); one is one above, the other one below.
         let draws = [vec![4.0, 5.0], vec![4.0, 3.0]];
         let [error, bias, variance] = decompose(&[3.0, 4.0], &draws);
         assert!((error - 2f64.sqrt() / 5.0).abs() < 1e-12);
@@ -299,7 +299,7 @@ mod tests {
         for (from, to) in [(0, 61), (4, 40)] {
             let estimates: Vec<Estimate> = (0..DRAWS).map(|_| exact.sample(from, to, budget, &mut rng)).collect();
             let numbers = exact.quality(&head, query, &estimates);
-            // Var Σ f/B v = (Σ p‖v‖² − ‖Σ p v‖²)/B of what is drawn, times the square of its mass.
+            // Var Σ f/B v = (Σ p‖v‖² − ‖Σ p v‖²)/B over the sampled range, times the square of its mass.
             let mass: f64 = exact.weights[from..to].iter().sum();
             let p = |token: usize| exact.weights[token] / mass;
             let square = |token: usize| head.value(token).iter().map(|v| f64::from(v * v)).sum::<f64>();
@@ -309,7 +309,7 @@ mod tests {
             let (variance, bias) = (numbers[3] * size, numbers[2] * size);
             assert!((variance / law - 1.0).abs() < 0.08, "{variance} {law}");
             assert!(bias.abs() < 0.01 * law, "{bias} {law}");
-            // Expected distinct tokens: Σ 1 − (1 − p)^B, and those that are exact.
+            // The expected number of distinct tokens, Σ 1 − (1 − p)^B, and the exact ones.
             let distinct: f64 = (from..to).map(|t| 1.0 - (1.0 - p(t)).powi(budget as i32)).sum();
             let attended = (distinct + (61 - (to - from)) as f64) / 61.0;
             assert!((numbers[0] / attended - 1.0).abs() < 0.02, "{} {attended}", numbers[0]);

@@ -1,44 +1,44 @@
-//! What an analysis ends with: tables of numbers, and what is drawn of them. How either looks is decided above.
+//! The results of an analysis: tables of numbers, and what to draw from them. Other modules lay them out.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// What was found.
+/// The results of an analysis.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Findings {
-    /// Tables, in the order in which one looks at them.
+    /// The tables, in the order to read them.
     pub tables: Vec<Table>,
-    /// Drawings, likewise.
+    /// The drawings, in the order to look at them.
     #[serde(skip)]
     pub drawings: Vec<Drawing>,
-    /// What a reader has to know, one line each.
+    /// Notes for the reader, one line each.
     pub notes: Vec<String>,
 }
 
-/// Numbers by a few names.
+/// A table of numbers, with keys that name its rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Table {
-    /// Its file's name, without the ending.
+    /// The name of its file, without the extension.
     pub name: String,
-    /// What it shows, and over what is averaged.
+    /// What it shows, and what the means are over.
     pub title: String,
-    /// What names a row.
+    /// The headings of the key columns.
     pub keys: Vec<String>,
-    /// What its numbers are.
+    /// The number columns.
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Row>,
-    /// Whether it is too long to be printed: one row a head.
+    /// Whether it is too long to print, such as one row for each head.
     pub is_detail: bool,
 }
 
 /// A column of numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Column {
-    /// Its heading.
+    /// The heading.
     pub name: String,
-    /// How its numbers are shown.
+    /// The unit of its numbers.
     pub unit: Unit,
 }
 
@@ -46,9 +46,9 @@ pub struct Column {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// A share, in percent.
+    /// A share, shown in percent.
     Share,
-    /// A number.
+    /// A plain number.
     Number,
     /// A number of tokens.
     Tokens,
@@ -57,14 +57,14 @@ pub enum Unit {
 /// A row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// One for each of the table's keys.
+    /// One key for each of the table's `keys`.
     pub keys: Vec<String>,
-    /// One for each column; what is missing is none.
+    /// One number for each column; `None` if it is missing.
     pub numbers: Vec<Option<f64>>,
 }
 
 impl Table {
-    /// A table without rows, whose columns are shown in these units.
+    /// A table without rows.
     pub fn new(name: &str, title: &str, keys: &[&str], columns: &[(&str, Unit)]) -> Self {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let columns = columns.iter().map(|(name, unit)| Column { name: (*name).to_owned(), unit: *unit }).collect();
@@ -78,12 +78,12 @@ impl Table {
         }
     }
 
-    /// The same as one that is too long to be printed.
+    /// The same table, marked as too long to print.
     pub fn detail(self) -> Self {
         Self { is_detail: true, ..self }
     }
 
-    /// Adds a row.
+    /// Adds a row. Numbers that are not finite count as missing.
     pub fn push<K: ToString>(&mut self, keys: impl IntoIterator<Item = K>, numbers: impl IntoIterator<Item = f64>) {
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
         let row = Row {
@@ -100,24 +100,24 @@ impl Table {
 pub enum Drawing {
     /// Lines in panels.
     Lines(Lines),
-    /// Shades by layer and head.
+    /// Shades by layer and query head.
     Map(Map),
 }
 
-/// Lines in panels, all with the same axes.
+/// Lines in panels with common axes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Lines {
-    /// Its file's name, without the ending.
+    /// The name of its file, without the extension.
     pub name: String,
     /// What it shows.
     pub title: String,
-    /// What runs to the right.
+    /// The label of the horizontal axis.
     pub x_label: String,
-    /// What runs upwards.
+    /// The label of the vertical axis.
     pub y_label: String,
-    /// Whether what runs to the right does so in decades.
+    /// Whether the horizontal axis is logarithmic.
     pub log_x: bool,
-    /// Whether what runs upwards does so in decades.
+    /// Whether the vertical axis is logarithmic.
     pub log_y: bool,
     /// The panels.
     pub panels: Vec<Panel>,
@@ -126,52 +126,52 @@ pub struct Lines {
 /// One panel.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Panel {
-    /// What it is about.
+    /// The panel's title.
     pub title: String,
-    /// Names and points of its lines.
+    /// The lines' names and points.
     pub series: Vec<(String, Vec<Point>)>,
 }
 
 /// A point of a line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
-    /// To the right.
+    /// The horizontal coordinate.
     pub x: f64,
-    /// Upwards.
+    /// The vertical coordinate.
     pub y: f64,
-    /// Between which values others lie of which it is the mean, if that is shown.
+    /// The least and greatest of the values that `y` is the mean of, if they are shown.
     pub ends: Option<(f64, f64)>,
 }
 
 impl Point {
-    /// A point alone.
+    /// A point without a range.
     pub fn at(x: f64, y: f64) -> Self {
         Self { x, y, ends: None }
     }
 }
 
-/// Layer, head and number.
+/// Cells `(layer, head, number)`.
 pub type Cells = Vec<(usize, usize, f64)>;
 
-/// Shares by layer and query head, or other numbers from 0 on.
+/// Numbers by layer and query head: shares, or others that start at 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Map {
-    /// Its file's name, without the ending.
+    /// The name of its file, without the extension.
     pub name: String,
     /// What it shows.
     pub title: String,
     /// What the numbers are.
     pub label: String,
-    /// Titles of the panels, and what is in them.
+    /// The panels' titles and cells.
     pub panels: Vec<(String, Cells)>,
 }
 
 // ---- means ----
 
-/// What was looked at: a task's documents at one layer and query head.
+/// The key of a tally: a task's documents at one layer and query head.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The task, or the text.
+    /// The task, or the text's name.
     pub task: String,
     /// Layer, from 0.
     pub layer: usize,
@@ -184,7 +184,7 @@ pub struct Place {
 pub struct Tally(BTreeMap<Place, (Vec<f64>, usize)>);
 
 impl Tally {
-    /// Adds what one query gave.
+    /// Adds the numbers of one query.
     pub fn add(&mut self, task: &str, layer: usize, head: usize, numbers: &[f64]) {
         let place = Place { task: task.to_owned(), layer, head };
         let (sums, count) = self.0.entry(place).or_insert_with(|| (vec![0.0; numbers.len()], 0));
@@ -192,7 +192,7 @@ impl Tally {
         *count += 1;
     }
 
-    /// Means over all queries of the places that are of one group, by group; a place of none is left out.
+    /// Means over all queries by group. Places whose group is `None` are left out.
     pub fn means<G: Ord>(&self, group: impl Fn(&Place) -> Option<G>) -> BTreeMap<G, Vec<f64>> {
         let mut sums: BTreeMap<G, (Vec<f64>, usize)> = BTreeMap::new();
         for (place, (numbers, count)) in &self.0 {
@@ -205,27 +205,27 @@ impl Tally {
         sums.into_iter().map(|(group, sums)| (group, mean(sums))).collect()
     }
 
-    /// By layer and head.
+    /// Means by layer and head.
     pub fn heads(&self) -> BTreeMap<(usize, usize), Vec<f64>> {
         self.means(|place| Some((place.layer, place.head)))
     }
 
-    /// By layer.
+    /// Means by layer.
     pub fn layers(&self) -> BTreeMap<usize, Vec<f64>> {
         self.means(|place| Some(place.layer))
     }
 
-    /// By task.
+    /// Means by task.
     pub fn tasks(&self) -> BTreeMap<String, Vec<f64>> {
         self.means(|place| Some(place.task.clone()))
     }
 
-    /// Of all; nothing if nothing was added.
+    /// The overall means; `None` if nothing was added.
     pub fn overall(&self) -> Option<Vec<f64>> {
         self.means(|_| Some(())).remove(&())
     }
 
-    /// Means by layer, and of all.
+    /// A table of the means by layer, with the overall means as last row.
     pub fn layer_table(&self, name: &str, title: &str, columns: &[(&str, Unit)]) -> Table {
         let mut table = Table::new(name, title, &["layer"], columns);
         self.layers().into_iter().for_each(|(layer, numbers)| table.push([layer.to_string()], numbers));
@@ -233,19 +233,19 @@ impl Tally {
         table
     }
 
-    /// Means by layer and head, of the kind that `keys` names: too long to be printed.
+    /// A table of the means by layer and head, too long to print. `keys` are the headings of layer and head.
     pub fn head_table(&self, name: &str, title: &str, keys: [&str; 2], columns: &[(&str, Unit)]) -> Table {
         let mut table = Table::new(name, title, &keys, columns).detail();
         self.heads().into_iter().for_each(|((layer, head), numbers)| table.push([layer, head], numbers));
         table
     }
 
-    /// Number `at` of every layer and head, as a panel of a [`Map`].
+    /// Number `at` of every layer and head, as the cells of a [`Map`].
     pub fn panel(&self, at: usize) -> Cells {
         self.heads().into_iter().map(|((layer, head), numbers)| (layer, head, numbers[at])).collect()
     }
 
-    /// Number `at` by layer: the mean over heads, between the least and the greatest of them.
+    /// Number `at` by layer: the mean over heads, with the least and the greatest head as ends.
     pub fn by_layer(&self, at: usize) -> Vec<Point> {
         let heads = self.panel(at);
         let of_layer = |(layer, means): (usize, Vec<f64>)| {

@@ -1,8 +1,8 @@
-//! Where queries, keys and values lie (MagicPIG Fig. 2c, 9, 10, 11; HashAttention Table 7).
+//! How queries, keys and values lie in space (MagicPIG Fig. 2c, 9, 10, 11; HashAttention Table 7).
 //!
-//! `k_avg` is the mean of a head's keys, `k_sink` the key of its first token, `o` exact attention's output. All are as cached:
-//! queries and keys behind RoPE. Whether `k_sink` is the same for any input is asked of prompts of one token that is drawn from
-//! the vocabulary; whether `k_avg` is, of the documents.
+//! `k_avg` is the mean of a head's keys, `k_sink` the key of its first token, `o` the output of exact attention. Queries and keys are taken
+//! as cached, after RoPE. Whether `k_sink` is the same for any input is tested with prompts of one random token; whether `k_avg` is, with
+//! the documents.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Geometry::new(setup)?)),
 };
 
-/// First tokens that are drawn, as many as in the paper.
+/// The number of random first tokens, as in the paper.
 const FIRST_TOKENS: usize = 32;
-/// Keys of the highest scores whose cosines are looked at by themselves, as many as in HashAttention's Table 7.
+/// The number of keys with the highest scores whose cosines are averaged separately, as in HashAttention's Table 7.
 const TOP: usize = 32;
 
-/// Numbers of a query. Those that are of keys and values alone are the same for all queries of a head.
+/// The numbers of a query. Those that depend on keys and values alone are the same for all queries of a head.
 const NUMBERS: [(&str, Unit); 14] = [
     ("cos q,k", Unit::Number),
     ("cos q,k of top 32", Unit::Number),
@@ -48,10 +48,10 @@ const NUMBERS: [(&str, Unit); 14] = [
 
 struct Geometry {
     tally: Tally,
-    /// Keys of one token by layer and KV head, for each token that was drawn.
+    /// For each random first token, its keys by layer and KV head.
     first: Vec<Vec<Vec<Vec<f32>>>>,
     layers: Vec<usize>,
-    /// Mean keys of the documents by layer and KV head.
+    /// For each layer and KV head, the mean key of each document.
     means: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
 }
 
@@ -121,13 +121,13 @@ impl Observation for Geometry {
     }
 }
 
-/// What is of a KV head and not of a query.
+/// The numbers of a KV head that do not depend on a query.
 struct OfHead {
     mean_key: Vec<f64>,
-    /// Cosine of the sink's key with the mean key, mean cosine of all others with it.
+    /// The cosine of the sink's key with the mean key, and the mean cosine of all other keys with it.
     sink_to_mean: f64,
     keys_to_mean: f64,
-    /// Mean norms of all keys but the sink's, and its own; the same of values.
+    /// The mean norm of all keys but the sink's, and the norm of the sink's key; the same for values.
     key_norms: (f64, f64),
     value_norms: (f64, f64),
 }
@@ -189,7 +189,7 @@ fn deviation(a: &[f64]) -> f64 {
     covariance(a, a).sqrt()
 }
 
-/// Least and mean cosine of every two of some vectors; none of fewer than two.
+/// The least and the mean cosine over all pairs of some vectors; `None` for fewer than two.
 fn mutual(vectors: &[Vec<f64>]) -> Option<(f64, f64)> {
     let pairs = (0..vectors.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     let cosines: Vec<f64> = pairs.map(|(a, b)| cosine(&vectors[a], &vectors[b])).collect();
@@ -256,7 +256,7 @@ mod tests {
         let close =
             |at: usize, b: f64| assert!((numbers[at] - b).abs() < 1e-5, "{}: {} {b}", NUMBERS[at].0, numbers[at]);
         close(0, (1..41).map(|t| cos(&query.vector, key(t))).sum::<f64>() / 40.0);
-        // Of 41 tokens the 32 highest: those that fewer than 32 others are above.
+        // The 32 highest of 41 tokens: those with fewer than 32 others above them.
         let score = |t: usize| product(&query.vector, key(t));
         let top: Vec<usize> = (0..41).filter(|t| (0..41).filter(|o| score(*o) > score(*t)).count() < 32).collect();
         close(1, top.iter().map(|t| cos(&query.vector, key(*t))).sum::<f64>() / 32.0);
@@ -270,7 +270,7 @@ mod tests {
         close(7, (1..41).map(|t| length(key(t))).sum::<f64>() / 40.0);
         let value = |t: usize| &head.values[t * 4..t * 4 + 4];
         close(10, length(value(0)) / numbers[9]);
-        // Variances by the mean of squares, and ‖v − o‖ by hand.
+        // Variances as mean square less squared mean, and ‖v − o‖ by hand.
         let exps: Vec<f64> = (0..41).map(|t| (score(t) / 2.0).exp()).collect();
         let sum: f64 = exps.iter().sum();
         let out: Vec<f64> = (0..4).map(|c| (0..41).map(|t| exps[t] / sum * f64::from(value(t)[c])).sum()).collect();

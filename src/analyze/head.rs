@@ -1,4 +1,4 @@
-//! One KV head of a document that was read: exact scores, weights and outputs, in double precision.
+//! One KV head of a document: its exact scores, weights and outputs, in double precision.
 
 use std::ops::Range;
 
@@ -19,22 +19,22 @@ pub struct Head {
     pub keys: Vec<f32>,
     /// Values `[token][d]` of all tokens.
     pub values: Vec<f32>,
-    /// The queries of the group, of each step those of all its heads.
+    /// The queries of the group, by step and then by query head.
     pub queries: Vec<Query>,
 }
 
-/// A query: a token attends itself and all before it.
+/// A query. Its token attends itself and all tokens before it.
 #[derive(Debug, Clone)]
 pub struct Query {
     /// Query head of the layer, from 0.
     pub head: usize,
-    /// The same within the group.
+    /// Query head within the group, from 0.
     pub in_group: usize,
-    /// Which of the tokens behind the context, from 0.
+    /// Index of its token after the context, from 0.
     pub step: usize,
-    /// Tokens that it attends.
+    /// The number of tokens that it attends.
     pub tokens: usize,
-    /// Rotated, unscaled.
+    /// The query vector `[d]`, rotated, unscaled.
     pub vector: Vec<f32>,
 }
 
@@ -55,7 +55,7 @@ impl Head {
         (0..query.tokens).map(|token| scale * dot(&query.vector, self.key(token))).collect()
     }
 
-    /// `Σ wᵢ vᵢ` over some tokens with their weights.
+    /// `Σ wᵢ vᵢ` over tokens with weights.
     pub fn weighted(&self, tokens: impl IntoIterator<Item = (usize, f64)>) -> Vec<f64> {
         let mut out = vec![0.0; self.d];
         for (token, weight) in tokens {
@@ -64,12 +64,12 @@ impl Head {
         out
     }
 
-    /// Exact attention's output.
+    /// The attention output for one weight for each token.
     pub fn output(&self, weights: &[f64]) -> Vec<f64> {
         self.weighted(weights.iter().copied().enumerate())
     }
 
-    /// Mean of the keys of some tokens.
+    /// The mean key of a range of tokens.
     pub fn mean_key(&self, tokens: Range<usize>) -> Vec<f64> {
         let count = tokens.len() as f64;
         let mut mean = vec![0.0; self.d];
@@ -98,19 +98,19 @@ pub fn norm(a: &[f64]) -> f64 {
     a.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The cosine of two vectors; 0 if one is nothing.
+/// The cosine of two vectors; 0 if one has no length.
 pub fn cosine(a: &[f64], b: &[f64]) -> f64 {
     let lengths = norm(a) * norm(b);
     let product: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
     if lengths > 0.0 { product / lengths } else { 0.0 }
 }
 
-/// In double precision.
+/// The numbers in double precision.
 pub fn wide(a: &[f32]) -> Vec<f64> {
     a.iter().map(|x| f64::from(*x)).collect()
 }
 
-/// The distance of `a` from `b`.
+/// The distance between two vectors.
 pub fn distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt()
 }
@@ -119,7 +119,7 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
 pub(super) mod testing {
     use super::*;
 
-    /// A head of drawn keys and values, with a query of each of two heads at each of `steps` steps behind `context` tokens.
+    /// A head of random keys and values, with two query heads and `steps` steps after `context` tokens.
     pub fn drawn(context: usize, steps: usize, d: usize, seed: u64) -> Head {
         let draw = |kind: u64, at: usize| {
             let bits = spattn_attention::mix_seed(spattn_attention::mix_seed(seed, kind), at as u64);

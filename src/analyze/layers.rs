@@ -1,7 +1,7 @@
-//! How alike neighbouring layers are (Double Sparsity Fig. 2).
+//! How similar neighbouring layers are (Double Sparsity Fig. 2).
 //!
-//! Of each token whose query is looked at: the cosine of what enters a layer with what enters the next one, which the paper shows,
-//! and of each query head's query with that of the same head in the next layer, whose weights are others.
+//! For each examined token, two cosines: of a layer's input with the next layer's input, which the paper shows; and of each query head's
+//! query with that of the same head in the next layer, whose weights differ.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 
 #[derive(Default)]
 struct Layers {
-    /// By the earlier of both layers; of inputs the head is 0.
+    /// By the earlier of the two layers; inputs are under head 0.
     inputs: Tally,
     queries: Tally,
 }

@@ -1,12 +1,12 @@
-//! How alike the scores of near tokens are (HiP Fig. 5 and A.3: Figs. 10 to 16).
+//! How similar the scores of near tokens are (HiP Fig. 5 and A.3: Figs. 10 to 16).
 //!
-//! Scores of a query are `sᵢ = q·kᵢ/√d`, the sink left out. Of each distance `Δ`, `δ = sᵢ₊Δ − sᵢ` over all `i` has a mean and a
-//! deviation `σ(Δ)`; how far it is from a normal distribution of the same is `Σ p ln(p/p_normal)` over bins of a fifth of `σ`
-//! within four of them, the rest in the two at the ends. To the mean `σ(Δ)` of a head, `a·ln(Δ + b) + c` is fitted by least
-//! squares; its error is the root of the mean square over the span of `σ` (NRMSE).
+//! Scores of a query are `sᵢ = q·kᵢ/√d`, without the sink. For each distance `Δ`, the differences `δ = sᵢ₊Δ − sᵢ` over all `i` have a mean
+//! and a standard deviation `σ(Δ)`. Their divergence from the normal distribution with that mean and deviation is `Σ p ln(p/p_normal)` over
+//! bins of `σ/5` within `±4σ`; the outermost bins also hold what lies beyond. To the mean `σ(Δ)` of a head, `a·ln(Δ + b) + c` is fitted by
+//! least squares; its error is the root mean square residual over the range of `σ` (NRMSE).
 //!
-//! Differences of one token at two distances share its score, so `δ_α` and `δ_β` correlate by 1/2 where scores know nothing of
-//! each other; what is above that at near distances is locality (A.3.2, Figs. 13 and 14, with `α = 10`).
+//! The differences of one token at two distances share its score, so `δ_α` and `δ_β` correlate by 1/2 if scores are independent. A higher
+//! correlation at near distances is locality (A.3.2, Figs. 13 and 14, with `α = 10`).
 
 use std::collections::BTreeMap;
 
@@ -28,14 +28,14 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     },
 };
 
-/// Distances, as far as half of the context.
+/// The distances; those above half of the context are left out.
 const DISTANCES: [usize; 24] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384];
-/// The distance whose differences are held against those farther off, as in the paper.
+/// The distance `α` whose differences are correlated with those at larger distances, as in the paper.
 const ALPHA: usize = 10;
-/// How much farther: 90 is the paper's Fig. 13 (10 and 100).
+/// The values of `β − α`; the paper's Fig. 13 has 90 (10 and 100).
 const APART: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 90, 128, 256, 512, 1024, 2048];
-/// Bins of the divergence, in deviations.
+/// Width of a bin of the divergence, and the outermost edge, in standard deviations.
 const BIN: f64 = 0.2;
 const REACH: f64 = 4.0;
 
@@ -43,7 +43,7 @@ struct Locality {
     sink: usize,
     /// Mean, deviation and divergence, by distance.
     distances: BTreeMap<usize, Tally>,
-    /// Correlation of differences at [`ALPHA`] and so much farther.
+    /// The correlation of the differences at [`ALPHA`] and at `ALPHA` plus the key.
     correlations: BTreeMap<usize, Tally>,
 }
 
@@ -87,7 +87,7 @@ impl Observation for Locality {
             &columns,
         )
         .detail();
-        // σ(Δ) of each head.
+        // For each head, pairs of distance and σ.
         let mut of_heads: BTreeMap<(usize, usize), Vec<(f64, f64)>> = BTreeMap::new();
         for (distance, tally) in &distances {
             if let Some(numbers) = tally.overall() {
@@ -132,7 +132,7 @@ impl Observation for Locality {
     }
 }
 
-/// By how much farther the correlation is, of all heads and by head.
+/// The correlation by `β − α`, over all heads and by head.
 fn correlation_tables(correlations: &BTreeMap<usize, Tally>) -> (Table, Table) {
     let columns = [("r", Unit::Number)];
     let about = format!("Correlation of differences of scores at {ALPHA} tokens and at so many more");
@@ -174,7 +174,7 @@ fn correlation_lines(correlations: &BTreeMap<usize, Tally>) -> Lines {
     }
 }
 
-/// The correlation of `sᵢ₊₁₀ − sᵢ` and `sᵢ₊β − sᵢ` over all `i`, by `β − 10`; none where either does not vary.
+/// The correlation of `sᵢ₊₁₀ − sᵢ` and `sᵢ₊β − sᵢ` over all `i`, by `β − 10`; left out where either does not vary.
 fn correlations(scores: &[f64]) -> Vec<(usize, f64)> {
     let near = APART.iter().take_while(|apart| 2 * (ALPHA + **apart) <= scores.len());
     let of_apart = |apart: &usize| {
@@ -200,7 +200,7 @@ fn of_scores(scores: &[f64]) -> Vec<(usize, Vec<f64>)> {
     near.map(of_distance).collect()
 }
 
-/// How far numbers are from a normal distribution of their mean and deviation.
+/// The divergence of numbers from a normal distribution with the same mean and deviation.
 fn divergence(numbers: &[f64], mean: f64, deviation: f64) -> f64 {
     let bins = (2.0 * REACH / BIN).round() as usize;
     let mut counts = vec![0usize; bins];
@@ -227,11 +227,11 @@ struct Fit {
     a: f64,
     b: f64,
     c: f64,
-    /// Root of the mean square of what is left, over the span of what is fitted.
+    /// The root mean square residual, over the range of the fitted values.
     error: f64,
 }
 
-/// The best fit; none to fewer than four points, or points on a level. `b` is tried over decades, then more finely.
+/// The best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse logarithmic grid, then on a fine one.
 fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
     const LEAST: usize = 4;
     const STEPS: i32 = 40;
@@ -243,12 +243,12 @@ fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
     let best = |bs: &mut dyn Iterator<Item = f64>| {
         bs.filter_map(|b| fit_line(points, b, span)).min_by(|one, other| one.error.total_cmp(&other.error))
     };
-    // From a hundredth to ten thousand.
+    // From 0.01 to 10,000.
     let coarse = best(&mut (-STEPS / 2..=STEPS).map(|step| 10f64.powf(f64::from(step) / 10.0)))?;
     best(&mut (-STEPS..=STEPS).map(|step| coarse.b * 10f64.powf(f64::from(step) / f64::from(STEPS) / 10.0)))
 }
 
-/// The best fit with this `b`.
+/// The best fit with a given `b`.
 fn fit_line(points: &[(f64, f64)], b: f64, span: f64) -> Option<Fit> {
     let n = points.len() as f64;
     let log = |x: f64| (x + b).ln();
@@ -264,7 +264,7 @@ fn fit_line(points: &[(f64, f64)], b: f64, span: f64) -> Option<Fit> {
     Some(Fit { a, b, c, error: (left / n).sqrt() / span })
 }
 
-/// Deviation, mean and divergence against distance: of all heads, with their span.
+/// Deviation, mean and divergence against distance: the means over all heads, with the range of the heads.
 fn deviations(distances: &BTreeMap<usize, Tally>, of_heads: &BTreeMap<(usize, usize), Vec<(f64, f64)>>) -> Lines {
     let line = |at: usize| {
         let point = |(distance, tally): (&usize, &Tally)| {
@@ -348,7 +348,7 @@ mod tests {
             };
             let naive = sum(&|a, b| a * b) / (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
             assert!((r - naive).abs() < 1e-9, "{apart}: {r} {naive}");
-            // Drawn keys know nothing of each other.
+            // Random keys have no locality.
             assert!((r - 0.5).abs() < 0.2, "{apart}: {r}");
         }
         assert!(correlations(&[1.0; 100]).is_empty(), "nothing varies");
@@ -359,7 +359,7 @@ mod tests {
         let normal = Normal::standard();
         let drawn: Vec<f64> = (0..20_000).map(|i| normal.inverse_cdf((f64::from(i) + 0.5) / 20_000.0)).collect();
         assert!(divergence(&drawn, 0.0, 1.0).abs() < 1e-3);
-        // Half at −1 and half at 1: each in a bin of Φ(−0.8)−Φ(−1) (or one beside it, of the other side).
+        // Half of the numbers at −1 and half at 1, each in a bin of probability Φ(−0.8)−Φ(−1), or in its mirror image.
         let two = [-0.9, 0.9];
         let share = normal.cdf(-0.8) - normal.cdf(-1.0);
         assert!((divergence(&two, 0.0, 1.0) - (0.5 / share).ln()).abs() < 1e-9);

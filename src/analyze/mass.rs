@@ -1,7 +1,7 @@
-//! How much of the attention the top tokens cover, and what the sink has to do with it (MagicPIG Fig. 2a and b, Top-k §3).
+//! How much of the attention the top tokens hold, and how much of that is due to the sink (MagicPIG Fig. 2a and b, Top-k §3).
 //!
-//! Of each query, weights `w = softmax(q·k/√d)` over all tokens that it may attend are sorted. Covered by the top `x` of `n`
-//! tokens is the sum of the `⌈x·n⌉` largest. Without the sink, its tokens are left out and the others' weights sum to 1.
+//! For each query, the weights `w = softmax(q·k/√d)` over all tokens that it may attend are sorted. The coverage of the top share `x` of
+//! `n` tokens is the sum of the `⌈x·n⌉` largest weights. "Without the sink" leaves its tokens out and scales the other weights to sum to 1.
 
 use anyhow::Result;
 
@@ -17,13 +17,13 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Mass { sink: setup.sink, tally: Tally::default() })),
 };
 
-/// Shares of the tokens, in percent.
+/// The top shares of the tokens, in percent.
 const TOP: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0];
-/// Numbers of a query before its coverages, with the sink and without.
+/// The number of a query's numbers before its coverages, which follow with the sink and then without it.
 const BEFORE: usize = 2;
 /// Last tokens that count as the window.
 const WINDOW: usize = 64;
-/// The share of the paper's claim: the top 20 % cover 70 % in some heads.
+/// Index into [`TOP`] of the share in the paper's claim: in some heads, the top 20 % hold 70 %.
 const CLAIM: usize = 6;
 
 struct Mass {
@@ -79,7 +79,7 @@ impl Observation for Mass {
     }
 }
 
-/// Sink, window, and what the top shares cover, with the sink and without.
+/// The mass of sink and window, and the coverage of the top shares, with the sink and without.
 fn of_query(head: &Head, query: &Query, sink: usize) -> Vec<f64> {
     let weights = softmax(&head.logits(query));
     let sink = sink.min(weights.len() - 1);
@@ -91,7 +91,7 @@ fn of_query(head: &Head, query: &Query, sink: usize) -> Vec<f64> {
     [in_sink, window].into_iter().chain(with).chain(without).collect()
 }
 
-/// Sums of the largest weights.
+/// The coverage of each of [`TOP`].
 fn coverage(weights: &[f64]) -> Vec<f64> {
     let mut sorted = weights.to_vec();
     sorted.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -102,7 +102,7 @@ fn coverage(weights: &[f64]) -> Vec<f64> {
     TOP.into_iter().map(sum).collect()
 }
 
-/// The mean curve, and those of the heads that are the least and the most concentrated.
+/// The mean curve, and the curves of the least and the most concentrated head.
 fn curves(tally: &Tally) -> Lines {
     let heads = tally.heads();
     let panel = |title: &str, first: usize| {
@@ -154,7 +154,7 @@ mod tests {
     use super::super::head::testing::drawn;
     use super::*;
 
-    /// What the largest tokens cover, found one by one.
+    /// The coverage, found by taking the largest token again and again.
     fn naive(weights: &[f64], percent: f64) -> f64 {
         let (mut left, mut covered, mut taken) = (weights.to_vec(), 0.0, 0);
         while (taken as f64) < percent / 100.0 * weights.len() as f64 {

@@ -1,8 +1,8 @@
-//! What the papers observed about attention, measured on any model: what `spattn analyze` computes.
+//! The papers' observations about attention, measured on any model (`spattn analyze`).
 //!
-//! A [`Reader`] reads prompts densely and keeps what an [`Observation`] looks at: keys and values of each layer, and the queries
-//! of the last tokens. An observation takes documents in one after the other and ends with [`Findings`]. How these look is
-//! decided above. A new observation is a file and an entry of [`ANALYSES`].
+//! A [`Reader`] reads prompts densely and keeps the keys and values of each layer and the queries of the last tokens. An [`Observation`]
+//! examines one document after the other and ends with [`Findings`]. Other modules lay these out. A new observation needs a file here and
+//! an entry in [`ANALYSES`].
 
 pub mod dump;
 pub mod findings;
@@ -34,7 +34,7 @@ pub use self::reading::{Choices, Document, Loaded, Reader, Request};
 use spattn_attention::{Policy, PromptNeed};
 use spattn_base::error::UsageError;
 
-/// All of them, in the order in which one reads them.
+/// All analyses, in the order to read them.
 pub const ANALYSES: &[Analysis] = &[
     mass::ANALYSIS,
     geometry::ANALYSIS,
@@ -48,10 +48,10 @@ pub const ANALYSES: &[Analysis] = &[
     channels::ANALYSIS,
 ];
 
-/// The analyses of these names, in the order of [`ANALYSES`]; all without a name.
+/// The analyses with these names, in the order of [`ANALYSES`]; all of them if no name is given.
 ///
 /// # Errors
-/// If there is none of a name.
+/// If a name is unknown.
 pub fn select(names: &[String]) -> Result<Vec<&'static Analysis>, UsageError> {
     let known = || ANALYSES.iter().map(|analysis| analysis.name);
     if let Some(unknown) = names.iter().find(|name| !known().any(|known| known == name.as_str())) {
@@ -68,25 +68,25 @@ fn unknown_analysis(name: &str) -> UsageError {
     }
 }
 
-/// What one analysis found.
+/// The result of one analysis.
 pub struct Found {
-    /// Which.
+    /// The analysis.
     pub analysis: &'static Analysis,
-    /// What.
+    /// Its findings.
     pub findings: Findings,
 }
 
-/// Observations that have started.
+/// Observations in progress.
 pub struct Running {
     analyses: Vec<(&'static Analysis, Box<dyn Observation>)>,
     needs: BTreeSet<PromptNeed>,
 }
 
 impl Running {
-    /// Starts the observations of `analyses`, each with its own methods if the user named none.
+    /// Starts the observations of `analyses`. Each uses its default methods if the user named none.
     ///
     /// # Errors
-    /// If one cannot be started on this model.
+    /// If one cannot start on this model.
     pub fn start(analyses: &[&'static Analysis], setup: &Setup<'_>) -> Result<Self> {
         let (mut running, mut needs) = (Vec::new(), BTreeSet::new());
         for analysis in analyses {
@@ -104,20 +104,20 @@ impl Running {
         Ok(Self { analyses: running, needs })
     }
 
-    /// What methods ask to know of prompts.
+    /// What the methods need to know about prompts.
     pub fn needs(&self) -> &BTreeSet<PromptNeed> {
         &self.needs
     }
 
-    /// Shows a document to all.
+    /// Passes a document to all observations.
     ///
     /// # Errors
-    /// If a method cannot be looked at.
+    /// If a method cannot be examined.
     pub fn observe(&mut self, document: &Document) -> Result<()> {
         self.analyses.iter_mut().try_for_each(|(_, observation)| observation.observe(document))
     }
 
-    /// What was found.
+    /// The results.
     pub fn finish(self) -> Vec<Found> {
         let found =
             |(analysis, observation): (_, Box<dyn Observation>)| Found { analysis, findings: observation.finish() };
@@ -125,7 +125,7 @@ impl Running {
     }
 }
 
-/// The methods that an analysis looks at by itself; those that lack a calibration of this model are left out.
+/// The default methods of an analysis, without those that lack a calibration for this model.
 fn default_methods(analysis: &Analysis, setup: &Setup<'_>) -> Result<Vec<Method>> {
     let policy = Policy { sink: setup.sink, ..Policy::default() };
     let mut methods = Vec::new();

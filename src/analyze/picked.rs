@@ -1,19 +1,19 @@
-//! What a method attends as weights of tokens: exact parts, picks and what stands for the rest, in one softmax.
+//! What a method attends, as weights of tokens in one softmax: static tokens, selected tokens, and a vector that stands for the rest.
 
 use super::head::Head;
 use spattn_attention::{AttendedTokens, SelectedTokens, Selection, Weighting};
 
-/// Weights that stand for exact attention's: they sum to 1, but for given weights that do not.
+/// Estimated attention weights. They sum to 1, except if the method gives weights directly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
-    /// Tokens with their weights, static ones first.
+    /// Tokens with their weights, the static ones first.
     pub weights: Vec<(usize, f64)>,
-    /// A vector that stands for what was not picked, with its weight.
+    /// A vector that stands for the tokens not selected, with its weight.
     pub rest: Option<(f64, Vec<f32>)>,
 }
 
 impl Estimate {
-    /// The output that it leads to.
+    /// The attention output under these weights.
     pub fn output(&self, head: &Head) -> Vec<f64> {
         let mut out = head.weighted(self.weights.iter().copied());
         if let Some((weight, value)) = &self.rest {
@@ -22,21 +22,21 @@ impl Estimate {
         out
     }
 
-    /// `(Σw)²/Σw²`: how many equally weighted tokens would say as much.
+    /// The effective sample size `(Σw)²/Σw²`: equally many tokens of equal weight would carry as much information.
     pub fn effective(&self) -> f64 {
         let sum: f64 = self.weights.iter().map(|(_, w)| w).sum();
         let squares: f64 = self.weights.iter().map(|(_, w)| w * w).sum();
         if squares > 0.0 { sum * sum / squares } else { 0.0 }
     }
 
-    /// The greatest share that a token has of all.
+    /// The largest weight as a share of their sum.
     pub fn largest(&self) -> f64 {
         let sum: f64 = self.weights.iter().map(|(_, w)| w).sum();
         self.weights.iter().map(|(_, w)| w / sum).fold(0.0, f64::max)
     }
 }
 
-/// What one query head of a group picked; nothing where nothing was.
+/// The tokens that one query head of a group selected; `None` if there is no selection.
 pub fn picks_of(picked: &AttendedTokens, in_group: usize) -> Option<&SelectedTokens> {
     match &picked.selection {
         None => None,
@@ -45,12 +45,12 @@ pub fn picks_of(picked: &AttendedTokens, in_group: usize) -> Option<&SelectedTok
     }
 }
 
-/// The weights of one query head of a group, whose logits are those of all tokens in context.
+/// The estimated weights of one query head of a group. `logits` holds one logit for each token in context.
 pub fn estimate(logits: &[f64], picked: &AttendedTokens, in_group: usize) -> Estimate {
     let exact = picked.exact;
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exp = |token: usize| (logits[token] - top).exp();
-    // What given weights stand for counts whole, whatever they sum to.
+    // Direct weights are taken as they are; `log_mass` is the mass that all of them stand for, whatever their sum.
     let mut given_mass = None;
     let mut weights: Vec<(usize, f64)> =
         (0..exact.sink).chain(exact.recent..logits.len()).map(|token| (token, exp(token))).collect();

@@ -1,4 +1,4 @@
-//! What is looked at: prompts that a model reads densely, and of each what is attended and the last tokens' queries.
+//! Reads prompts densely, and keeps the keys and values and the last tokens' queries of each.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,42 +26,42 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::{Task, TaskOptions, digest, resolve};
 
-/// Tokens that there are at least before those whose queries are looked at.
+/// The fewest tokens before those whose queries are examined.
 const LEAST_CONTEXT: usize = 16;
 
-/// What is to be read.
+/// What to read, and how.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// The model, as the user names it.
     pub model: &'a str,
-    /// Where it reads.
+    /// The device that reads.
     pub device: Device,
-    /// What weights, keys and values are stored as; the checkpoint's own type if `None`.
+    /// The type of weights, keys and values; the checkpoint's own if `None`.
     pub dtype: Option<KvDtype>,
-    /// Tasks whose prompts are read, if no text is.
+    /// The tasks whose prompts are read, if there is no text.
     pub tasks: &'a [String],
-    /// A text that is read in their place.
+    /// A text to read in place of tasks.
     pub text: Option<&'a Path>,
-    /// What the chat template is told before a task's prompt.
+    /// The system message of the chat template.
     pub system: Option<&'a str>,
-    /// Folder with the files that tasks are made of.
+    /// The folder with the data files of tasks.
     pub data: Option<&'a Path>,
     /// Tokens of a prompt.
     pub length: usize,
     /// Prompts of each task, or parts of the text.
     pub samples: usize,
-    /// Last tokens of each whose queries are looked at.
+    /// Number of last tokens of each prompt whose queries are examined.
     pub queries: usize,
-    /// Layers that are looked at; all if empty.
+    /// The layers to examine; all if empty.
     pub layers: &'a [usize],
-    /// Seed of what is generated.
+    /// The seed of generated prompts.
     pub seed: u64,
 }
 
-/// Where prompts come from.
+/// The source of prompts.
 enum Source {
     Tasks(Vec<Box<dyn Task>>),
-    /// A text's tokens, without what the tokenizer puts in front.
+    /// A text's tokens, without the tokenizer's first special tokens.
     Text {
         label: String,
         ids: Vec<u32>,
@@ -76,7 +76,7 @@ impl Source {
         }
     }
 
-    /// Digests of what is read, in the order of the names.
+    /// Digests of the inputs, in the order of the names.
     fn inputs(&self) -> Vec<String> {
         match self {
             Self::Tasks(tasks) => tasks.iter().map(|task| task.inputs()).collect(),
@@ -85,7 +85,7 @@ impl Source {
     }
 }
 
-/// A model that was found, and what it is to read; no weights yet.
+/// An opened model without its weights, and what it is to read.
 pub struct Reader {
     model: OpenModel,
     source: Source,
@@ -98,21 +98,22 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Finds the model and what it is to read, and makes sure that it can.
+    /// Opens the model and checks that it can read the request.
     ///
     /// # Errors
-    /// As [`OpenModel::open`]; names of tasks or numbers of layers that are none; a text that cannot be read or is too short;
-    /// prompts that are too long for the model or for the machine.
+    /// As [`OpenModel::open`]; for unknown tasks or layers; for a text that cannot be read or is too short; for prompts that are too long
+    /// for the model or the machine's memory.
     pub fn open(request: &Request<'_>) -> Result<Self> {
         let reader = Self::of(request, OpenModel::open)?;
         reader.check_memory()?;
         Ok(reader)
     }
 
-    /// As [`open`](Self::open) of a model whose weights need not be there, for any machine: enough to say what would be read.
+    /// As [`open`](Self::open), but without a check of the machine's memory, and the model's weights may be missing: enough to say what
+    /// would be read.
     ///
     /// # Errors
-    /// As [`OpenModel::open_without_weights`], and [`open`](Self::open) but for memory.
+    /// As [`OpenModel::open_without_weights`] and [`open`](Self::open), except for memory.
     pub fn planned(request: &Request<'_>) -> Result<Self> {
         Self::of(request, OpenModel::open_without_weights)
     }
@@ -162,7 +163,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Memory that reading takes, in bytes.
+    /// The memory that reading needs, in bytes.
     pub fn bytes(&self) -> usize {
         let dimensions = &self.model.dimensions;
         let c = dimensions.config();
@@ -181,17 +182,17 @@ impl Reader {
         &self.model
     }
 
-    /// What the documents are parts of, or asked by.
+    /// The names of the tasks, or of the text.
     pub fn tasks(&self) -> Vec<String> {
         self.source.names()
     }
 
-    /// Digests of what is read, in the order of [`tasks`](Self::tasks).
+    /// Digests of the inputs, in the order of [`tasks`](Self::tasks).
     pub fn inputs(&self) -> Vec<String> {
         self.source.inputs()
     }
 
-    /// Documents that will be read.
+    /// The number of documents to read.
     pub fn documents(&self) -> usize {
         self.samples * if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }
     }
@@ -206,7 +207,7 @@ impl Reader {
     }
 }
 
-/// The layers that were asked for, in order and each once.
+/// The requested layers, ascending and without duplicates.
 fn layers_of(asked: &[usize], all: usize, id: &str) -> Result<Vec<usize>, UsageError> {
     match asked.iter().find(|layer| **layer >= all) {
         Some(layer) => Err(UsageError::new(format!("{id} has no layer {layer}"))
@@ -216,12 +217,12 @@ fn layers_of(asked: &[usize], all: usize, id: &str) -> Result<Vec<usize>, UsageE
     }
 }
 
-/// A model that reads.
+/// A loaded model, and what it is to read.
 pub struct Loaded {
     /// The model.
     pub model: Model,
     source: Source,
-    /// Layers that are looked at.
+    /// The layers to examine.
     pub layers: Vec<usize>,
     length: usize,
     samples: usize,
@@ -230,23 +231,23 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Documents: tasks with numbers, in order.
+    /// The documents as pairs of task and number, in order.
     pub fn documents(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (tasks, samples) = (if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }, self.samples);
         (0..tasks).flat_map(move |task| (0..samples).map(move |number| (task, number)))
     }
 
-    /// What the documents are parts of, or asked by.
+    /// The names of the tasks, or of the text.
     pub fn tasks(&self) -> Vec<String> {
         self.source.names()
     }
 
-    /// Digests of what is read, in the order of [`tasks`](Self::tasks).
+    /// Digests of the inputs, in the order of [`tasks`](Self::tasks).
     pub fn inputs(&self) -> Vec<String> {
         self.source.inputs()
     }
 
-    /// A prompt's tokens, and the documents in it.
+    /// A prompt's tokens, and the numbered documents in it.
     fn prompt(&self, task: usize, number: usize) -> Result<(Vec<u32>, Vec<Part>)> {
         let tokenizer = &self.model.tokenizer;
         let (ids, parts) = match &self.source {
@@ -280,7 +281,7 @@ impl Loaded {
         Ok((ids, parts))
     }
 
-    /// Reads a document; `needs` is what methods ask to know of its prompt.
+    /// Reads a document. `needs` is what the methods need to know about its prompt.
     ///
     /// # Errors
     /// If no prompt can be made, or the model cannot read it.
@@ -318,7 +319,7 @@ impl Loaded {
         })
     }
 
-    /// Keys `[layer][kv_head][d]` that a prompt of one token has, for each of some tokens.
+    /// For each of some tokens, the keys `[layer][kv_head][d]` of a prompt of that token alone.
     ///
     /// # Errors
     /// If the model cannot read one.
@@ -332,10 +333,10 @@ impl Loaded {
     }
 }
 
-/// The tokens behind the context at one layer, `[token][head][d]` and `[token][kv_head][d]`.
+/// The tokens after the context at one layer: queries `[token][head][d]`, keys and values `[token][kv_head][d]`.
 #[derive(Debug, Default)]
 struct Behind {
-    /// What enters the layer, `[token][hidden]`.
+    /// The layer's inputs, `[token][hidden]`.
     inputs: Vec<f32>,
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -354,15 +355,15 @@ impl Behind {
 
 /// A prompt that was read.
 pub struct Document {
-    /// The task, or the text.
+    /// The task, or the text's name.
     pub task: String,
-    /// Which of its prompts, from 0.
+    /// Its number among the task's prompts, from 0.
     pub number: usize,
     /// All of its tokens.
     pub ids: Vec<u32>,
-    /// The documents within it, where its prompt gives some by number.
+    /// The numbered documents in it, if it has any.
     pub parts: Vec<Part>,
-    /// Layers that are looked at.
+    /// The layers to examine.
     pub layers: Vec<usize>,
     /// Query heads of a layer.
     pub heads: usize,
@@ -375,16 +376,16 @@ pub struct Document {
     seed: u64,
 }
 
-/// What each KV head of each step attends at the layers that are looked at: `[layer][step][kv_head]`.
+/// The tokens that each KV head attends at the examined layers: `[layer][step][kv_head]`.
 pub type Choices = Vec<Vec<Vec<AttendedTokens>>>;
 
 impl Document {
-    /// Tokens before those whose queries are looked at.
+    /// The number of tokens before those whose queries are examined.
     pub fn context(&self) -> usize {
         self.prefix.tokens()
     }
 
-    /// Tokens whose queries are looked at.
+    /// The number of tokens whose queries are examined.
     pub fn steps(&self) -> usize {
         self.ids.len() - self.context()
     }
@@ -431,19 +432,19 @@ impl Document {
         }
     }
 
-    /// What `look` makes of each KV head of each layer that is looked at, in their order.
+    /// Applies `look` to each KV head of each examined layer, and returns the results in that order.
     pub fn each_head<T: Send>(&self, look: impl Fn(&Head) -> T + Sync) -> Vec<T> {
         let kv_heads = self.kv_heads();
         let all = self.layers.par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (*layer, kv_head)));
         all.map(|(layer, kv_head)| look(&self.head(layer, kv_head))).collect()
     }
 
-    /// Where a layer stands among those that are looked at.
+    /// The index of a layer among the examined ones.
     pub fn at(&self, layer: usize) -> usize {
         self.layers.partition_point(|other| *other < layer)
     }
 
-    /// Indexes of its context, none built yet.
+    /// A new index cache over its context.
     pub fn cache(&self) -> IndexCache {
         let mut cache = IndexCache::new(self.prefix.clone(), self.dtype, self.seed)
             .with_queries(self.recent.clone())
@@ -457,7 +458,7 @@ impl Document {
         }
     }
 
-    /// What a method picks for every step at the layers that are looked at; draws in steps come from `step_seed`.
+    /// What a method attends in every step at the examined layers. Random draws in a step use the cache's step seed.
     pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Choices {
         let mut fork = cache.fork(method, false);
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
@@ -470,7 +471,7 @@ impl Document {
         self.layers.iter().map(&mut of_layer).collect()
     }
 
-    /// What a method's steps give at the layers that are looked at: outputs `[layer][step][head][d]`, one after the other.
+    /// The outputs of a method's steps at the examined layers: `[layer][step][head][d]` in one vector.
     pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Vec<f32> {
         let mut fork = cache.fork(method, false);
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
@@ -486,12 +487,12 @@ impl Document {
         all
     }
 
-    /// Layers of the model.
+    /// The number of layers of the model.
     pub fn all_layers(&self) -> usize {
         self.behind.len()
     }
 
-    /// What enters a layer, for each step.
+    /// The input of a layer for each step, `[hidden]`.
     pub fn inputs(&self, layer: usize) -> impl Iterator<Item = &[f32]> {
         let inputs = &self.behind[layer].inputs;
         inputs.chunks_exact((inputs.len() / self.steps()).max(1))
@@ -594,7 +595,7 @@ mod tests {
                     let far = far.fold(0.0, f64::max);
                     assert!(far < 2e-3, "{name}: {far}");
                     let all = found.weights.iter().map(|w| w.1).sum::<f64>() + found.rest.as_ref().map_or(0.0, |r| r.0);
-                    // Given weights are numbers of 32 bits, or stand for others on average alone.
+                    // Direct weights are single-precision numbers, or unbiased only on average.
                     let off = if name.starts_with("oracle_sampling") { 1e-6 } else { 1e-9 };
                     assert!((all - 1.0).abs() < off || name.contains("value_norm"), "{name}: {all}");
                     if name == "full" {
@@ -615,7 +616,7 @@ mod tests {
         let of = |method: &Method, draw: usize| {
             document.choices(&method.drawn_anew(draw, &loaded.model).unwrap(), &mut document.cache())
         };
-        // What was learned stays, only the order of equals is drawn.
+        // The calibration stays the same; only the order of ties is random.
         let learned = read("hash_attention:k=30");
         assert_ne!(of(&learned, 0), of(&learned, 1));
         let [free, fixed] = ["magicpig:K=6,L=40", "magicpig:K=6,L=40,seed=9"].map(read);
@@ -647,7 +648,7 @@ mod tests {
         for (one, other) in first.iter().zip(&second) {
             assert_eq!(one.findings, other.findings, "{}", one.analysis.name);
             for table in &one.findings.tables {
-                // These prompts have no documents by number.
+                // These prompts have no numbered documents.
                 assert_eq!(table.rows.is_empty(), one.analysis.name == "documents", "{}", table.name);
                 for row in &table.rows {
                     assert_eq!((row.keys.len(), row.numbers.len()), (table.keys.len(), table.columns.len()));
@@ -659,10 +660,10 @@ mod tests {
             let table = found.findings.tables.iter().find(|t| t.name == table).unwrap();
             table.rows[row].numbers[table.columns.iter().position(|c| c.name == column).unwrap()].unwrap()
         };
-        // Exact top-k finds all of as many as it takes, which are more than 32 of this context.
+        // Exact top-k with a budget between 32 and 64 tokens of this context finds all of the top 32, not of the top 64.
         assert_eq!(number("recall", "recall", 0, "recall@32"), 1.0);
         assert!(number("recall", "recall", 0, "recall@64") < 1.0);
-        // Cosines of one layer with the next, number by number; the layer behind one that is looked at need not be.
+        // The cosines of each layer with the next, computed directly. The next layer need not be an examined one.
         let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
         let cosine = |a: &[f32], b: &[f32]| {
             let sum = |a: &[f32], b: &[f32]| -> f64 { (0..a.len()).map(|i| f64::from(a[i]) * f64::from(b[i])).sum() };
@@ -677,7 +678,7 @@ mod tests {
             assert!((number("layers", "layers", row, "inputs") - inputs).abs() < 1e-6, "{layer}: {inputs}");
             assert!((number("layers", "layers", row, "queries") - queries).abs() < 1e-6, "{layer}: {queries}");
         }
-        // A wider budget has a smaller error.
+        // A larger budget has a smaller error.
         let errors = [0, 5].map(|row| number("estimation", "estimation", row, "error"));
         assert!(errors[0] > errors[1], "{errors:?}");
     }

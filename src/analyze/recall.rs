@@ -1,8 +1,8 @@
-//! How many of the true top tokens a method picks (HashAttention §4.1 and Fig. 5).
+//! The share of the true top tokens that a method selects (HashAttention §4.1 and Fig. 5).
 //!
-//! Of a query, the candidates (what is not static) with the highest `q·k` are the true top `k`. Recall is the share of them among
-//! the picks. Where the k-th and the next scores are equal, `m` of `t` equal ones belong to the top: as many of the picked ones
-//! among them count, up to `m`, so it does not matter which of equals a method takes.
+//! The true top `k` of a query are the candidates (all tokens that are not static) with the highest `q·k`. Recall is the share of these
+//! that the method selected. If scores are tied at rank `k`, so that only `m` of `t` tied tokens belong to the top, up to `m` selected ones
+//! count: it does not matter which of them the method selects.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 
 /// The numbers of top tokens.
 const TOP: [usize; 4] = [16, 32, 64, 128];
-/// The one that is drawn: the paper's.
+/// Index into [`TOP`] of the number that is drawn: 32, as in the paper.
 const DRAWN: usize = 1;
 
 struct Recall {
@@ -126,7 +126,7 @@ impl Observation for Recall {
     }
 }
 
-/// Picks as a share of the candidates and recall at each of [`TOP`]; none where there is nothing to pick from.
+/// The selected share of the candidates, and the recall at each of [`TOP`]; `None` without candidates or selection.
 fn of_query(head: &Head, query: &Query, picked: &AttendedTokens) -> Option<Vec<f64>> {
     let candidates = picked.exact.sink..picked.exact.recent.min(query.tokens);
     let picks = picks_of(picked, query.in_group)?;
@@ -139,7 +139,7 @@ fn of_query(head: &Head, query: &Query, picked: &AttendedTokens) -> Option<Vec<f
     Some(std::iter::once(share).chain(TOP.iter().map(|k| recall(logits, &taken, *k))).collect())
 }
 
-/// Recall of the `k` highest, or of all where there are fewer.
+/// The recall of the `k` highest, or of all if there are fewer.
 fn recall(logits: &[f64], taken: &BTreeSet<usize>, k: usize) -> f64 {
     let k = k.min(logits.len());
     let mut sorted = logits.to_vec();
@@ -172,7 +172,7 @@ mod tests {
         let query = &head.queries[1];
         let logits = head.logits(query);
         let (sink, recent) = (4, 190);
-        // Every third token is picked by the group's second head, none by its first.
+        // The second head of the group selects every third token, the first head none.
         let tokens: Vec<u32> = (sink as u32..recent as u32).filter(|t| t % 3 == 0).collect();
         let selection =
             Selection::PerHead(vec![SelectedTokens::softmax(Vec::new()), SelectedTokens::softmax(tokens.clone())]);

@@ -1,7 +1,7 @@
-//! What an item of a paper looks at: every unit of documents by itself, kept as a file each, so that a run that was stopped
-//! goes on where it stopped.
+//! The analyses that a paper's item needs: each unit of documents is analysed and stored in a file of its own, so that a stopped run can be
+//! resumed.
 //!
-//! The form of what is kept is [`AnalysisTables`], which the floor below judges without knowing an analysis.
+//! The stored form is [`AnalysisTables`], which `eval` judges without knowledge of any analysis.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,49 +20,49 @@ use spattn_attention::Policy;
 use spattn_base::error::UsageError;
 use spattn_model::device::Device;
 
-/// First tokens that count as the sink, draws of what is drawn, and seed: as `spattn analyze` has them by itself.
+/// Sink tokens, random draws and seed: the defaults of `spattn analyze`.
 const SINK: usize = 4;
 const DRAWS: usize = 16;
 const SEED: u64 = 0;
 
-/// What became of it.
+/// How an analysis of units ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// All units are there, in the order of lengths, tasks and prompts.
+    /// All units are done, in the order of lengths, tasks and units.
     Whole(Vec<AnalysisTables>),
-    /// It was stopped; what was seen is kept.
+    /// It was stopped; the finished units are stored.
     Stopped,
 }
 
-/// What looking will take.
+/// The cost of the analysis.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outlook {
-    /// Prompts.
+    /// Number of prompts.
     pub documents: usize,
-    /// Seconds of reading them, about; what is computed of them comes on top.
+    /// Approximate seconds to read them; the analysis itself comes on top.
     pub seconds: f64,
-    /// Most memory, in bytes.
+    /// The most memory needed, in bytes.
     pub bytes: usize,
 }
 
-/// Units that are to be seen, and where they are kept.
+/// The units to analyse, and where to store them.
 #[derive(Debug, Clone, Copy)]
 pub struct Order<'a> {
-    /// What is looked at.
+    /// What to observe.
     pub observing: &'a Observing,
-    /// The folder of its files.
+    /// The folder of the units' files.
     pub folder: &'a Path,
-    /// Folder with the files that tasks are made of.
+    /// The folder with the data files of tasks.
     pub data: Option<&'a Path>,
-    /// Whether what is there is thrown away.
+    /// Whether stored units are deleted first.
     pub overwrite: bool,
 }
 
 impl<'a> Order<'a> {
-    /// Makes sure that it can be looked at, of a model whose weights need not be there, and says what it would take.
+    /// Checks that the analysis is possible, and returns its cost. The model's weights may be missing.
     ///
     /// # Errors
-    /// Unknown analyses, tasks, layers; methods that cannot be looked at; prompts that are too long for the model.
+    /// For unknown analyses, tasks or layers; for methods that cannot be examined; for prompts that are too long for the model.
     pub fn check(&self) -> Result<Outlook> {
         select(&self.observing.analyses)?;
         let lengths = &self.observing.lengths;
@@ -80,10 +80,10 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Looks at all units that were not yet seen, and gives all; `tell` hears of each.
+    /// Analyses all units that are not stored yet, and returns all units. `tell` gets a line for each.
     ///
     /// # Errors
-    /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
+    /// As [`check`](Self::check); if stored units have other settings, the model cannot read, or files cannot be written.
     pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Ended> {
         if self.overwrite {
             OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
@@ -113,7 +113,7 @@ impl<'a> Order<'a> {
                             let text = format!("{}\n", serde_json::to_string(&seen)?);
                             owned_files::write_all(self.folder, &[(self.name(task, *length, unit), text)])?;
                             tell(&format!("{} of {count}: {task}, {length} tokens, unit {unit}", done + 1));
-                            // As it will be read again, to the last digit.
+                            // Read back from the file, so that every run sees the same digits.
                             read(&path)?
                         }
                     };
@@ -125,10 +125,10 @@ impl<'a> Order<'a> {
         Ok(Ended::Whole(all))
     }
 
-    /// What was seen before of these settings; nothing of others.
+    /// The stored units with these settings.
     ///
     /// # Errors
-    /// If what is there cannot be read, or is of other settings.
+    /// If a stored unit cannot be read or has other settings.
     pub fn kept_all(&self) -> Result<Vec<AnalysisTables>> {
         let mut all = Vec::new();
         for length in &self.observing.lengths {
@@ -196,7 +196,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// What a file holds of these settings; `None` if there is no file.
+    /// The unit in a file; `None` if there is no file. An error if it has other settings.
     fn kept(&self, path: &Path, identity: &Value) -> Result<Option<AnalysisTables>> {
         if !path.exists() {
             return Ok(None);
@@ -258,7 +258,7 @@ fn read(path: &Path) -> Result<AnalysisTables> {
     serde_json::from_str(&text).with_context(|| format!("{} is nothing that was seen", path.display()))
 }
 
-/// A model that is to read; its weights are loaded when there is something to be seen.
+/// A model that is to read. Its weights are loaded when the first unit needs them.
 enum Reading {
     Found(Box<Reader>),
     Loaded(Box<Loaded>),
@@ -340,7 +340,7 @@ mod tests {
         let mut told = Vec::new();
         let first = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
         assert_eq!((first.len(), told.len()), (4, 4), "{told:?}");
-        // One is lost: it alone is seen again, and is the same.
+        // After one file is lost, only its unit is analysed again, with the same result.
         std::fs::remove_file(temp.path().join("ruler_cwe-900-0001.json")).unwrap();
         assert_eq!(order.kept_all().unwrap().len(), 3);
         told.clear();
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(told, ["4 of 4: ruler/cwe, 900 tokens, unit 1"]);
         assert_eq!(again, first);
         assert_eq!(order.kept_all().unwrap(), first);
-        // Two documents in one unit are their mean.
+        // The result of two documents in one unit is their mean.
         let both = Observing { together: 2, ..observing.clone() };
         let other = temp.path().join("both");
         let joined = whole(Order { observing: &both, folder: &other, ..order }.see(&go, |_| {}).unwrap());
@@ -357,7 +357,7 @@ mod tests {
             table.rows[0].1[0].unwrap()
         };
         assert!((number(&joined[0]) - (number(&first[0]) + number(&first[1])) / 2.0).abs() < 1e-12);
-        // Other settings are another thing.
+        // Other settings are refused.
         let wider = Observing { queries: 3, ..observing.clone() };
         let error = Order { observing: &wider, ..order }.see(&go, |_| {}).unwrap_err();
         assert!(error.to_string().contains("was made with other settings"), "{error}");
@@ -365,7 +365,7 @@ mod tests {
         assert!(matches!(order.see(&stopped, |_| {}).unwrap(), Ended::Stopped));
     }
 
-    /// Items name tables and columns as analyses have them: each cell of each item is found in what is seen of short prompts.
+    /// Items name tables and columns of analyses: each cell of each item is found in the results on short prompts.
     #[test]
     fn what_items_select_is_there() {
         let temp = tempfile::tempdir().unwrap();
@@ -385,7 +385,7 @@ mod tests {
                 queries: 1,
                 ..builtin.clone()
             };
-            // Items that look at the same share what was seen.
+            // Items with equal settings share their results.
             let at = settings.iter().position(|other| *other == short).unwrap_or_else(|| {
                 settings.push(short.clone());
                 settings.len() - 1
@@ -393,7 +393,7 @@ mod tests {
             let folder = temp.path().join(at.to_string());
             let order = Order { observing: &short, folder: &folder, data: None, overwrite: false };
             let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
-            // A line of a length is of one that is looked at.
+            // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
             let evidence = Evidence { records: &[], seen: &seen };
             let measured = Measured::new(&item, Variant::Builtin, evidence).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! One step of attention of one or more layers, method by method: what a deployment does between two weight matrices.
+//! One step of attention over one or more layers, for one method: the part of a decode step between two weight matrices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use spattn_attention::kv::Prefix;
 use spattn_attention::{AttentionTime, Configured, IndexCache, Rotation, Sequence};
 use spattn_model::dimensions::Dimensions;
 
-/// Forks of one method, one on each sequence, that step together.
+/// The forks of one method, one for each sequence, that take a step together.
 pub struct Stepping<'s> {
     sequences: &'s [BenchSequence],
     forks: Vec<Sequence>,
@@ -21,7 +21,7 @@ pub struct Stepping<'s> {
 }
 
 impl<'s> Stepping<'s> {
-    /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
+    /// Builds the indexes of `method` on each sequence, or reuses those that earlier methods left in `caches`.
     pub fn new(
         method: &Configured,
         sequences: &'s [BenchSequence],
@@ -53,14 +53,14 @@ impl Runs for Stepping<'_> {
     }
 }
 
-/// What forks have spent on attention so far.
+/// The time that forks have spent on attention so far.
 pub fn worked(forks: &[Sequence]) -> AttentionTime {
     let mut sum = AttentionTime::default();
     forks.iter().for_each(|fork| sum += fork.attention_time());
     sum
 }
 
-/// A turn that took `time`, `attention` of it for attention, which is divided as the processors' work was.
+/// A turn that took `time`, of which `attention` was attention. That part is divided in proportion to the processors' work.
 pub fn shared_out(time: Duration, attention: Duration, worked: AttentionTime) -> Turn {
     let all = worked.worked().as_secs_f64();
     let share = |part: Duration| if all > 0.0 { attention.mul_f64(part.as_secs_f64() / all) } else { Duration::ZERO };
@@ -68,7 +68,7 @@ pub fn shared_out(time: Duration, attention: Duration, worked: AttentionTime) ->
     Turn { time, score, pick, select: share(worked.select), attend: share(worked.attend) }
 }
 
-/// Indexes of all sequences, none built yet.
+/// An empty index cache for each sequence.
 pub fn caches(
     sequences: &[BenchSequence],
     dimensions: &Dimensions,
@@ -77,13 +77,13 @@ pub fn caches(
     sequences.iter().map(|sequence| sequence.cache(dimensions, rotation.cloned())).collect()
 }
 
-/// Bytes of auxiliary memory of a whole prefix, of which each token and KV head has `bits`.
+/// Bytes of auxiliary memory for a prefix, at `bits` for each token and KV head.
 pub fn aux_bytes(prefix: &Prefix, bits: f64) -> u64 {
     let rows = prefix.tokens() * prefix.shape().kv_heads * prefix.layers();
     (rows as f64 * bits / 8.0).round() as u64
 }
 
-/// Puts what forks that step together counted into a row: of one step of all of them, all layers.
+/// Writes into a row what forks counted: for one step of all forks, over all layers.
 pub fn count_steps(forks: &[Sequence], row: &mut BenchRow) {
     let Some(first) = forks.first() else { return };
     let steps = (first.tokens() - first.prefix().tokens()).max(1) as u64;
@@ -113,7 +113,7 @@ mod tests {
     use spattn_attention::{Policy, expand_grid, methods};
     use spattn_model::source::ModelSource;
 
-    /// In contexts in which KV heads are on threads of their own, and in which they are not.
+    /// In contexts short enough for one thread, and in contexts where each KV head has its own thread.
     #[test]
     fn scoring_and_picking_are_parts_of_selecting_and_selecting_of_the_turn() {
         let config = ModelSource::parse("builtin").unwrap().resolve_texts().unwrap().config().unwrap();

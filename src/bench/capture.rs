@@ -1,7 +1,7 @@
-//! Keys, values and queries that a model computes while it reads a prompt, of the layers that are timed.
+//! Keys, values and queries that a model computes while it reads a prompt, for the layers that are timed.
 //!
-//! What is read is a prompt of a task that asks for one entry among many alike, so that the tokens behind the context are a
-//! question about it; or a text of the user's. Artefacts of the model's calibration are cut to the same layers.
+//! The prompt is that of a retrieval task with many similar entries, so that the tokens after the context are a question about it; or a
+//! text that the user gives. Calibration artefacts of the model are reduced to the same layers.
 
 use std::path::Path;
 
@@ -24,15 +24,15 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::{Task, TaskOptions, resolve};
 
-/// What is read where the user gives no text.
+/// The task whose prompts are read if the user gives no text.
 const TASK: &str = "ruler/niah_multikey_3";
-/// Tokens of the shortest prompt that is made; shorter ones are cut out of it.
+/// The shortest prompt that is generated, in tokens. Shorter ones are cut from it.
 const SHORTEST: usize = 1024;
 
-/// What the model reads.
+/// The source of prompts.
 enum Source {
     Task(Box<dyn Task>),
-    /// A text's tokens, without what the tokenizer puts in front.
+    /// A text's tokens, without the tokenizer's first special tokens.
     File {
         label: String,
         ids: Vec<u32>,
@@ -48,25 +48,25 @@ impl Source {
     }
 }
 
-/// A model that was found, and what it is to read; no weights yet.
+/// An opened model without its weights, and what it is to read.
 pub struct Reader {
     model: OpenModel,
     source: Source,
-    /// Of the model's layers, those that are timed.
+    /// The model's layers that are timed.
     layers: Vec<usize>,
     seed: u64,
 }
 
-/// So many layers of `all`, evenly spread: of one, the middle.
+/// `count` of `all` layers, evenly spaced; a single one is the middle layer.
 fn spread(count: usize, all: usize) -> Vec<usize> {
     (0..count).map(|i| (2 * i + 1) * all / (2 * count)).collect()
 }
 
 impl Reader {
-    /// Finds the model, and reads the user's text if there is one. Keys, values and weights are stored as `dtype`.
+    /// Opens the model, and reads the user's text if there is one. `dtype` is the type of keys, values and weights.
     ///
     /// # Errors
-    /// As [`OpenModel::open`]; if the text cannot be read, or the model has fewer than so many layers.
+    /// As [`OpenModel::open`]; if the text cannot be read, or the model has fewer than `layers` layers.
     pub fn open(model: &str, dtype: KvDtype, text: Option<&Path>, layers: usize, seed: u64) -> Result<Self> {
         let source = ModelSource::parse(model)?;
         let model = OpenModel::open(&source, Some(dtype), TokenizerOptions::default())?;
@@ -88,12 +88,12 @@ impl Reader {
         Ok(Self { model, source, layers: spread(layers, all), seed })
     }
 
-    /// What the user should know about the model, a line each.
+    /// Notes for the user about the model, one line each.
     pub fn notes(&self) -> &[String] {
         &self.model.notes
     }
 
-    /// The model's heads, in as many layers as are timed.
+    /// The model's dimensions, with only as many layers as are timed.
     pub fn dimensions(&self) -> Dimensions {
         let dimensions = &self.model.dimensions;
         let mut config = dimensions.config().clone();
@@ -101,11 +101,11 @@ impl Reader {
         Dimensions::new(&config, dimensions.dtype())
     }
 
-    /// That the model can read the longest of `contexts` with `steps` tokens behind it, that the text has so many tokens for
-    /// each of `sequences`, and that weights, a prompt being read and what is kept of all can be in memory.
+    /// Checks that the model can read the longest of `contexts` with `steps` tokens after it, that the text has enough tokens for all
+    /// `sequences`, and that weights, prefill and captured rows fit in memory.
     ///
     /// # Errors
-    /// If that is not so, with what would be.
+    /// If one of these fails, with the largest value that would work.
     pub fn check(&self, contexts: &[usize], steps: usize, sequences: usize) -> Result<(), UsageError> {
         let context = contexts.iter().copied().max().unwrap_or(0);
         let (limit, id, dimensions) =
@@ -127,7 +127,7 @@ impl Reader {
             }
         }
         let c = dimensions.config();
-        // Of a prompt that is read as a whole, all queries and what is attended.
+        // If whole prompts are timed, their queries and outputs are kept too.
         let queries = if steps == 0 { memory::product([2, 4, c.heads, c.head_dim]) } else { 0 };
         let of_token = self.dimensions().kv_bytes_per_token().saturating_add(queries);
         let kept = memory::product([sequences, tokens, of_token]);
@@ -146,7 +146,7 @@ impl Reader {
     }
 }
 
-/// A model that reads, and of which some layers are looked at.
+/// A loaded model, some of whose layers are captured.
 pub struct Capture {
     model: Model,
     source: Source,
@@ -158,7 +158,7 @@ pub struct Capture {
 pub type Rows = super::drawn::DrawnRows;
 
 impl Capture {
-    /// Whose keys they are, in words.
+    /// A description of the model, its layers and the text.
     pub fn label(&self) -> String {
         let numbers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
         let layers = if numbers.len() == 1 { "layer" } else { "layers" };
@@ -166,7 +166,7 @@ impl Capture {
         format!("{layers} {} of {all} of {} reading {}", numbers.join(", "), self.model.id, self.source.label())
     }
 
-    /// The same for a manifest.
+    /// The same description, for a manifest.
     pub fn described(&self) -> Value {
         json!({
             "model": self.model.id,
@@ -177,21 +177,18 @@ impl Capture {
         })
     }
 
-    /// What an artefact has to be made for to fit the layers that are looked at.
+    /// The model shape with only the captured layers, which artefacts have to match.
     pub(super) fn shape(&self) -> ModelShape {
         ModelShape { layers: self.layers.len(), ..self.model.shape() }
     }
 
-    /// The model's calibration of a kind, of these layers; `None` if it has none.
-    ///
-    /// # Errors
-    /// If it cannot be read, or was not made for the model.
+    /// The model's calibration of a kind, reduced to the captured layers; `None` if it has none.
     pub(super) fn artefact(&self, kind: &str) -> Result<Option<Artefact>> {
         let of_layers = |artefact: Artefact| -> Result<Artefact, ArtefactError> { artefact.of_layers(&self.layers) };
         Ok(found(kind, &self.model, None)?.map(of_layers).transpose()?)
     }
 
-    /// The `number`-th prompt of exactly so many tokens.
+    /// The `number`-th prompt, of exactly `count` tokens.
     pub(super) fn tokens(&self, count: usize, number: usize) -> Result<Vec<u32>> {
         let tokenizer = &self.model.tokenizer;
         let ids = match &self.source {
@@ -208,9 +205,9 @@ impl Capture {
         Ok(ids)
     }
 
-    /// Another prompt than those that are timed where there is one, of so many tokens at most.
+    /// A prompt for learning, of at most `most` tokens. For a task it differs from the timed ones; a text has only one beginning.
     pub(super) fn learning_tokens(&self, most: usize) -> Result<Vec<u32>> {
-        /// Beyond every batch.
+        /// Larger than any batch, so that no timed prompt has this number.
         const OTHER: usize = 1 << 20;
         let most = most.min(self.model.dimensions.config().context_limit());
         match &self.source {
@@ -219,9 +216,10 @@ impl Capture {
         }
     }
 
-    /// A prompt of the task that is a little longer, without what is too much in its middle: instruction and question stay.
+    /// A prompt of the task, made slightly too long and cut in the middle, so that instruction and question stay.
     fn prompt_of(&self, task: &dyn Task, count: usize, number: usize) -> Result<Vec<u32>> {
-        /// Prompts leave room for an answer and end with a whole line: a second one is long enough, or a third.
+        /// Prompts leave room for an answer and end with a whole line, so the first may be too short; a second or third attempt is long
+        /// enough.
         const TRIES: usize = 8;
         let tokenizer = &self.model.tokenizer;
         let mut length = count.max(SHORTEST);
@@ -237,8 +235,8 @@ impl Capture {
         Err(anyhow!("{} makes no prompt of {count} tokens", task.name()))
     }
 
-    /// Reads the first `context` of `ids`, and then the others. `before` sees the chunks of the former and `behind` those of the
-    /// latter, of the layers that are looked at, numbered as such. Keys and values of these layers, of the former.
+    /// Reads the first `context` of `ids`, then the others. `before` sees the chunks of the first part and `behind` those of the second, of
+    /// captured layers only, with layers numbered from 0. Returns keys and values of these layers for the first part.
     pub(super) fn read(
         &self,
         ids: &[u32],
@@ -257,14 +255,14 @@ impl Capture {
         let mut observe_behind = |chunk: &PrefillChunk<'_>| ours(chunk, &mut behind);
         let kvs = read_apart(&self.model.decoder, ids, context, &mut observe_before, &mut observe_behind)?;
         let mut kvs: Vec<Option<LayerKv>> = kvs.into_iter().map(Some).collect();
-        // Those that nobody looks at are let go of before the others are given the room that they need.
+        // Free the other layers before `truncate` allocates.
         let mut kept: Vec<LayerKv> = self.layers.iter().filter_map(|layer| kvs[*layer].take()).collect();
         drop(kvs);
         kept.iter_mut().for_each(|kv| kv.truncate(context, context));
         Ok(kept)
     }
 
-    /// A prompt of the first of the layers, with the queries of all tokens.
+    /// A prompt at the first captured layer, with the queries of all tokens.
     pub(super) fn prompt(&self, context: usize) -> Result<Prompt> {
         let (mut queries, mut heads) = (Vec::new(), 0);
         let keep = |chunk: &PrefillChunk<'_>| {

@@ -1,4 +1,4 @@
-//! A whole step of a model with random weights, its attention by some method, on drawn keys and values.
+//! A whole decode step of a model with random weights, with a method's attention on random keys and values.
 
 use std::time::Instant;
 

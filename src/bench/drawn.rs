@@ -1,14 +1,14 @@
-//! Keys, values and queries that are drawn, with what makes those of language models special.
+//! Random keys, values and queries that share the special properties of language models.
 //!
-//! White noise alone would flatter some methods and ruin others: what a method picks decides what it reads. So each KV head
-//! has, before RoPE:
+//! White noise would favour some methods and harm others, because what a method selects determines what it reads. So each KV head has,
+//! before RoPE:
 //! - a few heavy channels, among the slow pairs, that all keys and queries have in common;
-//! - topics, which the tokens of a segment share, so that tokens near each other are alike;
-//! - queries that look for a few earlier tokens, and for those of their own topic;
-//! - a first token that takes attention from every query, and whose value is next to nothing.
+//! - topics that the tokens of a segment share, so that near tokens are similar;
+//! - queries that look for a few earlier tokens, and for tokens of their own topic;
+//! - a first token that gets attention from every query and has a value close to zero.
 //!
-//! Everything is a function of seed, layer, head and position, so any rows can be drawn at any time. What attention over it
-//! looks like is measured, and stated with each result ([`Looks`]).
+//! Everything is a function of seed, layer, head and position, so any rows can be generated at any time. The resulting attention is
+//! measured and reported with each result ([`Looks`]).
 
 use std::fmt;
 use std::ops::Range;
@@ -22,28 +22,28 @@ use spattn_kernels::linear::scores;
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::{RopeTable, apply};
 
-/// Channels of a head that are heavy: one in so many.
+/// One of this many channels of a head is heavy.
 const ONE_HEAVY_IN: usize = 16;
-/// What heavy channels have on top of the noise of one that all have.
+/// What keys and queries add in heavy channels, in standard deviations of the noise.
 const HEAVY_KEY: f32 = 5.0;
 const HEAVY_QUERY: f32 = 1.6;
-/// The first token's share of what keys have in heavy channels.
+/// The first token's multiple of [`HEAVY_KEY`].
 const SINK: f32 = 2.6;
-/// Of a value, beside one that is not the first token's.
+/// The scale of the first token's value; 1 for all other tokens.
 const SINK_VALUE: f32 = 0.05;
 /// Tokens of a segment with one topic.
 const SEGMENT: usize = 64;
-/// Shares of a key's content: with its segment, and alone.
+/// The weights of the segment's topic and of the token's own noise in a key's content.
 const TOPIC: f32 = 0.5;
 const OWN: f32 = 0.85;
-/// Earlier tokens that a query looks for, how much it does, and how much for its own topic.
+/// The number of earlier tokens that a query looks for, their weight, and the weight of its own topic.
 const TARGETS: usize = 4;
 const WANTED: f32 = 1.1;
 const OWN_TOPIC: f32 = 0.5;
-/// Noise of a query.
+/// The weight of noise in a query.
 const QUERY_NOISE: f32 = 0.6;
 
-/// What a vector is drawn for: part of its seed.
+/// What a random vector is for. It is part of the vector's seed.
 #[derive(Clone, Copy)]
 enum Kind {
     Topic,
@@ -64,19 +64,19 @@ pub struct DrawnRows {
     pub values: Vec<f32>,
 }
 
-/// One sequence of one layer.
+/// One layer of a sequence.
 pub struct Drawn<'a> {
     heads: usize,
     kv_heads: usize,
     d: usize,
     seed: u64,
     angles: &'a RopeTable,
-    /// Of each KV head, what its keys have in common.
+    /// For each KV head, what its keys have in common.
     heavy: Vec<Vec<f32>>,
 }
 
 impl<'a> Drawn<'a> {
-    /// Of a model of these dimensions; `angles` reach as far as rows will be drawn.
+    /// A layer with a model's dimensions. `angles` must cover all positions whose rows are generated.
     pub fn new(dimensions: &Dimensions, angles: &'a RopeTable, seed: u64) -> Self {
         let c = dimensions.config();
         let (heads, kv_heads, d) = (c.heads, c.kv_heads, c.head_dim);
@@ -85,7 +85,7 @@ impl<'a> Drawn<'a> {
         drawn
     }
 
-    /// What heavy channels hold, of either sign, and zeros: channels of the slowest pairs.
+    /// The heavy channels' signs, and zeros elsewhere. Heavy channels belong to the slowest pairs.
     fn heavy_channels(&self, kv_head: usize) -> Vec<f32> {
         let (half, count) = (self.d / 2, (self.d / ONE_HEAVY_IN).max(1));
         let mut heavy = vec![0.0; self.d];
@@ -97,10 +97,10 @@ impl<'a> Drawn<'a> {
         heavy
     }
 
-    /// Numbers of mean 0 and variance 1 that nothing else draws, by channel: four draws added up, as good as normal here.
+    /// A function from channels to random numbers of mean 0 and variance 1: sums of four uniform numbers, close enough to normal.
     fn noise(&self, head: usize, kind: Kind, position: usize) -> impl Fn(usize) -> f32 + use<> {
         let seed = mix_seed(mix_seed(mix_seed(self.seed, kind as u64), head as u64), position as u64);
-        // Each has a variance of (2^16)² / 12.
+        // Each of the four has a variance of (2^16)² / 12.
         const SPREAD: f32 = 65_536.0 * 0.577_350_3;
         move |channel| {
             let bits = mix_seed(seed, channel as u64);
@@ -114,7 +114,7 @@ impl<'a> Drawn<'a> {
         (0..self.d).map(self.noise(kv_head, Kind::Topic, segment)).collect()
     }
 
-    /// What a key is about, before it is rotated.
+    /// A key's content before rotation.
     fn content<'t>(&self, kv_head: usize, position: usize, topic: &'t [f32]) -> impl Fn(usize) -> f32 + use<'t> {
         let own = self.noise(kv_head, Kind::Key, position);
         move |channel| TOPIC * topic[channel] + OWN * own(channel)
@@ -144,7 +144,7 @@ impl<'a> Drawn<'a> {
         }
         let draws = self.noise(head, Kind::Target, position);
         for i in 0..TARGETS {
-            // Uniform enough: the fraction of a number that is far larger than one.
+            // Close enough to uniform: the fraction of a number that is far larger than 1.
             let share = (draws(i) * 1000.0).rem_euclid(1.0);
             let target = (share * position as f32) as usize;
             let topic = self.topic(kv_head, target / SEGMENT);
@@ -154,7 +154,7 @@ impl<'a> Drawn<'a> {
         apply(out, self.angles.cos(position), self.angles.sin(position));
     }
 
-    /// Rows of some positions; queries of the last `asking` alone.
+    /// The rows of some positions; queries for the last `asking` positions only.
     pub fn rows(&self, positions: Range<usize>, asking: usize) -> DrawnRows {
         let (count, d) = (positions.len(), self.d);
         let asking = asking.min(count);
@@ -167,7 +167,7 @@ impl<'a> Drawn<'a> {
         rows.queries.par_chunks_mut(self.heads * d).enumerate().for_each(|(i, row)| {
             row.chunks_mut(d).enumerate().for_each(|(head, out)| self.query(head, first_asking + i, out));
         });
-        // What neighbours share is drawn once for all of them.
+        // A segment's topic is generated once for all of its tokens.
         let (width, segments) = (self.kv_heads * d, positions.start / SEGMENT..positions.end.div_ceil(SEGMENT));
         let topics_of = |segment| (0..self.kv_heads).flat_map(|head| self.topic(head, segment)).collect::<Vec<_>>();
         let topics: Vec<Vec<f32>> = segments.clone().into_par_iter().map(topics_of).collect();
@@ -185,21 +185,21 @@ impl<'a> Drawn<'a> {
     }
 }
 
-/// What exact attention over keys looks like, mean over some queries: what methods live on.
+/// Properties of exact attention over some keys that determine how well methods work: means over some queries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Looks {
-    /// Attention that the first token takes.
+    /// The attention on the first token.
     pub sink: f64,
-    /// Attention that the sixteenth of the tokens that takes most takes, the first token aside and what it takes.
+    /// The share of the other attention that the top sixteenth of the tokens holds.
     pub sixteenth: f64,
-    /// Attention, the first token aside, that the last 64 tokens take.
+    /// The share of the attention not on the first token that the last 64 tokens hold.
     pub window: f64,
-    /// Share of the keys' squares in the sixteenth of the channels that has most.
+    /// The share of the keys' squares in the sixteenth of the channels with the largest sums.
     pub heavy: f64,
 }
 
 impl Looks {
-    /// Of queries `[query][head][d]`, unscaled, over all tokens of a layer; `None` without queries or tokens.
+    /// For queries `[query][head][d]`, unscaled, over all tokens of a layer; `None` without queries or with fewer than two tokens.
     pub fn of(kv: &LayerKv, queries: &[f32], heads: usize) -> Option<Self> {
         let (d, kv_heads, tokens) = (kv.keys.d(), kv.keys.kv_heads(), kv.tokens());
         if tokens < 2 || queries.is_empty() {
@@ -245,7 +245,7 @@ fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
     exps.into_iter().map(|exp| exp / sum).collect()
 }
 
-/// What the first token takes; of the rest, what the largest sixteenth takes, and the last 64.
+/// The first token's weight; of the other weight, the shares of the largest sixteenth and of the last 64 tokens.
 fn shares(weights: &[f64]) -> [f64; 3] {
     const WINDOW: usize = 64;
     let (sink, rest) = (weights[0], &weights[1..]);
@@ -257,9 +257,9 @@ fn shares(weights: &[f64]) -> [f64; 3] {
     [sink, sixteenth / all, window / all]
 }
 
-/// Share of the squares that the sixteenth of the channels with most of them has.
+/// The share of the squares in the sixteenth of the channels with the largest sums.
 fn heavy_share(keys: Rows<'_>, d: usize) -> f64 {
-    /// Tokens that are enough to tell.
+    /// The number of tokens used at most.
     const ENOUGH: usize = 4096;
     let (mut squares, mut key) = (vec![0.0; d], vec![0.0; d]);
     for token in 0..(keys.elements() / d).min(ENOUGH) {
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn what_a_head_looks_like_is_what_its_weights_say() {
-        // Logits 0, ln 3 and 0, with a scale of one: weights of 1/5, 3/5 and 1/5.
+        // Logits 0, ln 3 and 0 with a scale of 1 give weights of 1/5, 3/5 and 1/5.
         let mut kv = LayerKv::new(KvDtype::F32, 1, 1, 3);
         [0.0, 3f32.ln(), 0.0].iter().for_each(|key| kv.append(&[*key], &[1.0]));
         let looks = Looks::of(&kv, &[1.0], 1).unwrap();

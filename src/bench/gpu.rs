@@ -1,8 +1,8 @@
-//! Timing on a GPU: one layer's attention of all sequences as one launch of recorded kernels, between events of the device.
+//! Timing on a GPU: one layer's attention for all sequences is one launch of recorded kernels, timed by device events.
 //!
-//! Sequences of a batch beyond a few are copies of the first ones, elsewhere in memory: what they read is as long, and in no
-//! cache. Where a layer is small, some copies of it are stepped one after the other, so that a launch is long enough to be
-//! timed, and the time is that of one.
+//! A batch has only a few distinct sequences. The others are copies at other addresses, which read equally many bytes that are not in a
+//! cache. If a layer is small, several copies of it take the step one after the other, so that a launch is long enough to time; the time of
+//! one is reported.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,26 +21,26 @@ use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunA
 use spattn_model::decoder::Decoder;
 use spattn_model::dimensions::Dimensions;
 
-/// Sequences that are drawn; others of a batch are copies of them.
+/// Distinct sequences of a batch; the others are copies of them.
 pub(super) const DRAWN: usize = 2;
-/// Copies of a layer are made until keys and values take so many bytes, or there are so many.
+/// A layer is copied until keys and values have this many bytes, or there are this many copies.
 const LEAST_BYTES: usize = 3 << 29;
 const MOST_COPIES: usize = 16;
-/// Rows, outputs and inputs of the product that says what the device computes at most.
+/// Rows, outputs and inputs of the matrix product that measures the device's peak, and how often it runs.
 const PRODUCT: [usize; 3] = [8192, 8192, 8192];
 const PRODUCTS: usize = 10;
 
-/// A GPU, and what is done between turns.
+/// A GPU, with what is needed between turns.
 pub(super) struct OnGpu {
     /// The device.
     pub gpu: Arc<Gpu>,
-    /// What it is called.
+    /// The device's name.
     pub name: String,
     flood: Mutex<Flood>,
 }
 
 impl OnGpu {
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
     /// If it cannot be used.
@@ -50,7 +50,7 @@ impl OnGpu {
         Ok(Self { name: gpu.info()?.name, gpu, flood })
     }
 
-    /// Throws out of the caches what they hold, and waits until that is done.
+    /// Evicts the contents of the caches, and waits for it.
     ///
     /// # Errors
     /// If the device fails.
@@ -59,7 +59,7 @@ impl OnGpu {
         Ok(self.gpu.synchronize()?)
     }
 
-    /// The bandwidth of a copy, and what a large product in bf16 computes.
+    /// The bandwidth of a copy, and the throughput of a large product in bf16.
     ///
     /// # Errors
     /// If the device fails.
@@ -69,7 +69,7 @@ impl OnGpu {
 
     fn product_gflops(&self) -> Result<f64> {
         let [rows, outputs, inputs] = PRODUCT;
-        // Zeros would be multiplied faster.
+        // Random numbers, because zeros are multiplied faster.
         let noise = |count: usize, seed: u64| -> Vec<half::bf16> {
             let mut state = seed;
             let mut next = || {
@@ -94,14 +94,14 @@ impl OnGpu {
     }
 }
 
-/// Copies of a layer that are stepped one after the other, so that a launch is long enough to be timed.
+/// The number of copies of a layer that make a launch long enough to time.
 pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> usize {
     let kv = |sequence: &BenchSequence| sequence.prefix.layer(0).bytes();
     let bytes = batch * sequences.first().map_or(1, kv).max(1);
     (LEAST_BYTES / bytes).clamp(1, MOST_COPIES)
 }
 
-/// Takes drawn sequences to a device, as so many that step together, and so many copies of them.
+/// Copies sequences to the device: `batch` that step together, in `copies` copies of the layer.
 ///
 /// # Errors
 /// If they do not fit.
@@ -124,7 +124,7 @@ pub(super) fn layer(
     Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?.knowing(stats)))
 }
 
-/// Indexes of a layer on a device, none built yet.
+/// An empty index cache for a layer on the device.
 pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Option<&Arc<dyn Rotation>>) -> IndexCache {
     let mut cache = IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens());
     if let Some(stats) = layer.stats() {
@@ -136,7 +136,7 @@ pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Opt
     }
 }
 
-/// One method that steps on a device.
+/// A method that takes steps on the device.
 pub(super) struct SteppingThere<'s> {
     layer: Arc<LayerAlone>,
     run: RunAlone,
@@ -145,7 +145,7 @@ pub(super) struct SteppingThere<'s> {
 }
 
 impl<'s> SteppingThere<'s> {
-    /// Builds the indexes of a method and records its step; `None` if it picks on the host.
+    /// Builds a method's indexes and records its step; `None` if it selects on the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -168,7 +168,7 @@ impl<'s> SteppingThere<'s> {
     }
 }
 
-/// A method that builds its index of one layer on a device.
+/// A method that builds its index of one layer on the device.
 pub(super) struct BuildingThere<'s> {
     method: &'s Configured,
     layer: Arc<LayerAlone>,
@@ -179,7 +179,7 @@ pub(super) struct BuildingThere<'s> {
 }
 
 impl<'s> BuildingThere<'s> {
-    /// Ready to build; `None` if the method has no index there.
+    /// Prepares a build; `None` if the method has no index on the device.
     pub fn new(
         method: &'s Configured,
         layer: &Arc<LayerAlone>,
@@ -194,7 +194,7 @@ impl<'s> BuildingThere<'s> {
 }
 
 impl Runs for BuildingThere<'_> {
-    /// By the clock, until the device has done all of it.
+    /// Wall-clock time until the device has finished.
     fn turn(&mut self, _: usize) -> Result<Turn> {
         let fork = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false);
         if let Some(failure) = self.layer.prefix().failure() {
@@ -209,7 +209,7 @@ impl Runs for BuildingThere<'_> {
     }
 }
 
-/// Whole steps of a model behind the same contexts.
+/// Whole decode steps of a model after the same contexts.
 pub(super) struct DecodingThere<'s> {
     stepping: SteppingThere<'s>,
     decoder: &'s Decoder,
@@ -217,14 +217,14 @@ pub(super) struct DecodingThere<'s> {
 }
 
 impl<'s> DecodingThere<'s> {
-    /// Whole steps of `decoder`, whose layers attend as `stepping` does.
+    /// Whole steps of `decoder`, with the attention of `stepping`.
     pub fn new(decoder: &'s Decoder, stepping: SteppingThere<'s>) -> Self {
         Self { stepping, decoder, room: BatchWorkspace::default() }
     }
 }
 
 impl Runs for DecodingThere<'_> {
-    /// The mean over the steps that use the same picks.
+    /// The mean time of the steps that share one selection.
     fn turn(&mut self, number: usize) -> Result<Turn> {
         let Self { stepping, decoder, room } = self;
         let cuda = decoder.cuda().expect("the model is on the device");
@@ -250,12 +250,12 @@ impl Runs for DecodingThere<'_> {
     }
 }
 
-/// Queries of all sequences of a batch at a step.
+/// The queries of all sequences of a batch at a step.
 fn queries(sequences: &[BenchSequence], batch: usize, step: usize) -> Vec<f32> {
     (0..batch).flat_map(|i| sequences[i % sequences.len()].steps[step][0].queries.iter().copied()).collect()
 }
 
-/// A turn with its parts, each of which was timed by itself, at so many layers.
+/// A turn over `layers` layers. Each part was timed separately for one layer.
 fn turn(time: Duration, alone: &AloneTimes, layers: u32) -> Turn {
     let AloneTimes { select, attend, score, pick, .. } = *alone;
     Turn { time, score: score * layers, pick: pick * layers, select: select * layers, attend: attend * layers }
@@ -270,7 +270,7 @@ impl Runs for SteppingThere<'_> {
 
     fn count(&self, row: &mut BenchRow) {
         count_steps(std::slice::from_ref(self.run.fork()), row);
-        // What is picked for several steps is each of these steps' in part.
+        // If several steps share one selection, each counts an equal part of its cost.
         let (cost, share) = self.run.picking();
         let rest = |number: u64| ((1.0 - share) * number as f64) as u64;
         row.limit_bytes -= rest(cost.kv_bytes + cost.aux_bytes);

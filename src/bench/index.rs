@@ -1,4 +1,4 @@
-//! Building a method's indexes over a prefix, anew in every turn.
+//! Building a method's indexes over a prefix. Every turn builds them again.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use spattn_model::dimensions::Dimensions;
 
 /// A method that builds its index of one sequence.
 pub struct Building<'s> {
-    /// What it is built over.
+    /// The sequence that is indexed.
     pub sequence: &'s BenchSequence,
     /// The method.
     pub method: &'s Configured,
-    /// Of the model.
+    /// The model's dimensions.
     pub dimensions: &'s Dimensions,
-    /// How its positions are moved.
+    /// How the method moves positions, if it does.
     pub rotation: Option<Arc<dyn Rotation>>,
-    /// Bits a token and KV head, once one was built.
+    /// Bits of auxiliary memory for each token and KV head, set by the first build.
     pub aux_bits: f64,
 }
 
 impl Runs for Building<'_> {
-    /// What gathering about the prompt takes is part of the time: it is as long in every turn, since it was done once.
+    /// The time includes that of the prompt statistics. They were gathered once, so their time is the same in every turn.
     fn turn(&mut self, _: usize) -> Result<Turn> {
         let mut cache = self.sequence.cache(self.dimensions, self.rotation.clone());
         let fork = cache.fork(self.method, false);
@@ -40,7 +40,7 @@ impl Runs for Building<'_> {
     }
 }
 
-/// An index of `aux_bits` a token and KV head: keys and values read once, and what is written.
+/// Counts an index of `aux_bits` for each token and KV head: keys and values are read once, the index is written.
 pub(super) fn count_index(prefix: &Prefix, aux_bits: f64, row: &mut BenchRow) {
     let shape = prefix.shape();
     let rows = prefix.tokens() * shape.kv_heads * prefix.layers();

@@ -1,5 +1,5 @@
-//! Calibrations for methods that need one: the model's own where keys are captured from one that has it, and learned from keys
-//! and queries of the same kind as those that are timed otherwise.
+//! Calibrations for methods that need one. If keys are captured from a model with its own calibration, that is used; otherwise one is
+//! learned from keys and queries of the same kind as the timed ones.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,13 @@ use spattn_attention::methods::CALIBRATIONS;
 use spattn_attention::{Configured, MethodSpec, Params, mix_seed};
 use spattn_model::dimensions::Dimensions;
 
-/// Tokens that are learned from: what a method picks need not be good here, only of the right size and kind.
+/// Tokens to learn from. A benchmark needs selections of the right size and kind, not good ones.
 const TOKENS: usize = 1024;
 
-/// The methods with what they need to have learned, for a model of so many layers. What the reader has to know is added to
-/// `notes`.
+/// The methods with their calibrations. Notes for the reader are added to `notes`.
 ///
 /// # Errors
-/// If a method cannot learn from what is drawn or read, or the model's own calibration cannot be used.
+/// If a method cannot learn, or the model's own calibration cannot be used.
 pub fn calibrated(
     methods: &[Configured],
     dimensions: &Dimensions,
@@ -53,7 +52,7 @@ pub fn calibrated(
     methods.iter().map(with_all).collect()
 }
 
-/// Learns one kind of artefact from what is drawn.
+/// Learns one kind of artefact from random keys and queries.
 fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Artefact> {
     let c = dimensions.config();
     let (layers, heads, kv_heads, head_dim) = (c.layers, c.heads, c.kv_heads, c.head_dim);
@@ -61,7 +60,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
     let angles = dimensions.angles(TOKENS);
     let show = |collector: &mut dyn Collector| {
         for layer in 0..layers {
-            // Other tokens than those that are timed.
+            // Not the tokens that are timed.
             let drawn = Drawn::new(dimensions, &angles, mix_seed(!seed, layer as u64));
             let rows = drawn.rows(0..TOKENS, TOKENS);
             let mut kv = LayerKv::new(dimensions.dtype(), kv_heads, head_dim, TOKENS);
@@ -73,7 +72,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
     learn(kind, dimensions, model, seed, "drawn keys and queries", show)
 }
 
-/// Learns one kind of artefact from a prompt of its own that the model reads.
+/// Learns one kind of artefact from a prompt that the model reads for this purpose.
 fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed: u64) -> Result<Artefact> {
     let show = |collector: &mut dyn Collector| {
         let ids = capture.learning_tokens(TOKENS)?;
@@ -83,7 +82,7 @@ fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed:
     learn(kind, dimensions, capture.shape(), seed, "keys and queries of a prompt", show)
 }
 
-/// Learns one kind of artefact from what `show` shows, so many tokens.
+/// Learns one kind of artefact from the tokens that `show` passes to the collector. `show` returns their number.
 fn learn(
     kind: &str,
     dimensions: &Dimensions,

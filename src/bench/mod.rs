@@ -1,8 +1,7 @@
-//! Timing attention, prefill, indexes, whole steps and single kernels: what `spattn bench` measures, and what one
-//! measurement is kept as.
+//! Timing attention, prefill, indexes, whole steps and single kernels (`spattn bench`), and the rows that store the results.
 //!
-//! Methods run through the same engine as in an evaluation. What they are given to read, how their turns are interleaved
-//! and which limits they are held to is decided here; how results are drawn is not.
+//! Methods run in the same engine as in an evaluation. Here are decided the inputs, the order of turns and the limits that times are
+//! compared with, but not how results are laid out.
 
 mod attention;
 mod capture;

@@ -1,7 +1,7 @@
-//! Other programs beside ours: a child process that is told when to take its turn.
+//! Other programs to compare with, in a child process that takes turns on command.
 //!
-//! The script (`scripts/bench_peers.py`, which the program holds) prepares what is asked for, and then takes one turn for each
-//! line it is sent, so that its turns are interleaved with those of methods. It reads lines of JSON and answers each with one.
+//! The script (`scripts/bench_peers.py`, embedded in the program) prepares what can be timed, and then takes one turn for each command, so
+//! that its turns are interleaved with those of methods. It reads JSON lines and answers each with one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -25,15 +25,15 @@ pub struct Peers {
     answers: BufReader<ChildStdout>,
 }
 
-/// One way of computing the same, by somebody else.
+/// Another program's implementation of the same operation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Peer {
-    /// Its name, by which it is told to take a turn.
+    /// Its name, which is also the command for a turn.
     pub method: String,
     /// Its parameters as `key=value,...`.
     #[serde(default)]
     pub params: String,
-    /// In what it stores keys and values, where that is not what was asked for.
+    /// Its type of keys and values, if it differs from the requested one.
     dtype: Option<String>,
     #[serde(default)]
     bytes: u64,
@@ -42,7 +42,7 @@ pub struct Peer {
     #[serde(default = "all")]
     density: f64,
     index_ms: Option<f64>,
-    /// Whether it does less than methods do, so that its time is not held against theirs.
+    /// Whether it does less work than methods do, so that times must not be compared.
     #[serde(default)]
     pub part: bool,
     /// What it does, in words.
@@ -54,12 +54,12 @@ fn all() -> f64 {
     1.0
 }
 
-/// What can be timed, and what cannot and why.
+/// The peers that can be timed, and notes about those that cannot.
 #[derive(Debug, Default, Deserialize)]
 pub struct Prepared {
-    /// What can.
+    /// The peers that can be timed.
     pub ready: Vec<Peer>,
-    /// What the reader has to know.
+    /// Notes for the reader.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -72,7 +72,7 @@ impl Peers {
     pub fn start(python: &str, arguments: &[String]) -> Result<Self> {
         let mut command = Command::new(python);
         command.args(["-c", SCRIPT]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Ctrl-C is ours to answer: the script ends when it has nothing more to read.
+        // The child must not get Ctrl-C: this program handles it, and the script ends when its input ends.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
@@ -82,7 +82,7 @@ impl Peers {
         Ok(Self { child, commands: Some(commands), answers: BufReader::new(answers) })
     }
 
-    /// Makes keys and values of so many sequences ready; earlier ones are let go.
+    /// Prepares keys and values for `batch` sequences; earlier ones are freed.
     ///
     /// # Errors
     /// If the script ends or fails.
@@ -91,7 +91,7 @@ impl Peers {
         serde_json::from_value(answer).context("the peers' script answers something else than what can be timed")
     }
 
-    /// Lets go of what was made ready.
+    /// Frees what was prepared.
     ///
     /// # Errors
     /// If the script ends or fails.
@@ -108,7 +108,7 @@ impl Peers {
     fn ask(&mut self, command: &Value) -> Result<Value> {
         let gone = "the peers' script has ended; what it said is above";
         let commands = self.commands.as_mut().ok_or_else(|| anyhow!(gone))?;
-        // A script that could not begin has said why, and listens no more.
+        // A script that failed at its start has written why and reads no input, so a failed write is ignored.
         let _ = writeln!(commands, "{command}").and_then(|()| commands.flush());
         let mut line = String::new();
         if self.answers.read_line(&mut line).context(gone)? == 0 {
@@ -123,19 +123,19 @@ impl Peers {
 }
 
 impl Drop for Peers {
-    /// The script ends when there is nothing more to read.
+    /// Closing its input ends the script.
     fn drop(&mut self) {
         drop(self.commands.take());
-        // It may have ended before.
+        // It may have ended already.
         let _ = self.child.wait();
     }
 }
 
 /// A peer that takes turns.
 pub struct PeerTurns<'p> {
-    /// Who is told.
+    /// The child process.
     pub peers: &'p Mutex<Peers>,
-    /// What.
+    /// The peer to time.
     pub peer: Peer,
 }
 

@@ -1,4 +1,4 @@
-//! Where a bench runs: what is done between turns there, and what the place can do at most.
+//! The device that a benchmark runs on: what happens between turns, and the device's limits.
 
 use anyhow::Result;
 
@@ -11,9 +11,9 @@ use super::row::Roof;
 use super::turns::{Between, Flood};
 use spattn_model::device::Device;
 
-/// The processor's cores, or a GPU.
+/// The processor, or a GPU.
 pub(super) enum Place {
-    /// The cores.
+    /// The processor.
     Cpu(Flood),
     /// A GPU.
     #[cfg(feature = "cuda")]
@@ -35,7 +35,7 @@ impl Place {
         }
     }
 
-    /// As rows have it: `cpu`, or what the GPU is called.
+    /// The name in rows: `cpu`, or the GPU's name.
     pub fn name(&self) -> String {
         match self {
             Self::Cpu(_) => "cpu".to_owned(),
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// What plain code reaches here.
+    /// The throughput that plain code reaches here.
     ///
     /// # Errors
     /// If a device fails.

@@ -1,4 +1,4 @@
-//! What is timed at which contexts and batches, in which company; and rows of what was.
+//! The plan of a benchmark: which operation is timed at which contexts and batches, and how rows are made from the times.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
@@ -35,7 +35,7 @@ use spattn_model::device::Device;
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::RopeTable;
 
-/// What is timed.
+/// The operation that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Attention of one step.
@@ -44,14 +44,14 @@ pub enum Op {
     Prefill,
     /// Building indexes.
     Index,
-    /// A whole step.
+    /// A whole decode step.
     Decode,
     /// Single kernels.
     Kernels,
 }
 
 impl Op {
-    /// As rows have it.
+    /// The name in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Attention => "attention",
@@ -63,47 +63,47 @@ impl Op {
     }
 }
 
-/// All that a bench is told.
+/// All settings of a benchmark.
 pub struct Plan {
-    /// What is timed.
+    /// The operation.
     pub op: Op,
-    /// Where.
+    /// The device.
     pub device: Device,
-    /// What the shape is called.
+    /// The name of the shape.
     pub shape: String,
     /// The shape, with as many layers as are timed together.
     pub dimensions: Dimensions,
     /// The methods, `full` first if it is timed.
     pub methods: Vec<Configured>,
-    /// Tokens of prefixes.
+    /// Tokens of the prefixes.
     pub contexts: Vec<usize>,
-    /// Sequences that are stepped together.
+    /// Numbers of sequences that step together.
     pub batches: Vec<usize>,
-    /// Rows at the end of a prompt that alone are read; all if there are none.
+    /// Prefill only these many last rows of a prompt; all if `None`.
     pub last: Option<usize>,
-    /// Turns of each that count.
+    /// Turns that count, for each entry.
     pub rounds: usize,
-    /// Of whatever is drawn.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// The model, where whole steps or prompts are timed.
+    /// The model, if whole steps or prompts are timed.
     pub decoder: Option<Decoder>,
     /// Other programs.
     pub peers: Option<Mutex<Peers>>,
-    /// Whose keys, values and queries are timed, where they are not drawn.
+    /// The model that keys, values and queries are captured from, if they are not random.
     pub capture: Option<Capture>,
 }
 
-/// Tokens behind a context that an operation takes its queries from, for so many rounds.
+/// Tokens after a context, whose queries an operation needs for some rounds.
 pub fn steps(op: Op, rounds: usize) -> usize {
     if op == Op::Prefill { 0 } else { turns(rounds) }
 }
 
-/// What takes turns, and what its row is called.
+/// Something that takes turns, with its name in rows.
 struct Entry<'r> {
     method: String,
     params: String,
     peer: bool,
-    /// Whether it does less than `full` does.
+    /// Whether it does less work than `full`.
     part: bool,
     runs: Box<dyn Runs + Send + 'r>,
 }
@@ -120,11 +120,11 @@ impl<'r> Entry<'r> {
     }
 }
 
-/// Where a bench stands: the step in words, and how far it is.
+/// The progress callback: the step in words, how many are done, and how many there are.
 pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
 
 impl Plan {
-    /// The shape with the layers whose keys are drawn: a GPU takes copies of one.
+    /// The shape with the layers whose keys are generated. A GPU copies a single layer.
     fn timed_dimensions(&self) -> Dimensions {
         if self.device == Device::Cpu {
             return self.dimensions.clone();
@@ -134,10 +134,10 @@ impl Plan {
         Dimensions::new(&config, self.dimensions.dtype())
     }
 
-    /// Times everything. `None` if `stop` was raised.
+    /// Times everything; `None` if `stop` was raised.
     ///
     /// # Errors
-    /// If what is timed fails.
+    /// If something that is timed fails.
     pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
         let mut notes = Vec::new();
         let methods = match self.op {
@@ -159,11 +159,11 @@ impl Plan {
     }
 }
 
-/// That keys, values and weights, at least, can be in the memory of `device`; `whole` if a model's weights are read, and of a prompt
-/// the `last` rows, or all.
+/// Checks that at least keys, values and weights fit into the memory of `device`. `whole` says whether a model's weights are read; `last`
+/// is the number of last rows of a prompt that are read, or `None` for all.
 ///
 /// # Errors
-/// If they cannot, with what is needed and what there is.
+/// If they do not fit, with the memory needed and available.
 pub fn check_memory(
     device: Device,
     op: Op,
@@ -206,7 +206,7 @@ struct At<'p> {
     batch: usize,
 }
 
-/// What was drawn for it.
+/// The inputs for one context and batch.
 struct Material {
     rotation: Option<Arc<dyn Rotation>>,
     sequences: Vec<BenchSequence>,
@@ -306,7 +306,7 @@ impl At<'_> {
         })
     }
 
-    /// The prompt with the rows that are read.
+    /// The prompt with only the rows that are read.
     fn cut(&self, prompt: Prompt) -> Prompt {
         let rows = prompt.kv.tokens() - prompt.first;
         let read = self.plan.last.map_or(rows, |last| last.min(rows));
@@ -315,7 +315,7 @@ impl At<'_> {
         Prompt { queries, first: prompt.first + rows - read, ..prompt }
     }
 
-    /// A prompt of one layer, with the queries of the rows that are read.
+    /// A random prompt of one layer, with the queries of the rows that are read.
     fn prompt(&self, angles: &RopeTable) -> Prompt {
         let (dimensions, c) = (&self.plan.dimensions, self.plan.dimensions.config());
         let read = self.plan.last.map_or(self.context, |last| last.min(self.context));
@@ -325,7 +325,7 @@ impl At<'_> {
         Prompt { queries: rows.queries, heads: c.heads, kv, first: self.context - read }
     }
 
-    /// All that takes turns; `indexing` is told whose index is built next.
+    /// All entries that take turns. `indexing` is called with each method before its index is built.
     fn entries<'r>(
         &'r self,
         material: &'r Material,
@@ -371,7 +371,7 @@ impl At<'_> {
         })
     }
 
-    /// The sequences on a GPU, if that is the place: as often as a model has layers, where whole steps are timed.
+    /// The sequences on the GPU, if the benchmark runs there. For whole steps, one copy for each layer of the model.
     #[cfg(feature = "cuda")]
     fn taken_there(&self, place: &Place, sequences: &[BenchSequence]) -> Result<Option<Arc<LayerAlone>>> {
         let Place::Gpu(here) = place else { return Ok(None) };
@@ -382,14 +382,14 @@ impl At<'_> {
         let model = self.plan.decoder.as_ref().and_then(Decoder::cuda);
         let (gpu, copies) = match model {
             Some(model) => (model.device(), dimensions.config().layers),
-            // An index takes long enough to be timed.
+            // Building an index takes long enough to time without copies.
             None if self.plan.op == Op::Index => (&here.gpu, 1),
             None => (&here.gpu, gpu::copies(sequences, self.batch)),
         };
         gpu::layer(gpu, dimensions, sequences, (self.batch, copies)).map(Some)
     }
 
-    /// Methods that pick on the GPU, or attend without a pick.
+    /// Methods that select on the GPU, or attend without a selection.
     #[cfg(feature = "cuda")]
     fn there<'r>(
         &'r self,
@@ -428,7 +428,7 @@ impl At<'_> {
         Ok(entries)
     }
 
-    /// Methods that read a prompt by masks that the GPU finds, that follow from where blocks are or are planned on the host; and `full`.
+    /// Methods whose prefill masks the GPU finds, or that are fixed or planned on the host; and `full`.
     #[cfg(feature = "cuda")]
     fn reading_there<'r>(
         &'r self,
@@ -454,7 +454,7 @@ impl At<'_> {
         Ok(entries)
     }
 
-    /// Methods that read a prompt in their own way, of which those rows are read; others read it as `full` does.
+    /// Methods with a prefill pattern of their own that can begin at these rows. The others read as `full` does.
     fn readers(&self, prompt: &Prompt, notes: &mut Vec<String>) -> Vec<&Configured> {
         let reads = |method: &&Configured| method.name == REFERENCE || method.masks_prefill();
         let dense: Vec<String> = self.methods.iter().filter(|m| !reads(m)).map(Configured::label).collect();
@@ -486,7 +486,7 @@ impl At<'_> {
         self.readers(prompt, notes).into_iter().map(entry).collect()
     }
 
-    /// Methods that have an index.
+    /// The methods that have an index.
     fn building<'r>(&'r self, material: &'r Material, sequence: &'r BenchSequence) -> Vec<Entry<'r>> {
         let (dimensions, rotation) = (&self.plan.dimensions, &material.rotation);
         let entry = |method: &'r Configured| {
@@ -508,7 +508,7 @@ impl At<'_> {
         kernels::all(&self.plan.dimensions, sequence.prefix.layer(0), queries).into_iter().map(entry).collect()
     }
 
-    /// Other programs, ready for this context and batch.
+    /// Other programs, prepared for this context and batch.
     fn peers(&self, notes: &mut Vec<String>) -> Result<Vec<Entry<'_>>> {
         let Some(peers) = &self.plan.peers else { return Ok(Vec::new()) };
         let prepared = locked(peers).prepare(self.context, self.batch)?;
@@ -531,7 +531,7 @@ impl At<'_> {
         Ok(prepared.ready.into_iter().map(entry).collect())
     }
 
-    /// What is known without the roof, and without the company.
+    /// The row of an entry, without the comparison with the roof and with the other entries.
     fn row(&self, device: &str, entry: &Entry<'_>, turns: &[Turn]) -> BenchRow {
         let (dimensions, timing) = (&self.plan.dimensions, Timing::of(turns.iter().map(|turn| turn.time)));
         let part = |of: fn(&Turn) -> std::time::Duration| {
@@ -586,12 +586,12 @@ impl At<'_> {
     }
 }
 
-/// The child process; a thread that died has left it in order, or its next answer says otherwise.
+/// The child process. If a thread panicked with the lock, the process is still usable, or its next answer will be an error.
 fn locked(peers: &Mutex<Peers>) -> MutexGuard<'_, Peers> {
     peers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Holds what was touched and computed against what the machine reached.
+/// Compares a row's bytes and operations with the machine's limits.
 fn hold_to(row: &mut BenchRow, roof: Roof) {
     let seconds = row.time_us / 1e6;
     if seconds <= 0.0 {
@@ -620,10 +620,10 @@ mod tests {
             hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0, ..Roof::default() });
             (row.gbps, row.gflops, row.bandwidth_share.unwrap(), row.limit_share.unwrap())
         };
-        // Eight MB in a millisecond; five at ten GB/s take half of it.
+        // 8 MB in a millisecond; 5 MB at 10 GB/s take half of it.
         let (gbps, gflops, share, limit) = held(20_000_000);
         assert!([gbps - 8.0, gflops - 20.0, share - 0.8, limit - 0.5].iter().all(|off| off.abs() < 1e-9), "{limit}");
-        // Ninety million operations at the peak take nine tenths.
+        // Ninety million operations at the peak rate take nine tenths of the time.
         assert!((held(90_000_000).3 - 0.9).abs() < 1e-9);
     }
 }

@@ -1,4 +1,4 @@
-//! Attention of a whole prompt at one layer or more, densely or by the mask of a method; and the whole forward pass.
+//! Attention of a whole prompt at one or more layers, densely or by a method's mask; and the whole forward pass.
 
 #[cfg(feature = "cuda")]
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,18 +18,19 @@ use spattn_model::decoder::Decoder;
 
 /// A prompt of one layer: queries `[row][head][d]`, keys and values.
 pub struct Prompt {
-    /// Of its rows, rotated, unscaled.
+    /// The rows' queries, rotated, unscaled.
     pub queries: Vec<f32>,
     /// Query heads.
     pub heads: usize,
-    /// Of all tokens.
+    /// Keys and values of all tokens.
     pub kv: LayerKv,
-    /// Position of the first row: 0, unless the last ones alone are read.
+    /// The position of the first row: 0 if the whole prompt is read.
     pub first: usize,
 }
 
 impl Prompt {
-    /// Whether blocks of rows that `method` reads together begin at the first row, and hang on no others.
+    /// Whether the rows can be read without the earlier ones: the first begins a block of `method`'s mask, and the mask does not depend on
+    /// all rows.
     pub fn begins_block(&self, method: &Configured) -> bool {
         self.first == 0
             || match method.reads().method.prefill_pattern() {
@@ -50,12 +51,12 @@ pub struct Attending<'p> {
 }
 
 impl<'p> Attending<'p> {
-    /// Ready to read `prompt`; `seed` is the context's.
+    /// Prepares to read `prompt`; `seed` is the context's.
     pub fn new(prompt: &'p Prompt, method: &'p Configured, seed: u64) -> Self {
         Self { prompt, method, seed, out: vec![0.0; prompt.queries.len()], cost: Cost::default() }
     }
 
-    /// What exact attention takes: every token attends itself and all before it.
+    /// The cost of exact attention: every token attends itself and all tokens before it.
     fn dense_cost(&self) -> Cost {
         let Prompt { heads, kv, first, .. } = self.prompt;
         let seen = |tokens: usize| tokens * (tokens + 1) / 2;
@@ -106,7 +107,7 @@ pub struct AttendingThere<'p> {
 
 #[cfg(feature = "cuda")]
 impl<'p> AttendingThere<'p> {
-    /// Ready to read `prompt`, which `there` has on the device for each of `batch` sequences; `None` if attending it takes the host.
+    /// Prepares to read `prompt`, which `there` holds on the device for each of `batch` sequences; `None` if its attention needs the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -156,7 +157,7 @@ impl Runs for AttendingThere<'_> {
     }
 }
 
-/// A model that reads a prompt densely, all of its layers.
+/// A model that reads a prompt densely, through all of its layers.
 pub struct Reading<'m> {
     /// The model.
     pub decoder: &'m Decoder,

@@ -1,18 +1,18 @@
-//! What one measurement of a bench is kept as.
+//! The stored form of one measurement.
 
 use serde::{Deserialize, Serialize};
 
-/// One line of a bench: something that was timed, at one shape, context and batch.
+/// One measurement: something that was timed at one shape, context and batch.
 ///
-/// Times are medians over rounds; their interval is one of 95 % by order statistics, absent below six rounds. What could
-/// not be told, or has no meaning for what was timed, is `None`.
+/// Times are medians over rounds. Their intervals are 95 % by order statistics, `None` below six rounds. A value that could not be measured
+/// or has no meaning for the operation is `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
-    /// What was timed: `attention`, `prefill`, `index`, `decode` or `kernel`.
+    /// The operation: `attention`, `prefill`, `index`, `decode` or `kernel`.
     pub op: String,
-    /// Whose heads: the name of a published shape, or of a model.
+    /// The name of a published shape, or of a model.
     pub shape: String,
-    /// Where: `cpu`, or the GPU's name.
+    /// The device: `cpu`, or the GPU's name.
     pub device: String,
     /// Storage type of keys and values.
     pub dtype: String,
@@ -20,74 +20,74 @@ pub struct BenchRow {
     pub threads: usize,
     /// Tokens in context.
     pub context: usize,
-    /// Sequences that are stepped together, each with a context of its own.
+    /// The number of sequences that step together, each with its own context.
     pub batch: usize,
     /// Layers that are timed together.
     pub layers: usize,
-    /// Bare name of the method, of a kernel, or of a peer such as `torch_sdpa_bf16`.
+    /// The name of a method without parameters, of a kernel, or of a peer such as `torch_sdpa_bf16`.
     pub method: String,
     /// Its parameters as `key=value,...`.
     pub params: String,
-    /// What of them was solved for a density at this context, likewise; empty if nothing was.
+    /// The parameters that were solved for a density at this context, in the same form; empty if none were.
     #[serde(default)]
     pub solved: String,
-    /// Whether it is another program's, run beside ours.
+    /// Whether this is another program.
     pub peer: bool,
-    /// Tokens attended over tokens in context; 1 for what reads all.
+    /// Tokens attended over tokens in context; 1 for what attends all.
     pub density: f64,
     /// Median time, in microseconds.
     pub time_us: f64,
-    /// Lower end of its interval.
+    /// Lower end of the interval.
     pub time_low_us: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval.
     pub time_high_us: Option<f64>,
-    /// Rounds that the median is over.
+    /// The number of rounds.
     pub rounds: usize,
-    /// Distance between the quartiles over the median.
+    /// The interquartile range over the median.
     pub spread: f64,
-    /// Time of `full` in the same run over this one; `None` if `full` was not run.
+    /// The time of `full` in the same run over this time; `None` if `full` was not run.
     pub speedup_vs_full: Option<f64>,
-    /// Bytes really touched: keys, values and auxiliary data that are read, scores that are written and passed over.
+    /// Bytes touched: keys, values and auxiliary data read, and scores written and read again.
     pub bytes: u64,
-    /// Of these, keys, values and auxiliary data: the least that the method could read for what it picked.
+    /// Bytes of keys, values and auxiliary data alone: the least that the method has to read for its selection.
     pub limit_bytes: u64,
-    /// Bytes touched a second, in 10⁹.
+    /// Bytes touched per second, in 10⁹.
     pub gbps: f64,
-    /// Floating-point operations, a multiply-add as two; 0 where nobody counts them.
+    /// Floating-point operations, a multiply-add as two; 0 if they are not counted.
     pub flops: u64,
-    /// Operations a second, in 10⁹.
+    /// Operations per second, in 10⁹.
     pub gflops: f64,
-    /// `gbps` over the bandwidth that plain reading reached in the same run.
+    /// `gbps` over the bandwidth of plain reading in the same run.
     pub bandwidth_share: Option<f64>,
-    /// Time that the method's own limit (`limit_bytes` at that bandwidth) takes, over the time measured.
+    /// The time that the method's limit (`limit_bytes` at that bandwidth) allows, over the measured time.
     pub limit_share: Option<f64>,
-    /// Scoring candidates: part of `select_us`, where a method picks by scores that it writes; without `pick_us`, what writing them
-    /// would take.
+    /// The time of scoring candidates, a part of `select_us`, for methods that write scores. Without `pick_us`, the scoring was timed as if
+    /// its scores were written.
     pub score_us: Option<f64>,
-    /// Lower end of its interval, where scoring is timed by turns of its own.
+    /// Lower end of its interval, if scoring is timed by turns of its own.
     #[serde(default)]
     pub score_low_us: Option<f64>,
-    /// Upper end.
+    /// Upper end of its interval.
     #[serde(default)]
     pub score_high_us: Option<f64>,
-    /// Picking by scores: the other part.
+    /// The time of choosing tokens by their scores, the other part.
     pub pick_us: Option<f64>,
-    /// Selecting what is attended: both, and what has to be done besides.
+    /// The time of selecting: scoring, choosing, and the work around them.
     pub select_us: Option<f64>,
-    /// Attending it.
+    /// The time of attending the selection.
     pub attend_us: Option<f64>,
-    /// All else of a step: the weights.
+    /// The time of all else in a step: the weights.
     pub weights_us: Option<f64>,
-    /// Milliseconds that the index took to build, over all sequences and KV heads.
+    /// Milliseconds to build the index, over all sequences and KV heads.
     pub index_ms: Option<f64>,
-    /// Bits of auxiliary memory a token and KV head.
+    /// Bits of auxiliary memory for each token and KV head.
     pub aux_bits: Option<f64>,
-    /// Bytes of it over all tokens, KV heads, layers and sequences.
+    /// Bytes of auxiliary memory over all tokens, KV heads, layers and sequences.
     pub aux_bytes: Option<u64>,
 }
 
 impl BenchRow {
-    /// Its parameters and what was solved of them.
+    /// The parameters, given and solved.
     pub fn all_params(&self) -> String {
         [self.params.as_str(), self.solved.as_str()]
             .into_iter()
@@ -97,25 +97,25 @@ impl BenchRow {
     }
 }
 
-/// What the machine reached in the same run, by the plainest code there is.
+/// The machine's limits, as the simplest code reached them in the same run.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Roof {
-    /// Bytes a second that plain reading of a buffer far beyond the caches reached, in 10⁹.
+    /// The bandwidth of reading a buffer much larger than the caches, in 10⁹ bytes per second.
     pub read_gbps: f64,
-    /// Multiply-adds on numbers in registers: operations a second, in 10⁹, a multiply-add as two.
+    /// The rate of multiply-adds on registers, in 10⁹ operations per second; a multiply-add counts as two.
     pub peak_gflops: f64,
-    /// Whether those were products of tiles of bf16 that the core holds, since products were to be in bf16.
+    /// Whether `peak_gflops` is that of bf16 tile products, because matrix products use bf16.
     #[serde(default)]
     pub is_tiled: bool,
 }
 
-/// All that one call measured.
+/// The results of one benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Bench {
-    /// In the order in which they were asked for, by context and batch; `full` first.
+    /// The rows, by context and batch and then in the order given; `full` first.
     pub rows: Vec<BenchRow>,
-    /// What they are held to.
+    /// The machine's limits.
     pub roof: Roof,
-    /// What the reader has to know: what keys and values are like, times that scatter.
+    /// Notes for the reader, such as the properties of keys and values, or times that vary much.
     pub notes: Vec<String>,
 }

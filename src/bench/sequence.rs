@@ -1,4 +1,4 @@
-//! What is attended: prefixes that were drawn or captured, and the rows that follow them.
+//! The inputs of a benchmark: prefixes, random or captured, and the tokens that follow them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use spattn_attention::{
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::RopeTable;
 
-/// Tokens that are drawn together, where nothing asks for all of them at once.
+/// Tokens generated at once, unless all are needed at once.
 const CHUNK: usize = 4096;
 
-/// One token of one layer: queries `[head][d]`, key and value `[kv_head][d]`.
+/// One token at one layer: queries `[head][d]`, key and value `[kv_head][d]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerRow {
     /// Rotated, unscaled.
     pub queries: Vec<f32>,
     /// Rotated.
     pub key: Vec<f32>,
-    /// As it is.
+    /// Not rotated.
     pub value: Vec<f32>,
 }
 
@@ -33,38 +33,38 @@ pub struct LayerRow {
 pub struct BenchSequence {
     /// Keys and values of all layers.
     pub prefix: Arc<Prefix>,
-    /// What methods asked to know of its prompt.
+    /// The prompt statistics that methods need.
     stats: Option<PromptStats>,
-    /// By which budgets are solved.
+    /// The last queries, by which methods solve for budgets.
     recent: RecentQueries,
-    /// What follows: `[step][layer]`.
+    /// The tokens that follow: `[step][layer]`.
     pub steps: Vec<Vec<LayerRow>>,
-    /// What attention over it looks like, in the first of its layers.
+    /// Properties of attention over the prefix, at the first layer.
     pub looks: Option<Looks>,
     seed: u64,
 }
 
-/// What is drawn, or captured.
+/// The parameters of a sequence.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
-    /// Of what model.
+    /// The model's dimensions.
     pub dimensions: &'a Dimensions,
     /// Angles for at least `context + steps` positions.
     pub angles: &'a RopeTable,
-    /// Layers.
+    /// The number of layers.
     pub layers: usize,
     /// Tokens of the prefix.
     pub context: usize,
-    /// Tokens behind it.
+    /// Tokens after it.
     pub steps: usize,
-    /// What methods ask to know of the prompt.
+    /// The prompt statistics that methods need.
     pub needs: &'a BTreeSet<PromptNeed>,
     /// Seed of this sequence.
     pub seed: u64,
 }
 
 impl BenchSequence {
-    /// Draws a prefix and what follows.
+    /// A random prefix with the tokens that follow.
     pub fn drawn(wanted: Wanted<'_>) -> Self {
         let Wanted { dimensions, angles, layers, context, steps, needs, seed } = wanted;
         let c = dimensions.config();
@@ -77,7 +77,7 @@ impl BenchSequence {
             let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, context);
             for first in (0..context).step_by(CHUNK) {
                 let end = context.min(first + CHUNK);
-                // Nobody looks at earlier queries, unless methods do.
+                // Earlier queries are needed only for prompt statistics.
                 let asking = if stats.is_some() || end == context { end - first } else { 0 };
                 let rows = drawn.rows(first..end, asking);
                 kv.append_rows(&rows.keys, &rows.values);
@@ -98,7 +98,7 @@ impl BenchSequence {
         Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed }
     }
 
-    /// Takes prefix and what follows from a model that reads its `number`-th prompt.
+    /// The prefix, with the tokens that follow, of a model that reads its `number`-th prompt.
     ///
     /// # Errors
     /// If no prompt can be made, or the model cannot read it.
@@ -120,13 +120,13 @@ impl BenchSequence {
         Ok(Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed })
     }
 
-    /// What methods asked to know of its prompt.
+    /// The prompt statistics that methods need.
     #[cfg(feature = "cuda")]
     pub fn stats(&self) -> Option<&PromptStats> {
         self.stats.as_ref()
     }
 
-    /// Indexes of its prefix, none built yet.
+    /// An empty index cache over the prefix.
     pub fn cache(&self, dimensions: &Dimensions, rotation: Option<Arc<dyn Rotation>>) -> IndexCache {
         let mut cache = IndexCache::new(self.prefix.clone(), dimensions.dtype(), self.seed)
             .with_queries(self.recent.clone())
@@ -141,22 +141,22 @@ impl BenchSequence {
     }
 }
 
-/// Queries of each head by which attention is looked at.
+/// The number of tokens whose queries measure [`Looks`].
 const LOOKS: usize = 2;
 
-/// What all of these methods ask to know of a prompt.
+/// The prompt statistics that some methods need.
 pub fn needs_of<'m>(methods: impl IntoIterator<Item = &'m Configured>) -> BTreeSet<PromptNeed> {
     methods.into_iter().flat_map(|method| method.method.prompt_needs()).collect()
 }
 
-/// What attention over a layer looks like to the first of the tokens that follow.
+/// Properties of attention over a layer, by the queries of the first tokens that follow.
 fn looks_of(kv: &LayerKv, following: &DrawnRows, dimensions: &Dimensions) -> Option<Looks> {
     let c = dimensions.config();
     let some = following.queries.len().min(LOOKS * c.heads * c.head_dim);
     Looks::of(kv, &following.queries[..some], c.heads)
 }
 
-/// Rows of each layer as `[step][layer]`.
+/// The rows of each layer, rearranged as `[step][layer]`.
 fn by_step(layers: &[DrawnRows], dimensions: &Dimensions) -> Vec<Vec<LayerRow>> {
     let c = dimensions.config();
     let by_token = |rows: &DrawnRows| split(rows, c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -165,7 +165,7 @@ fn by_step(layers: &[DrawnRows], dimensions: &Dimensions) -> Vec<Vec<LayerRow>> 
     (0..steps).map(|_| layers.iter_mut().filter_map(Iterator::next).collect()).collect()
 }
 
-/// Rows by token, with a query for each.
+/// The rows of single tokens, each with its queries.
 fn split(rows: &DrawnRows, query_width: usize, kv_width: usize) -> Vec<LayerRow> {
     let keys = rows.keys.chunks_exact(kv_width).zip(rows.values.chunks_exact(kv_width));
     let row = |(queries, (key, value)): (&[f32], (&[f32], &[f32]))| LayerRow {

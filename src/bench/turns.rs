@@ -1,8 +1,8 @@
-//! Timing many things on one machine: they take turns, round after round, so that what changes about the machine changes
-//! for all of them, and between any two turns a buffer far beyond the caches is read.
+//! Timing several things on one machine. They take turns, round after round, so that changes of the machine affect all of them alike.
+//! Between two turns a buffer much larger than the caches is read.
 //!
-//! That reading does two things: it throws out of the caches what the last turn left there, as the weights of a model do
-//! between two steps of the same layer, and it is the measure that times are held against.
+//! That read serves two purposes: it evicts what the last turn left in the caches, as a model's weights do between two steps of the same
+//! layer; and it measures the bandwidth that times are compared with.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,30 +12,30 @@ use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use spattn_kernels::roof::{multiply_adds, multiply_tiles, read_all};
 use spattn_stats::{Sample, median_interval};
 
-/// Turns that do not count: indexes and code are read for the first time, and memory is written to for the first time.
+/// Turns that do not count, because indexes, code and memory are used for the first time.
 const WARM_UP: usize = 2;
-/// Multiply-adds that take some milliseconds.
+/// Multiply-adds for a few milliseconds.
 const PEAK_ROUNDS: usize = 1 << 20;
-/// Products of tiles that do.
+/// Tile products for a few milliseconds.
 const PEAK_PRODUCTS: usize = 1 << 12;
 
-/// What one turn took.
+/// The time of one turn.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Turn {
-    /// By the clock.
+    /// Wall-clock time.
     pub time: Duration,
-    /// Of that, scoring candidates.
+    /// The part for scoring candidates.
     pub score: Duration,
-    /// Picking by scores.
+    /// The part for choosing by scores.
     pub pick: Duration,
-    /// Selecting, both included.
+    /// The part for selecting, scoring and choosing included.
     pub select: Duration,
-    /// Attending.
+    /// The part for attending.
     pub attend: Duration,
 }
 
 impl Turn {
-    /// A turn of which nothing but the time is known.
+    /// A turn without parts.
     pub fn of(time: Duration) -> Self {
         Self { time, ..Self::default() }
     }
@@ -43,25 +43,25 @@ impl Turn {
 
 /// Something that takes turns.
 pub trait Runs {
-    /// Takes a turn: the `number`-th, from 0, warm-ups included.
+    /// Takes turn `number`, counted from 0 with warm-ups.
     ///
     /// # Errors
-    /// If what is timed fails; the bench ends with it.
+    /// If it fails; the benchmark ends then.
     fn turn(&mut self, number: usize) -> anyhow::Result<Turn>;
 
-    /// Says what was counted in these turns; nothing by default.
+    /// Adds to a row what was counted in its turns; nothing by default.
     fn count(&self, _row: &mut BenchRow) {}
 }
 
-/// What is done between turns.
+/// What happens between turns.
 pub trait Between {
-    /// Throws out of the caches what the last turn left there.
+    /// Evicts what the last turn left in the caches.
     ///
     /// # Errors
     /// If a device fails.
     fn before_turn(&mut self) -> anyhow::Result<()>;
 
-    /// Measures what else is to be known of the place.
+    /// Measures the machine's limits.
     ///
     /// # Errors
     /// As [`before_turn`](Self::before_turn).
@@ -80,7 +80,7 @@ impl Between for Flood {
     }
 }
 
-/// A buffer that no cache holds.
+/// A buffer larger than any cache.
 pub struct Flood {
     buffer: Vec<f32>,
     times: Vec<Duration>,
@@ -88,16 +88,16 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Bytes that are read: eight times the last-level cache of most machines, and more than any process's share of it.
+    /// Its size: eight times the last-level cache of most machines, and more than a process's share of any.
     const BYTES: usize = 256 << 20;
 
-    /// Writes the buffer, so that it is there.
+    /// Allocates the buffer and writes it, so that its pages exist.
     pub fn new() -> Self {
         let buffer = (0..Self::BYTES / size_of::<f32>()).map(|i| (i % 64) as f32).collect();
         Self { buffer, times: Vec::new(), peaks: Vec::new() }
     }
 
-    /// Reads it all.
+    /// Reads the whole buffer.
     fn read(&mut self) {
         let start = Instant::now();
         std::hint::black_box(read_all(&self.buffer));
@@ -114,7 +114,7 @@ impl Flood {
         self.peaks.push(operations as f64 / start.elapsed().as_secs_f64() / 1e9);
     }
 
-    /// What both reached, the medians over all times.
+    /// The limits: medians of bandwidth and computation over all rounds.
     pub fn roof(&mut self) -> Roof {
         while self.times.len() < WARM_UP + 3 {
             self.read();
@@ -133,11 +133,11 @@ impl Default for Flood {
     }
 }
 
-/// What each of `runners` took in `rounds` rounds, after some that do not count. Every round begins with another of them.
+/// Runs warm-ups and then `rounds` rounds of turns, and returns the turns of each of `runners`. Each round begins with another runner.
 /// `None` if `stop` was raised.
 ///
 /// # Errors
-/// As what is timed.
+/// As the runners' turns.
 pub fn in_turns(
     runners: &mut [&mut (dyn Runs + Send + '_)],
     rounds: usize,
@@ -154,7 +154,7 @@ pub fn in_turns(
             }
             let runner = (i + number) % count;
             between.before_turn()?;
-            // Among the threads, so that none has to be woken for every product.
+            // Runs inside the thread pool, so that no thread has to be woken for every product.
             let turn = rayon::scope(|_| runners[runner].turn(number))?;
             if number >= WARM_UP {
                 taken[runner].push(turn);
@@ -166,24 +166,24 @@ pub fn in_turns(
     Ok(Some(taken))
 }
 
-/// Turns that [`in_turns`] takes for so many rounds.
+/// The number of turns that [`in_turns`] takes for `rounds` rounds, warm-ups included.
 pub fn turns(rounds: usize) -> usize {
     WARM_UP + rounds
 }
 
-/// Times in microseconds: median, its interval, and the distance between the quartiles over the median.
+/// The distribution of some times, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// Median.
+    /// The median.
     pub median_us: f64,
-    /// Of 95 %, by order statistics; none below six turns.
+    /// Its 95 % interval by order statistics; `None` below six times.
     pub ends_us: Option<(f64, f64)>,
-    /// How far times scatter.
+    /// The interquartile range over the median.
     pub spread: f64,
 }
 
 impl Timing {
-    /// Of at least one time.
+    /// For at least one time.
     pub fn of(times: impl Iterator<Item = Duration>) -> Self {
         let mut values: Vec<f64> = times.map(|time| 1e6 * time.as_secs_f64()).collect();
         let estimate = median_interval(&Sample::independent(&values));

@@ -1,4 +1,4 @@
-//! `spattn analyze`: what the papers observed about attention, measured on a model.
+//! `spattn analyze`: measures on a model what the papers observed about attention.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_model::device::Device;
 
-/// Tasks that are read if none is named: of each kind that the papers tell apart.
+/// The default tasks: one of each kind that the papers distinguish.
 pub(super) const TASKS: [&str; 5] =
     ["ruler/niah_single_2", "ruler/niah_multikey_3", "ruler/qa_synth", "ruler/vt", "ruler/cwe"];
 
@@ -172,7 +172,7 @@ pub struct AnalyzeArgs {
     quiet: QuietFlag,
 }
 
-/// Reads, measures, prints and writes.
+/// Reads prompts, measures, prints the tables and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
@@ -262,9 +262,9 @@ impl AnalyzeArgs {
         }
     }
 
-    /// That nothing is in the folder, unless it may be written over.
+    /// Checks that the folder holds no analysis, unless it may be overwritten.
     fn check_free(&self) -> Result<(), UsageError> {
-        // What is another's comes first: no flag replaces it.
+        // Files that this program did not write are checked first: no flag lets them be replaced.
         owned_files::check(&self.out, &owned_files::ANALYSIS)?;
         if !self.overwrite && self.out.join(drawing::RESULT).exists() {
             let what = format!("{} holds an earlier analysis", self.out.display());
@@ -273,7 +273,7 @@ impl AnalyzeArgs {
         Ok(())
     }
 
-    /// Makes the folders, and gives the one that is dumped below.
+    /// Creates the folders, and returns the one that dumps go to.
     fn folder(&self) -> Result<Option<&Path>> {
         let dump = self.out.join(dump::DUMP);
         let made = if self.dump { &dump } else { &self.out };
@@ -282,7 +282,7 @@ impl AnalyzeArgs {
                 .hint("choose another --out folder")
         })?;
         if self.dump {
-            // What an earlier one left would pass for this one's.
+            // Dumps of an earlier analysis would be mistaken for this one's.
             OwnFolder::of(&self.out)?.clear(&[&owned_files::DUMP])?;
         }
         Ok(self.dump.then_some(self.out.as_path()))

@@ -1,4 +1,4 @@
-//! `spattn bench`: how fast methods are, against exact attention, other programs and what the machine can do.
+//! `spattn bench`: how fast methods are, compared with exact attention, other programs and the machine's limits.
 
 use std::sync::Mutex;
 
@@ -30,14 +30,14 @@ use spattn_model::dimensions::Dimensions;
 use spattn_model::source::{ModelSource, RANDOM};
 use spattn_model::tensors::Weights;
 
-/// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
+/// The default methods: the published ones that claim speed, and the oracle.
 const METHODS: [&str; 9] =
     ["double_sparsity", "hash_attention", "quest", "magicpig", "hip", "sparq", "loki", "streaming_llm", "topk"];
 const DENSITY: f64 = 0.0625;
 const CONTEXTS: [usize; 2] = [8192, 32_768];
-/// Whose heads are timed if nobody says.
+/// The default shape.
 const SHAPE: &str = "llama-3.1-8b";
-/// Layers of a model of which whole steps are timed.
+/// The default number of layers of a model whose whole steps are timed.
 const DECODE_LAYERS: usize = 2;
 
 /// Times what was asked for and prints it.
@@ -82,10 +82,10 @@ impl BenchArgs {
         }
     }
 
-    /// That nothing is in the folder, unless it may be written over.
+    /// Checks that the folder holds no benchmark, unless it may be overwritten.
     fn check_free(&self) -> Result<(), UsageError> {
         let Some(folder) = &self.out else { return Ok(()) };
-        // What is another's comes first: no flag replaces it.
+        // Files that this program did not write are checked first: no flag lets them be replaced.
         owned_files::check(folder, &owned_files::BENCH)?;
         if !self.overwrite && folder.join("bench.json").exists() {
             let what = format!("{} holds an earlier bench", folder.display());
@@ -94,7 +94,7 @@ impl BenchArgs {
         Ok(())
     }
 
-    /// That nothing is asked for that would not be done.
+    /// Checks that every argument has a meaning for the operation.
     fn check_meaning(&self) -> Result<(), UsageError> {
         let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
         let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
@@ -207,7 +207,7 @@ impl BenchArgs {
 
     /// The shape, with as many layers as are timed together.
     fn dimensions(&self, shape: &str) -> Result<Dimensions> {
-        // Published shapes come first: they need no files. A folder or a hub id is no shape.
+        // Names of published shapes come first, because they need no files.
         let source = ModelSource::parse(&format!("{RANDOM}{shape}"))
             .or_else(|unknown| ModelSource::parse(shape).map_err(|_| unknown))?;
         let mut config = source.resolve_texts()?.config()?;
@@ -239,7 +239,7 @@ impl BenchArgs {
         Ok(methods)
     }
 
-    /// Starts the script of peers, if it is asked for.
+    /// Starts the peers' script, if it was requested.
     fn started(&self, dimensions: &Dimensions, contexts: &[usize], whole: bool) -> Result<Option<Mutex<Peers>>> {
         let Some(only) = self.peers.as_ref().filter(|_| self.what != What::Kernels) else { return Ok(None) };
         let c = dimensions.config();
@@ -271,7 +271,7 @@ impl BenchArgs {
         Ok(Some(Mutex::new(Peers::start(&self.python, &arguments)?)))
     }
 
-    /// What products are computed in.
+    /// The precision of matrix products.
     fn matmul_precision(&self) -> Result<MatmulPrecision, UsageError> {
         let precision = parse_matmul_precision(&self.matmul_precision)?;
         if precision != MatmulPrecision::F32 && self.device()? != Device::Cpu {
@@ -317,7 +317,7 @@ impl BenchArgs {
     }
 }
 
-/// A method at each density, or as it is where its spec sets the budget by itself.
+/// A method at each density, or unchanged if its spec sets a budget.
 fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configured>, UsageError> {
     let policy = Policy::default();
     let own = configure(spec, &policy)?;
@@ -332,7 +332,7 @@ fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configure
         spec.params.push(("density".to_owned(), density.clone()));
         configure(&spec, &policy)
     };
-    // What is wrong with a density is wrong for a method that sets no budget at all, too.
+    // A wrong density is an error even if every method sets its own budget.
     let bare = |density: &String| {
         let spec = MethodSpec { params: vec![("density".to_owned(), density.clone())], ..MethodSpec::bare("topk") };
         configure(&spec, &policy)

@@ -1,4 +1,4 @@
-//! `spattn calibrate`: learn about a model what some methods need to know, and keep it in files.
+//! `spattn calibrate`: learns what some methods need to know about a model, and stores it in files.
 
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
@@ -159,7 +159,7 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
         let mut meter = Meter::new(args.quiet.0.is_some(), "{bar:30} {pos}/{len} blocks, {eta} left");
         let mut found = None;
         let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
-            // What a checkpoint held is there from the first block on.
+            // Blocks that a checkpoint covers are done before the first one here.
             let found = *found.get_or_insert(done.saturating_sub(1));
             meter.at(done as u64, total as u64, found as u64, || format!("{done}/{total} blocks"));
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -173,7 +173,7 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
         };
         report(&outcome, &model, &out)?;
         for made in &outcome.made {
-            // It may never have been written.
+            // The checkpoint may never have been written.
             let _ = std::fs::remove_file(checkpoints.file(made.kind));
         }
     }
@@ -189,7 +189,7 @@ fn report(outcome: &CalibrationOutcome, model: &Model, out: &Path) -> Result<()>
     made.iter().try_for_each(|made| write(made, out))
 }
 
-/// Writes what was made of a kind, and says what it holds.
+/// Writes one kind of artefact and prints what it holds.
 fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()> {
     let path = out.join(file_name(kind));
     write_whole(&path, bytes)?;
@@ -218,7 +218,7 @@ fn take_in(orders: &[CalibrationOrder], path: &Path, model: &OpenModel, out: Opt
     Ok(Done::Completed)
 }
 
-/// Where to write.
+/// The folder to write to.
 fn folder(out: Option<PathBuf>, model: &OpenModel) -> Result<PathBuf, UsageError> {
     out.or_else(|| model.writable_calibration.clone()).ok_or_else(|| {
         UsageError::new(format!("{} has no folder to write to", model.id))
@@ -226,17 +226,17 @@ fn folder(out: Option<PathBuf>, model: &OpenModel) -> Result<PathBuf, UsageError
     })
 }
 
-/// How a table of what was measured on other text begins.
+/// The start of a table of measurements on held-out text.
 const HELD_OUT: &str = "nets,bits,layer,";
 
 fn held_out_name(kind: &str) -> String {
     format!("{kind}.held_out.csv")
 }
 
-/// That no file of another program's would be replaced.
+/// Checks that no file of another program would be replaced.
 ///
 /// # Errors
-/// A [`UsageError`] that names it.
+/// A [`UsageError`] that names such a file.
 fn check_own(out: &Path, kind: &str) -> Result<(), UsageError> {
     let is_table = |bytes: &[u8]| bytes.starts_with(HELD_OUT.as_bytes());
     let table = held_out_name(kind);

@@ -1,6 +1,6 @@
-//! Completion scripts for shells: subcommands and flags, and the names that their values can be.
+//! Completion scripts for shells: subcommands, flags, and names of their values.
 //!
-//! The names are added to what the scripts are made from, not to the parser: a task may also be a file, a method has
+//! Names are added only to the scripts, not to the parser, because values may also be something else: a task may be a file, a method has
 //! parameters, a model is a folder or a hub id.
 
 use clap::builder::PossibleValuesParser;
@@ -16,9 +16,9 @@ use spattn_tasks::metrics::datasets::DATASETS;
 use spattn_tasks::published::DataSet;
 use spattn_tasks::{catalog, groups};
 
-/// An argument whose values have names.
+/// An argument some of whose values have names.
 struct Named {
-    /// Id of the argument, and the subcommands that have it.
+    /// The argument's id, and the subcommands that have it.
     argument: &'static str,
     commands: &'static [&'static str],
     names: fn() -> Vec<String>,
@@ -51,7 +51,7 @@ static NAMED: [Named; 12] = [
     Named { argument: "names", commands: &["fetch", "check"], names: data_sets, or_path: false },
 ];
 
-/// The script for a shell; `command` is the command line of the program that is called `program`.
+/// The script for a shell. `command` is the command line of the program named `program`.
 pub(super) fn script(shell: Shell, command: Command, program: &str) -> String {
     let mut script = Vec::new();
     generate(shell, &mut with_names(command.clone()), program, &mut script);
@@ -62,8 +62,7 @@ pub(super) fn script(shell: Shell, command: Command, program: &str) -> String {
     NAMED.iter().filter(|named| named.or_path).fold(script, |script, named| with_files(shell, script, &(named.names)()))
 }
 
-/// The script with files beside `names`: where values have names, the generator offers nothing else. Bash offers files
-/// wherever no name fits.
+/// Lets a script offer files beside `names`. The generator offers only the names; bash offers files anyway if no name fits.
 fn with_files(shell: Shell, script: String, names: &[String]) -> String {
     let joined = names.join(" ");
     match shell {
@@ -76,7 +75,7 @@ fn with_files(shell: Shell, script: String, names: &[String]) -> String {
     }
 }
 
-/// What the generator for fish leaves out: names of values without a flag.
+/// The completions that the fish generator leaves out: names for values without a flag.
 fn positions_of_fish(command: &Command, program: &str) -> Vec<String> {
     let subcommands = |c: &Command| c.get_subcommands().cloned().collect::<Vec<_>>();
     let (mut lines, function) = (Vec::new(), program.replace('-', "_"));
@@ -99,12 +98,12 @@ fn names_of_fish(command: &Command, program: &str, within: &str) -> Vec<String> 
     named.map(|named| format!("complete -c {program} -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
 }
 
-/// What is known of an argument's values.
+/// The names of an argument's values, if it has any.
 fn find(command: &str, argument: &Arg) -> Option<&'static Named> {
     NAMED.iter().find(|n| n.argument == argument.get_id().as_str() && n.commands.contains(&command))
 }
 
-/// The command line with the names of values.
+/// The command line with names of values.
 fn with_names(command: Command) -> Command {
     let name = command.get_name().to_owned();
     let named = |argument: Arg| match find(&name, &argument) {

@@ -1,4 +1,4 @@
-//! `spattn data`: work with data files.
+//! `spattn data`: works with data files.
 
 use anyhow::Result;
 use clap::{Args, Subcommand};

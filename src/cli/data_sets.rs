@@ -12,7 +12,7 @@ use spattn_model::http::{HttpError, Refusal};
 use spattn_model::hub::{offline_by, public_downloader};
 use spattn_tasks::published::{DataFile, DataSet, Finding, State};
 
-/// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
+/// The default folder of data sets: `SPATTN_DATA`, or `spattn/data` in the user's cache.
 pub(super) fn default_folder() -> Result<PathBuf, UsageError> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache = || var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
@@ -88,10 +88,10 @@ pub struct CheckArgs {
     selection: Selection,
 }
 
-/// Downloads what is missing, telling on standard output what was done.
+/// Downloads what is missing, and prints a line for each file.
 ///
 /// # Errors
-/// Unknown names, as [`UsageError`]; the first file that cannot be had, with what to do about it.
+/// Unknown names, as [`UsageError`]; for the first file that cannot be downloaded, with advice.
 pub fn fetch(args: &FetchArgs) -> Result<()> {
     if args.selection.names.is_empty() {
         let known: Vec<&str> = DataSet::all().iter().map(|set| set.name.as_str()).collect();
@@ -111,7 +111,7 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
     print_line(&format!("\nUse with: spattn eval --data {} --task ...", folder.display()))
 }
 
-/// Says whether the file was there already.
+/// Downloads a file if it is not there yet, and returns which of the two happened.
 fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>) -> Result<&'static str> {
     let target = folder.join(&file.path);
     if target.is_file() {
@@ -171,10 +171,10 @@ fn not_fetched(job: &Job<'_>, error: DownloadError, elsewhere: &str) -> anyhow::
     }
 }
 
-/// Prints a line a data set.
+/// Prints a line for each data set.
 ///
 /// # Errors
-/// Unknown names, as [`UsageError`]; standard output that cannot be written.
+/// Unknown names, as [`UsageError`]; if standard output cannot be written.
 pub fn list(args: &ListArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     print_line(&format!("data folder: {}\n", folder.display()))?;
@@ -196,7 +196,7 @@ pub fn list(args: &ListArgs) -> Result<()> {
 /// Prints a line for each file and each part of a set.
 ///
 /// # Errors
-/// If something is not as published, or something that was named is missing; unknown names, as [`UsageError`].
+/// If something differs from what was published, or a named set is missing; unknown names, as [`UsageError`].
 pub fn check(args: &CheckArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     if !folder.is_dir() {

@@ -43,31 +43,31 @@ struct Findings {
     gpu: Gpu,
     models: Models,
     data: Data,
-    /// What to do about what is missing, a command each.
+    /// Commands that fetch what is missing, one each.
     advice: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Program {
     version: String,
-    /// Records of other versions of the results are not mixed with this one's.
+    /// Records are not mixed with those of another results version.
     results_version: u32,
     os: &'static str,
     arch: &'static str,
-    /// Where models can be computed by this build.
+    /// The devices that this build supports.
     devices: Vec<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
 struct Machine {
     cpu: Option<String>,
-    /// Cores that this process may use.
+    /// The number of cores that this process may use.
     cores: usize,
     /// The instruction set that kernels use.
     simd: &'static str,
     /// The unit that multiplies matrices of bf16.
     bf16_products: &'static str,
-    /// Whether `SPATTN_ISA` lowers it.
+    /// Whether `SPATTN_ISA` restricts it.
     simd_lowered: bool,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
@@ -77,9 +77,9 @@ struct Machine {
 struct Gpu {
     seen: Vec<String>,
     usable: bool,
-    /// Those that `--device` takes.
+    /// The GPUs that `--device` accepts.
     devices: Vec<GpuDevice>,
-    /// Why there are none.
+    /// The reason, if there are none.
     reason: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl Gpu {
         }
     }
 
-    /// A line for each that can be used, or one that says why there is none.
+    /// A line for each usable GPU, or one line with the reason why there is none.
     fn lines(&self) -> Vec<String> {
         let line = |gpu: &GpuDevice| {
             let GpuDevice { device, name, capability, memory_bytes, free_bytes, driver, copy_bytes_per_s } = gpu;
@@ -115,7 +115,7 @@ impl Gpu {
 #[derive(Debug, Serialize)]
 struct Models {
     builtin: Option<String>,
-    /// The hub's cache, where downloads go.
+    /// The hub's cache folder, which downloads go to.
     cache: Option<PathBuf>,
     cache_bytes: u64,
     offline: bool,
@@ -136,7 +136,7 @@ struct Set {
     about: &'static str,
 }
 
-/// Prints what was found. What is missing is no failure.
+/// Prints the findings. Something missing is not an error.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -255,7 +255,7 @@ fn state_of(findings: &[Finding]) -> &'static str {
     }
 }
 
-/// `folder` is that of the data sets, if it has to be said.
+/// Commands that fetch what is missing. `folder` is the folder of data sets if the commands have to name it.
 fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
     let missing = data.sets.iter().filter(|s| s.state == "absent" || s.state == "incomplete").map(|s| s.name);
     let folder = folder.map_or(String::new(), |f| format!(" --data {}", f.display()));
@@ -286,7 +286,7 @@ fn meminfo(text: &str, key: &str) -> Option<u64> {
     Some(kilobytes * 1024)
 }
 
-/// NVIDIA GPUs that the system shows under `root`: by name if the driver says so, else by their devices.
+/// NVIDIA GPUs that the system lists under `root`: by name if the driver gives one, otherwise by device file.
 fn gpus(root: &Path) -> Vec<String> {
     let entries = |path: &str| -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> =

@@ -1,23 +1,23 @@
-//! How a command ends: its exit statuses, and an error with advice.
+//! How a command ends: its exit statuses, and errors with advice.
 
-/// Exit status of a run that was told to stop and is to be begun again: a failure for the time being, as mailers have it.
+/// Exit status of a run that was told to stop and should be started again: a temporary failure, as in `sysexits.h`.
 pub(super) const PREEMPTED: u8 = 75;
 
-/// Exit status of a run that was interrupted from the keyboard, as shells have it.
+/// Exit status of a run that was interrupted from the keyboard, as in shells.
 pub(super) const INTERRUPTED: u8 = 130;
 
-/// How a command ended, other than by an error.
+/// How a command without an error ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Done {
     /// All was done.
     Completed,
-    /// The user stopped it; what was done is kept.
+    /// The user stopped it; what was done is stored.
     Interrupted,
-    /// A scheduler told it to stop, by SIGTERM, SIGUSR1 or SIGUSR2, or its terminal was closed (SIGHUP); what was done is kept.
+    /// A scheduler stopped it with SIGTERM, SIGUSR1 or SIGUSR2, or its terminal was closed (SIGHUP); what was done is stored.
     Preempted,
 }
 
-/// An error, and what the user can do next.
+/// An error, with advice on what the user can do.
 #[derive(Debug, thiserror::Error)]
 #[error("{error:#}")]
 pub(super) struct ErrorWithHint {

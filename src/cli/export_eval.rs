@@ -1,4 +1,4 @@
-//! `spattn data export-eval`: the examples of an evaluation as rows of text.
+//! `spattn data export-eval`: writes the examples of an evaluation as rows of text.
 
 use std::io::Write;
 use std::path::PathBuf;

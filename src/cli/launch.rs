@@ -1,4 +1,4 @@
-//! `spattn sweep --launch`: a matrix is planned in shards, written down with a batch script, and given to a scheduler.
+//! `spattn sweep --launch`: plans a matrix in shards, writes the plan and a batch script, and submits it to a scheduler.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ use crate::launch::status::{State, Watched};
 use crate::launch::{LOGS, MATRIX, SCRIPT, SHARDS, slurm};
 use spattn_base::error::UsageError;
 
-/// Shards if nothing is said.
+/// The default number of shards.
 const JOBS: usize = 8;
 
 /// How a sweep is given to a scheduler.
@@ -71,12 +71,12 @@ enum Scheduler {
 }
 
 impl LaunchArgs {
-    /// Whether a scheduler is to run it.
+    /// Whether a scheduler is to run the sweep.
     pub fn is_asked(&self) -> bool {
         self.launch.is_some()
     }
 
-    /// What goes into the script: the options over the site's template.
+    /// The script's settings: the site's template, overridden by the options.
     fn template(&self) -> Result<Template, UsageError> {
         let file = match &self.sbatch_template {
             Some(file) => Some(file.as_path()),
@@ -87,15 +87,15 @@ impl LaunchArgs {
     }
 }
 
-/// The folder and the files of a sweep that is launched.
+/// A sweep's folder and plan.
 struct Sweep {
     dir: PathBuf,
     plan: SweepPlan,
-    /// Whether the plan was there before.
+    /// Whether the plan existed before.
     is_known: bool,
 }
 
-/// Plans, writes and submits a matrix.
+/// Plans a matrix, writes its files and submits it.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; what sbatch says.
@@ -137,7 +137,7 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     Ok(Done::Completed)
 }
 
-/// The plan that a resumed sweep has; none where there is nothing yet.
+/// The plan of a sweep that is resumed; `None` if the folder has no plan, or only an unused one.
 fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
     if dir.exists() && !dir.is_dir() {
         return Err(UsageError::new(format!("{} is a file, not a folder", dir.display()))
@@ -148,7 +148,7 @@ fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
         false => Ok(None),
         true => {
             let plan = SweepPlan::load(dir)?;
-            // What was only written down may be written anew.
+            // A plan that was never submitted and has no shards may be replaced.
             let is_used =
                 !plan.submissions.is_empty() || fs::read_dir(dir.join(SHARDS)).is_ok_and(|mut d| d.next().is_some());
             match (is_resumed, is_used) {
@@ -195,7 +195,7 @@ impl Sweep {
         Ok(Script { program: &program, work: &work, dir: &dir, shards, arguments, template }.text())
     }
 
-    /// Writes what is not there: a script that somebody has edited stays.
+    /// Writes the files that do not exist yet. A script that the user edited stays.
     fn write(&self, matrix: &str, script: &str) -> Result<()> {
         for folder in [LOGS, SHARDS] {
             let folder = self.dir.join(folder);
@@ -212,7 +212,7 @@ impl Sweep {
         self.plan.save(&self.dir)
     }
 
-    /// Submits shards, if there are any; returns the job's number.
+    /// Submits the missing shards, if any, and returns the job's number.
     fn submit(&self, missing: &BTreeSet<usize>, options: &[String], is_dry: bool) -> Result<Option<String>> {
         if is_dry || missing.is_empty() {
             return Ok(None);
@@ -278,7 +278,7 @@ impl Sweep {
     }
 }
 
-/// How many of a state there are, to read.
+/// The number of shards in a state, as text.
 pub(super) fn counted(state: State, count: usize) -> String {
     format!("{count} {}", state.name())
 }

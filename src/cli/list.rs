@@ -1,4 +1,4 @@
-//! `spattn list`: what there is to evaluate, with parameters and defaults.
+//! `spattn list`: lists tasks, methods and everything else that can be named, with parameters and defaults.
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -121,7 +121,7 @@ fn params_text(params: &[ParamInfo]) -> String {
     params.iter().map(|p| format!("    {:<14} {:<12} {}\n", p.key, p.default, p.about)).collect()
 }
 
-/// Settings of the calibration that makes what a method needs.
+/// The settings of the calibration that a method needs.
 fn calibration_params(method: &MethodEntry) -> &'static [ParamInfo] {
     CALIBRATIONS.iter().find(|c| c.kind == method.name).map_or(&[], |c| c.params)
 }
@@ -194,7 +194,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
         .collect()
 }
 
-/// What `--model` takes.
+/// The forms of `--model`.
 const MODELS: &[(&str, &str)] = &[
     ("builtin", "the small Llama inside this program; needs no file and no network"),
     ("DIR", "a folder with config.json, tokenizer.json and safetensors weights (Llama, Mistral, Qwen2, Qwen3)"),
@@ -250,7 +250,7 @@ fn configs_text() -> Result<String> {
            TOML file of your own with the same keys)")
 }
 
-/// How an item can be run.
+/// Where an item can be run.
 fn status(item: &Item) -> String {
     let runs = match [Variant::Paper, Variant::Builtin].map(|variant| item.is_run(variant)) {
         [true, true] => "both",

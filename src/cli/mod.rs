@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand; arguments in, exit status out.
+//! The command line. Each subcommand has a file; arguments go in, an exit status comes out.
 
 pub mod analyze;
 pub mod bench;
@@ -85,14 +85,14 @@ enum Command {
     },
 }
 
-/// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
-/// arguments or configs, 75 if a scheduler stopped it or its terminal was closed, 130 if the user did.
+/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 75 if a
+/// scheduler stopped it or its terminal was closed, 130 if the user stopped it.
 pub fn main() -> ExitCode {
     main_with(&[])
 }
 
-/// As [`main`], with further methods beside those of this library: the `main` of a crate that has a method of its own
-/// (`examples/my_method.rs`). Every command knows them by name, as it knows the others.
+/// As [`main`], with methods that are not part of this library: the `main` of a crate that adds its own methods (`examples/my_method.rs`).
+/// All commands know them by name.
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
     match registered.and_then(|()| dispatch(parsed().command)) {
@@ -106,8 +106,8 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     }
 }
 
-/// The process's arguments; what is wrong with them ends it. The parser repeats them as they are, in colours, so one that
-/// holds what a terminal would obey is told in plain text.
+/// The process's arguments. If they are wrong, the process ends with an error. The parser repeats arguments verbatim and in colours, so if
+/// one has characters that a terminal would interpret, the error is printed as plain text.
 fn parsed() -> Cli {
     let is_command = |arg: OsString| {
         let arg = arg.to_string_lossy();
@@ -122,10 +122,10 @@ fn parsed() -> Cli {
     })
 }
 
-/// Whether the program takes these arguments, its own name left out. Nothing is run, and no file is looked for.
+/// Checks arguments, without the program's name. Nothing is run, and no file is looked for.
 ///
 /// # Errors
-/// What is wrong with them, as the program would say it.
+/// The parser's error message.
 pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
     let name = OsString::from(NAME);
     match Cli::try_parse_from([&name].into_iter().chain(arguments)) {
@@ -134,10 +134,10 @@ pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// What the program is called where nothing tells.
+/// The program's name if the process does not know it.
 const NAME: &str = "spattn";
 
-/// What the program is called, which is not `spattn` where a crate with a method of its own calls [`main_with`].
+/// The program's name, which differs from `spattn` if another crate calls [`main_with`].
 fn program() -> String {
     let called = std::env::args_os().next().unwrap_or_default();
     let stem = Path::new(&called).file_stem().and_then(|stem| stem.to_str());
@@ -146,7 +146,7 @@ fn program() -> String {
 }
 
 impl Command {
-    /// How many threads it is to have, if that was said.
+    /// The number of threads, if the user gave it.
     fn threads(&self) -> Option<usize> {
         match self {
             Self::Eval(args) => args.run.flags.threads,
@@ -203,7 +203,7 @@ fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     ExitCode::from(if usage.is_some() { 2 } else { 1 })
 }
 
-/// What can be done where a file could not grow. A full disk says that by itself.
+/// Advice if the system limits the size of files. The error of a full disk needs none.
 fn of_room(error: &anyhow::Error) -> Option<&'static str> {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     let is_limited = kinds.any(|kind| kind == ErrorKind::FileTooLarge);

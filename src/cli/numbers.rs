@@ -1,6 +1,6 @@
-//! Numbers on the command line: read with their bounds, so that errors say what is allowed.
+//! Numbers on the command line, parsed with their bounds, so that errors say what is allowed.
 //!
-//! The parser of arguments puts the flag and the value before what is said here.
+//! The argument parser puts the flag and the value in front of the messages here.
 
 use std::ops::RangeInclusive;
 
@@ -20,11 +20,11 @@ pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
     whole(text, 0..=MOST_TOKENS)
 }
 
-/// Makes sure that what `RAYON_NUM_THREADS` says, if anything, can be done: it counts where `--threads` is not given.
+/// Checks `RAYON_NUM_THREADS`, which applies if `--threads` is not given.
 pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     const NAME: &str = "RAYON_NUM_THREADS";
     let said = std::env::var_os(NAME).map(|said| said.to_string_lossy().into_owned());
-    // 0 and nothing leave the number to the machine.
+    // 0 and an empty value leave the number to the machine.
     match said.filter(|said| !["", "0"].contains(&said.as_str())) {
         None => Ok(()),
         Some(said) => match threads(&said) {
@@ -49,7 +49,7 @@ pub(super) fn layers(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)
 }
 
-/// Last tokens of a prompt whose queries are looked at.
+/// Last tokens of a prompt whose queries are examined.
 pub(super) fn queries(text: &str) -> Result<usize, String> {
     whole(text, 1..=65_536)
 }
@@ -64,12 +64,12 @@ pub(super) fn documents(text: &str) -> Result<usize, String> {
     whole(text, 1..=100_000)
 }
 
-/// Draws of what is drawn.
+/// Random draws.
 pub(super) fn draws(text: &str) -> Result<usize, String> {
     whole(text, 1..=10_000)
 }
 
-/// Points of a score, of 100.
+/// Points of a score, at most 100.
 pub(super) fn points(text: &str) -> Result<f64, String> {
     number_within(text, 0.01..=100.0)
 }
@@ -84,7 +84,7 @@ pub(super) fn candidates(text: &str) -> Result<usize, String> {
     whole(text, 2..=64)
 }
 
-/// Turns that count in a bench.
+/// Turns of a benchmark that count.
 pub(super) fn rounds(text: &str) -> Result<usize, String> {
     whole(text, 1..=10_000)
 }
@@ -103,7 +103,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Memory, for people.
+/// A size in megabytes.
 pub(super) fn megabytes(bytes: usize) -> String {
     format!("{:.0} MB", bytes as f64 / 1e6)
 }

@@ -1,4 +1,4 @@
-//! Where commands print to and export to.
+//! Printing on standard output, and exporting to files.
 
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
 use std::path::{Path, PathBuf};
@@ -9,26 +9,26 @@ use spattn_base::disk::WholeFile;
 use spattn_base::error::UsageError;
 use spattn_base::text;
 
-/// Prints text for people on standard output, at once. A reader that closes the pipe (`| head`) does not stop the
-/// command, which may have more to do than to print. Names in it are shown, whatever is in them ([`text::shown`]).
+/// Prints text for people on standard output and flushes it. If the reader closes the pipe (`| head`), the command continues, because it
+/// may have other work to do. Control characters in names are made visible ([`text::shown`]).
 ///
 /// # Errors
-/// If it cannot be written for another reason, such as a full disk.
+/// If standard output cannot be written for another reason, such as a full disk.
 pub(super) fn print(text: &str) -> Result<()> {
     print_as_is(&text::shown(text))
 }
 
-/// As [`print`], text for programs other than JSON: as it is, unless a terminal would get it.
+/// Prints text for programs, other than JSON: unchanged, except on a terminal, where it is printed as by [`print`].
 pub(super) fn print_data(text: &str) -> Result<()> {
     if io::stdout().is_terminal() { print(text) } else { print_as_is(text) }
 }
 
-/// As [`print`], with the end of a line, JSON: the same data, in which no terminal finds a command.
+/// Prints JSON and a line end: the same data, with control characters escaped.
 pub(super) fn print_json(json: &str) -> Result<()> {
     print_as_is(&format!("{}\n", text::shown_json(json.trim_end())))
 }
 
-/// Clears the screen, if there is one.
+/// Clears the screen, if standard output is a terminal.
 pub(super) fn clear_screen() -> Result<()> {
     if io::stdout().is_terminal() { print_as_is("\x1b[H\x1b[2J") } else { Ok(()) }
 }
@@ -41,26 +41,26 @@ fn print_as_is(text: &str) -> Result<()> {
     }
 }
 
-/// Characters to a line of standard output: what `COLUMNS` says, or else a terminal; `None` where neither does, as in a file.
+/// The width of standard output in characters: `COLUMNS`, or else the terminal's; `None` without either, as in a file.
 pub(super) fn width() -> Option<usize> {
-    /// No table is narrower.
+    /// The smallest width that is honoured.
     const LEAST: usize = 20;
     let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse::<usize>().ok());
     let terminal = || terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
     asked.or_else(terminal).filter(|width| *width >= LEAST)
 }
 
-/// As [`print`], with the end of a line.
+/// As [`print`], with a line end.
 pub(super) fn print_line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Whoever read our output has seen enough (`spattn data export-eval ... | head`).
+/// The reader of standard output has closed it (`spattn data export-eval ... | head`).
 #[derive(Debug, thiserror::Error)]
 #[error("standard output was closed")]
 struct Enough;
 
-/// Whether an export ended because nobody reads on: no error to be told. A pipe or connection that broke elsewhere is one.
+/// Whether an export ended because its reader closed standard output, which is not an error. Other broken pipes or connections are.
 pub(super) fn is_enough(error: &anyhow::Error) -> bool {
     let io = error.chain().filter_map(|e| e.downcast_ref::<io::Error>());
     io.filter_map(io::Error::get_ref).any(|inner| inner.is::<Enough>())
@@ -73,8 +73,8 @@ fn enough(error: io::Error) -> io::Error {
     }
 }
 
-/// Where rows are exported to: a file, which has its name only when all are in it, or standard output, where a reader
-/// that has seen enough ends the export.
+/// The destination of exported rows: a file, which gets its name only when it is complete, or standard output, whose reader may end the
+/// export.
 #[derive(Debug)]
 pub(super) enum Export {
     File(WholeFile),
@@ -82,10 +82,10 @@ pub(super) enum Export {
 }
 
 impl Export {
-    /// To `file`, or to standard output.
+    /// An export to `file`, or to standard output.
     ///
     /// # Errors
-    /// A [`UsageError`] that names the file if it cannot be begun.
+    /// A [`UsageError`] that names the file if it cannot be created.
     pub fn to(file: Option<&Path>) -> Result<Self, UsageError> {
         match file {
             None => Ok(Self::Stdout(BufWriter::new(io::stdout()))),
@@ -95,10 +95,10 @@ impl Export {
         }
     }
 
-    /// Writes what is left.
+    /// Writes what is buffered, and completes the file.
     ///
     /// # Errors
-    /// If that fails; a file is then as it was before.
+    /// If that fails; an existing file then stays unchanged.
     pub fn finish(self) -> io::Result<()> {
         match self {
             Self::File(file) => file.finish(),
@@ -123,7 +123,7 @@ impl Write for Export {
     }
 }
 
-/// Files that were written, one a line, and plots, of which there may be dozens, as their folder.
+/// The lines that list written files. Plots, of which there may be dozens, are listed as one folder.
 pub(super) fn listed(files: &[PathBuf]) -> Vec<String> {
     let is_plot = |file: &&PathBuf| file.extension().is_some_and(|e| e == "svg" || e == "png");
     let (plots, others): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(is_plot);

@@ -1,4 +1,4 @@
-//! How far a command is, on standard error: a bar on a terminal, and elsewhere a line from time to time.
+//! Progress on standard error: a bar on a terminal, otherwise a line from time to time.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use super::numbers::duration;
 use super::setup::can_start_thread;
 use spattn_base::text;
 
-/// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
+/// The time to the first line. Each further gap is half as long again, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Work that goes on, and what is left of it.
+/// The progress of some work.
 #[derive(Debug)]
 pub(super) struct Meter {
     shown: Shown,
@@ -23,21 +23,21 @@ pub(super) struct Meter {
 #[derive(Debug)]
 enum Shown {
     Nothing,
-    /// On a terminal.
+    /// A bar, on a terminal.
     Bar(ProgressBar),
-    /// In a log.
+    /// Lines, in a log.
     Lines(Lines),
 }
 
 impl Meter {
-    /// `bar` is the style of the bar on a terminal.
+    /// A display; `bar` is the style of the bar on a terminal.
     pub fn new(is_quiet: bool, bar: &str) -> Self {
         let shown = match (is_quiet, stderr().is_terminal()) {
             (true, _) => Shown::Nothing,
             (false, true) => {
                 let style = ProgressStyle::with_template(bar).unwrap_or_else(|_| ProgressStyle::default_bar());
                 let drawn = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
-                // Without a thread that draws it, it is drawn when there is something new.
+                // Without a thread that redraws it, the bar is redrawn only at changes.
                 if can_start_thread() {
                     drawn.enable_steady_tick(Duration::from_millis(500));
                 }
@@ -48,12 +48,12 @@ impl Meter {
         Self { shown, prefix: String::new() }
     }
 
-    /// One that shows nothing.
+    /// A display that shows nothing.
     pub fn hidden() -> Self {
         Self { shown: Shown::Nothing, prefix: String::new() }
     }
 
-    /// Begins anew; what is done from here on is of what `prefix` names.
+    /// Starts a new count, of the work that `prefix` names.
     pub fn begin(&mut self, prefix: String) {
         self.prefix = text::in_line(&prefix).into_owned();
         match &mut self.shown {
@@ -66,7 +66,7 @@ impl Meter {
         }
     }
 
-    /// So much of the work is done; what was done before this run is `found`, and says nothing of how fast it is.
+    /// Reports that `done` of `of` are done. `found` of them were done before this run, and do not count for the pace.
     pub fn at(&mut self, done: u64, of: u64, found: u64, message: impl Fn() -> String) {
         match &mut self.shown {
             Shown::Nothing => {}
@@ -88,14 +88,14 @@ impl Meter {
         }
     }
 
-    /// A line of its own, above the bar. A log has what it says at the end.
+    /// Prints a line above the bar. In a log it is left out: failures are listed at the end.
     pub fn say(&self, line: &str) {
         if let Shown::Bar(bar) = &self.shown {
             bar.println(text::in_line(line));
         }
     }
 
-    /// Nothing more is shown.
+    /// Ends the display.
     pub fn end(&mut self) {
         if let Shown::Bar(bar) = &self.shown {
             bar.finish_and_clear();
@@ -104,15 +104,15 @@ impl Meter {
     }
 }
 
-/// Lines in a log, fewer as time goes by.
+/// Lines in a log, at growing intervals.
 #[derive(Debug)]
 struct Lines {
-    /// When what is counted began.
+    /// The start of the current count.
     begun: Instant,
-    /// Steps taken since, without what was found done.
+    /// Updates since then with new work done, and the work done by this run.
     steps: u32,
     worked: u64,
-    /// When the next line is due, and how long after the last.
+    /// When the next line is due, and the gap before it.
     next: Instant,
     gap: Duration,
 }
@@ -122,12 +122,12 @@ impl Lines {
         Self { begun: now, steps: 0, worked: 0, next: now + FIRST, gap: FIRST }
     }
 
-    /// Counts anew; lines come no sooner for that.
+    /// Starts a new count. The next line is due as before.
     fn begin_anew(&mut self, now: Instant) {
         (self.begun, self.steps, self.worked) = (now, 0, 0);
     }
 
-    /// Notes what is done by now; where a line is due, what it says of the pace.
+    /// Updates the count; returns a line if one is due.
     fn at(&mut self, now: Instant, done: u64, of: u64, found: u64) -> Option<String> {
         let worked = done.saturating_sub(found);
         if worked > self.worked {
@@ -148,7 +148,7 @@ impl Lines {
     }
 }
 
-/// What one step takes.
+/// The time of one step, as text.
 fn each(seconds: f64) -> String {
     if seconds < 10.0 { format!("{seconds:.2} s") } else { duration(seconds) }
 }
@@ -172,14 +172,14 @@ mod tests {
     fn what_was_found_done_says_nothing_of_the_pace() {
         let start = Instant::now();
         let mut lines = Lines::begin(start);
-        // 600 of 1000 were there; 40 took 40 s, so 360 take six minutes.
+        // 600 of 1000 were there; 40 more took 40 s, so the other 360 take six minutes.
         for found in [200, 400, 600] {
             assert_eq!(lines.at(start, found, 1000, found), None);
         }
         assert_eq!(lines.at(start + seconds(9), 620, 1000, 600), None);
         let line = lines.at(start + seconds(40), 640, 1000, 600);
         assert_eq!(line.as_deref(), Some("64 %, 20 s each, 6 min left"));
-        // Another model: what the first took is forgotten, and what is left not known yet.
+        // For another model, the pace of the first is forgotten, and the time left is unknown at first.
         lines.begin_anew(start + seconds(60));
         assert_eq!(lines.at(start + seconds(90), 0, 50, 0).as_deref(), Some("0 %"));
         assert_eq!(lines.at(start + seconds(180), 20, 50, 0).as_deref(), Some("40 %, 2 min each, 3 min left"));

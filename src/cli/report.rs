@@ -1,4 +1,4 @@
-//! `spattn report`: tables, plots and the page from stored records.
+//! `spattn report`: tables, plots and the page, from stored records.
 
 use std::path::{Path, PathBuf};
 
@@ -127,12 +127,12 @@ impl Format {
 }
 
 impl ReportArgs {
-    /// Whether tables of the user's own are asked for.
+    /// Whether the user requests tables of their own.
     fn is_pivot(&self) -> bool {
         !(self.rows.is_empty() && self.columns.is_empty() && self.values.is_empty())
     }
 
-    /// The layout asked for; what is left open of it is methods by tasks.
+    /// The requested layout. By default, methods go downwards and tasks to the right.
     fn layout(&self, report: &Report) -> Result<Layout> {
         let or =
             |given: &[String], default: &str| if given.is_empty() { vec![default.to_owned()] } else { given.to_vec() };
@@ -144,10 +144,10 @@ impl ReportArgs {
         Ok(layout?)
     }
 
-    /// Leaves the user out of what is drawn, if that was asked for.
+    /// Hides the user's data in what is drawn, if requested.
     ///
     /// # Errors
-    /// A [`UsageError`] if it would be drawn beside records that say who made them.
+    /// A [`UsageError`] if the files would lie beside records that reveal that data.
     fn settle_privacy(&self) -> Result<(), UsageError> {
         if !self.anonymous {
             return Ok(());
@@ -167,7 +167,7 @@ impl ReportArgs {
         }
     }
 
-    /// Draws a stored bench again.
+    /// Draws a stored benchmark again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
         if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
             return Err(UsageError::new(format!("{} holds a bench, which is drawn as it is", dir.display()))
@@ -186,7 +186,7 @@ impl ReportArgs {
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
 
-    /// Where to write: if nothing is said, a run's own folder, unless something is to be printed in a format.
+    /// The folder to write to. By default a run's own folder, unless a format is to be printed.
     fn folder(&self) -> Option<PathBuf> {
         let own = || {
             (self.dirs.len() == 1 && self.format.is_none() && !self.json && !self.is_pivot())
@@ -236,7 +236,7 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         Format::Table if layout.is_none() => {
             in_short(&report.warnings).iter().for_each(|(_, line)| text += &format!("warning: {line}\n"));
         }
-        // Pivots have the warnings that concern single cells in their notes.
+        // The user's own tables have the warnings about single cells in their notes.
         Format::Json | Format::Csv if layout.is_none() => {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"))
         }
@@ -261,7 +261,7 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
     format.print(&text)
 }
 
-/// The tables that every report has: methods by tasks, and by lengths where there are several.
+/// The default tables: methods by tasks, and methods by lengths if there are several.
 fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
     let by = |column: &str| -> Result<(String, Layout)> {
         let values = ["score", "delta"].map(str::to_owned);

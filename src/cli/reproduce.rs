@@ -1,4 +1,4 @@
-//! `spattn reproduce`: the papers' tables and figures, published beside measured.
+//! `spattn reproduce`: the papers' tables and figures, with published and measured numbers side by side.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,13 +35,13 @@ use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::given;
 use spattn_base::privacy;
 
-/// Where results go if nothing else is said.
+/// The default folder of results.
 const OUT: &str = "results/papers";
-/// The folder of the runs themselves, below that of the results.
+/// The subfolder of the runs, within that of the results.
 const RUNS: &str = "runs";
-/// The folder of what analyses found, in that of an item's run.
+/// The subfolder of the analyses' units, within an item's run.
 const FOUND: &str = "found";
-/// The folder of what calibrations learned, beside it.
+/// The subfolder of the calibrations' units, within an item's run.
 const LEARNED: &str = "learned";
 
 /// Reproduce the papers' tables and figures: published numbers beside ours, and whether what is claimed holds.
@@ -138,7 +138,7 @@ struct Named {
     item: Item,
 }
 
-/// Runs, judges and draws the items that were asked for, and then the page of all.
+/// Runs, judges and draws the requested items, and then draws the page of all.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; that parts could not be run.
@@ -171,7 +171,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         args.finish(name, item, failure.as_ref())?;
         failed.extend(failure);
     }
-    // Of a single one, its own error says what is wrong.
+    // If there is only one item, its own error is the result.
     if count == 1 {
         return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
     }
@@ -208,7 +208,7 @@ impl ReproduceArgs {
         Ok(vec![Named { name: format!("own/{stem}"), item: Item::parse(&text, file)? }])
     }
 
-    /// What flags say in place of an item.
+    /// The settings that flags override in items.
     fn overrides(&self) -> Settings {
         Settings {
             model: self.model.clone().map(OneOrMany::from),
@@ -220,7 +220,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// That nothing of another's would be replaced.
+    /// Checks that no file of another program would be replaced.
     fn check_free(&self, items: &[Named]) -> Result<(), UsageError> {
         owned_files::check(&self.out, &owned_files::PAPERS)?;
         for Named { name, .. } in items {
@@ -233,7 +233,7 @@ impl ReproduceArgs {
         self.out.join(RUNS).join(self.variant().name()).join(name)
     }
 
-    /// The run of an item; it goes on where one is that stopped.
+    /// The run of an item. A run that stopped earlier is resumed.
     fn prepare(&self, name: &str, settings: Settings) -> Result<RunRequest, UsageError> {
         Ok(RunRequest {
             configs: RunConfig::resolve(self.overrides().over(settings))?,
@@ -248,7 +248,7 @@ impl ReproduceArgs {
         })
     }
 
-    /// What an item looks at, as flags have it.
+    /// The analysis that an item needs, with the flags' values.
     fn observing(&self, item: &Item) -> Option<Observing> {
         let own = item.observing(self.variant())?.clone();
         let samples = self.samples.map(|samples| samples.next_multiple_of(own.together));
@@ -259,7 +259,7 @@ impl ReproduceArgs {
         })
     }
 
-    /// What an item has learned, as flags have it.
+    /// The calibrations that an item needs, with the flags' values.
     fn learning(&self, item: &Item) -> Option<Learning> {
         let own = item.learning(self.variant())?.clone();
         Some(Learning { model: self.model.clone().unwrap_or(own.model), ..own })
@@ -270,7 +270,7 @@ impl ReproduceArgs {
         Ok(Lesson { learning, folder, device, overwrite: self.overwrite })
     }
 
-    /// Prints what would be run, looked at and learned.
+    /// Prints what an item would run, analyse and learn.
     fn outline(&self, name: &str, item: &Item) -> Result<()> {
         let settings = item.settings(self.variant());
         let observing = self.observing(item);
@@ -313,7 +313,7 @@ impl ReproduceArgs {
         Ok(())
     }
 
-    /// Runs what an item runs, looks at what it looks at, and has learned what it measures.
+    /// Runs an item's evaluation, its analysis and its calibrations.
     fn measure(&self, name: &str, item: &Item) -> Result<Done> {
         if let Some(settings) = item.settings(self.variant()) {
             match self.prepare(name, settings)?.record()? {
@@ -343,13 +343,13 @@ impl ReproduceArgs {
         }
     }
 
-    /// Has learned what was not learned yet; whether all of it is.
+    /// Learns what was not learned yet; whether all is learned.
     fn learn(&self, name: &str, learning: &Learning, stop: &AtomicBool) -> Result<bool> {
         let folder = self.run_folder(name).join(LEARNED);
         Ok(self.lesson(learning, &folder)?.learn(stop, |text| self.tell(text))?.is_some())
     }
 
-    /// Looks at what was not looked at yet; whether all of it is.
+    /// Analyses what was not analysed yet; whether all is analysed.
     fn look(&self, name: &str, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
@@ -357,7 +357,7 @@ impl ReproduceArgs {
         Ok(matches!(order.see(stop, |text| self.tell(text))?, Ended::Whole(_)))
     }
 
-    /// What was found so far of what an item looks at and has learned.
+    /// The stored units of an item's analyses and calibrations.
     fn seen(&self, name: &str, item: &Item) -> Result<Vec<AnalysisTables>> {
         Ok([self.found(name, item)?, self.learned(name, item)?].concat())
     }
@@ -376,20 +376,20 @@ impl ReproduceArgs {
         Order { observing: &observing, folder: &folder, data, overwrite: false }.kept_all()
     }
 
-    /// Judges what was measured, draws it, and draws the page of all anew.
+    /// Judges and draws an item's results, and draws the page of all items again.
     fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
         let folder = self.run_folder(name);
         let merged =
             folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(&folder))).transpose()?;
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
-        // What is of other settings was the failure already.
+        // If an earlier step failed, units with other settings have been reported there.
         let seen = if failure.is_some() { self.seen(name, item).unwrap_or_default() } else { self.seen(name, item)? };
         if records.is_empty() && seen.is_empty() && failure.is_some() {
-            // What was drawn before stays.
+            // The earlier drawing stays.
             return Ok(());
         }
         let item_of_model = match &self.model {
-            // Rows that name the paper's model are those of the one that was run in its place.
+            // Rows that name the paper's model get the numbers of the model that was run in its place.
             Some(_) => of_any_model(item.clone()),
             None => item.clone(),
         };
@@ -402,7 +402,7 @@ impl ReproduceArgs {
         let ran = [facts_of_records(records), observed, facts_of_times(item)?].concat();
         let mut outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
-        // Records need not be kept for what came of them to be drawn again.
+        // An item can be drawn again from its stored outcome, without records.
         match papers::read(&dir)?.filter(|_| self.draw_only && records.is_empty()) {
             Some(stored) => {
                 outcome = stored;

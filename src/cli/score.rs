@@ -1,4 +1,4 @@
-//! `spattn score`: score predictions made elsewhere, or score those of a run again, by the published rules.
+//! `spattn score`: scores predictions made elsewhere, or those of a run again, by the published rules.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ pub struct ScoreArgs {
     pub json: bool,
 }
 
-/// The scores of a file; its JSON is a contract.
+/// The scores of a file. Other programs rely on its JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreReport {
     /// Name of the metric; `mixed` if there are several.
@@ -79,18 +79,18 @@ pub struct ScoreReport {
     pub score: f64,
     /// Score of each row in 0..=1, in the order of the file.
     pub rows: Vec<f64>,
-    /// The same by data set, or by task and method; empty where all rows are alike.
+    /// The scores by data set, or by task and method; empty if all rows are in one group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupReport>,
-    /// What the user should know, one line each.
+    /// Notes for the user, one line each.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
 
-/// The scores of rows that belong together.
+/// The scores of a group of rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupReport {
-    /// Data set and range of lengths, or task, length and method.
+    /// The data set and its range of lengths; or the task, length and method.
     pub name: String,
     /// Name of the metric.
     pub metric: &'static str,
@@ -167,14 +167,13 @@ impl GroupReport {
     }
 }
 
-/// Scores every row of a file, or of all files of a folder.
+/// Scores every row of a file, or of all files in a folder.
 ///
-/// Predictions are cleaned first as the published evaluation does ([`Metric::postprocess`],
-/// [`Dataset::postprocess`]). Empty lines are skipped.
+/// Predictions are first cleaned as in the published evaluation ([`Metric::postprocess`], [`Dataset::postprocess`]). Empty lines are
+/// skipped.
 ///
 /// # Errors
-/// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be
-/// read or has no rows.
+/// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be read or has no rows.
 pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     let given = given_rule(args.metric.as_deref(), args.dataset.as_deref())?;
     let by_length = args.by_length || args.dataset.as_ref().is_some_and(|name| name.ends_with("_e"));
@@ -207,7 +206,7 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     Ok(ScoreReport::new(&scored, notes))
 }
 
-/// What is to be said of rows of published sets of whose answers nothing is compared, a line each metric.
+/// Notes about rows of published sets whose answers hold nothing that the metric compares, one line for each metric.
 fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     let mut counts: BTreeMap<&str, (usize, Metric)> = BTreeMap::new();
     for row in scored.iter().filter(|row| !row.compares) {
@@ -216,7 +215,7 @@ fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     counts.into_values().filter_map(|(count, metric)| answers::note(label, count, metric)).collect()
 }
 
-/// The file itself; of a folder, its `samples.jsonl`, or else every `*.jsonl`, in order.
+/// The file itself; for a folder, its `samples.jsonl`, or otherwise every `*.jsonl` in order.
 fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
     let unreadable = |e: std::io::Error| {
         UsageError::new(format!("cannot read {}: {e}", path.display()))
@@ -362,7 +361,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the fields hold: a score in 0..=1 or an error, and no panic.
+        /// For any fields, the result is a score in 0..=1 or an error, never a panic.
         #[test]
         fn any_row_is_scored_or_refused(
             prediction in "(.|\n|[0-9]|Paragraph |段落|\\.){0,30}",
@@ -478,7 +477,7 @@ mod tests {
         }
         let error = score(&row("\"the\""), Some("qa_f1"), None).unwrap_err();
         assert!(error.what.contains(":1: `qa_f1` compares nothing of the answer \"the\""), "{error}");
-        // LongBench's program takes such a row, and gives it 0.
+        // LongBench's program accepts such a row, and scores it 0.
         let published = score(&(row("\"the\"") + &row("\"x\"")), None, Some("hotpotqa")).unwrap();
         assert_eq!(published.rows, [0.0, 0.0]);
         assert!(

@@ -1,4 +1,4 @@
-//! What commands begin with: threads, data, and how they are stopped.
+//! What commands set up first: threads, data, and signals that stop them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use spattn_base::memory;
 use spattn_model::data::{DataFolder, DataSource};
 use spattn_tasks::data_files;
 
-/// Starts the threads of the whole program, once: so many, or as many as the machine has cores.
+/// Starts the thread pool of the program, with `threads` threads or one for each core.
 ///
 /// # Errors
-/// If the system gives no more threads.
+/// If the system does not start that many threads.
 pub(super) fn start_threads(threads: Option<usize>) -> Result<(), RunFailure> {
-    // Started where they are first used, threads that are not given would be a panic.
+    // If the pool started at its first use, a failure to start threads would be a panic.
     rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build_global().map_err(no_threads)?;
-    // Each thread takes address space of its own when it first allocates: what is left is measured after that.
+    // Each thread reserves address space when it first allocates. The memory limit is measured after that.
     rayon::broadcast(|_| drop(std::hint::black_box(Box::new(0_u8))));
     let _ = memory::limit();
     Ok(())
 }
 
-/// That the system gives no more threads.
+/// The error that the system starts no more threads.
 pub(super) fn no_threads(error: impl std::fmt::Display) -> RunFailure {
     RunFailure {
         what: format!("cannot start threads: {error}"),
@@ -38,20 +38,20 @@ pub(super) fn no_threads(error: impl std::fmt::Display) -> RunFailure {
     }
 }
 
-/// Whether the system gives one more thread: some libraries end the program with a panic where it does not.
+/// Whether the system starts one more thread. Some libraries panic if it does not.
 pub(super) fn can_start_thread() -> bool {
     thread::Builder::new().spawn(|| {}).is_ok_and(|thread| thread.join().is_ok())
 }
 
-/// Has a write beyond the limit on a file's size (`ulimit -f`) fail as one on a full disk does, with an error that is told: without
-/// this the system ends the program without a word.
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) fail with an error, as on a full disk. Without this, the system ends the
+/// program with a signal and no message.
 pub(super) fn write_errors_instead_of_signals() -> Result<()> {
     #[cfg(unix)]
     flag::register(signal_hook::consts::SIGXFSZ, Arc::default()).context("cannot watch for signals")?;
     Ok(())
 }
 
-/// Where the data are, and what to record of them.
+/// Finds the data, and what to record about them.
 pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
     let data = DataSource::parse(spec)?.resolve(&data_files::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));
@@ -64,14 +64,14 @@ pub(super) fn system_prompt(given: Option<&str>) -> Result<Option<String>, Usage
     given.map(system_text).transpose().map_err(of_flag)
 }
 
-/// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
+/// A flag that Ctrl-C raises. A second Ctrl-C ends the program at once, which is safe because records are whole lines.
 pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     raise_on_interrupt(&stop)?;
     Ok(stop)
 }
 
-/// Has Ctrl-C raise a flag, a second one end the program.
+/// Makes Ctrl-C raise a flag, and a second Ctrl-C end the program.
 pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
     let failed = "cannot watch for Ctrl-C";
     flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), stop.clone()).context(failed)?;
@@ -79,9 +79,9 @@ pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// Has what schedulers send before they take a machine away raise a flag, and a second flag that tells it from Ctrl-C.
-/// Sent again, it changes nothing: they may send it to a whole group of processes that pass it on. While `is_planning`, when there
-/// is nothing to lose, it ends the program at once.
+/// Makes the signals that schedulers send before they take a machine away raise `stop`, and a second flag that distinguishes them from
+/// Ctrl-C. Further signals change nothing, because a scheduler may send them to a whole group of processes that pass them on. While
+/// `is_planning` is set and nothing can be lost, they end the program at once.
 pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let is_preempted = Arc::new(AtomicBool::new(false));
     for signal in PREEMPTION.iter().copied().chain(hang_up()) {
@@ -94,7 +94,7 @@ pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<Atom
     Ok(is_preempted)
 }
 
-/// What is sent when a terminal is closed, unless the program was told to outlive it (`nohup`).
+/// The signal of a closed terminal, unless the program was started to ignore it (`nohup`).
 fn hang_up() -> Option<i32> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     #[cfg(unix)]
@@ -103,7 +103,7 @@ fn hang_up() -> Option<i32> {
     None
 }
 
-/// Whether a signal is ignored, by the text of `/proc/self/status`; `None` where it does not say.
+/// Whether a signal is ignored, by the text of `/proc/self/status`; `None` if it has no such line.
 fn is_ignored(status: &str, signal: i32) -> Option<bool> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
     let mask = u64::from_str_radix(mask.trim(), 16).ok()?;

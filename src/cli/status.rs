@@ -1,4 +1,4 @@
-//! `spattn status`: how far a sweep is, from its folder.
+//! `spattn status`: the status of a sweep, from its folder.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use super::numbers::duration;
 use super::output::{clear_screen, print, print_json};
 use crate::launch::status::{ShardStatus, State, Status, Watched};
 
-/// Shards that are listed at most.
+/// The most shards that are listed.
 const MOST_SHARDS: usize = 40;
-/// Failed parts and places with scores that are listed at most.
+/// The most failed parts, and the most lines of scores, that are listed.
 const MOST_LINES: usize = 60;
-/// How often --watch looks.
+/// The interval of --watch.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Show how far a sweep is: shards, records, current scores, and about how long it takes yet.
@@ -48,7 +48,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Prints how far a sweep is.
+/// Prints the status of a sweep.
 ///
 /// # Errors
 /// If the folder holds no sweep, or cannot be read.
@@ -95,7 +95,7 @@ fn as_text(dir: &str, status: &Status) -> String {
     balance(&mut text, status);
     let failed = status.shards.iter().flat_map(|shard| shard.failed.iter().map(move |f| (Some(&shard.shard), f)));
     let left_out = status.left_out.iter().map(|failed| (None, failed));
-    // Shards leave out the same.
+    // All shards have left out the same parts, so each is listed once.
     let mut told = Vec::new();
     for (shard, failed) in left_out.chain(failed) {
         if !told.contains(&failed) {
@@ -110,7 +110,7 @@ fn as_text(dir: &str, status: &Status) -> String {
     text
 }
 
-/// Adds a line, unless there are too many; before the first goes `head`.
+/// Adds a line, up to the maximum, with `head` before the first.
 fn listed(text: &mut String, at: usize, head: &str, line: &str) {
     match at {
         0 => *text += head,
@@ -123,7 +123,7 @@ fn listed(text: &mut String, at: usize, head: &str, line: &str) {
     }
 }
 
-/// The shards that are not done, with what there is to know of them.
+/// The shards that are not completed, with their details.
 fn table(text: &mut String, status: &Status) {
     let open: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state != State::Done).collect();
     if open.is_empty() {
@@ -149,7 +149,7 @@ fn table(text: &mut String, status: &Status) {
     }
 }
 
-/// What the shards that are done took, beside what was estimated: the longest first.
+/// The balance of completed shards, estimated and measured; then the shards, the longest first.
 fn balance(text: &mut String, status: &Status) {
     let Some(balance) = &status.balance else { return };
     let measured = [("time", balance.seconds), ("processor time", balance.processor)];

@@ -1,4 +1,4 @@
-//! `spattn sweep`: a whole matrix, which goes on where a part of it fails.
+//! `spattn sweep`: runs a whole matrix, and continues if a part of it fails.
 
 use anyhow::Result;
 use clap::Args;
@@ -42,7 +42,7 @@ pub struct SweepArgs {
     pub(super) run: RunArgs,
 }
 
-/// Runs the matrix and prints its table, or what it would take.
+/// Runs the matrix and prints its table, or prints what would run.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); that parts of the matrix failed; whatever keeps

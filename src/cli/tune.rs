@@ -1,4 +1,4 @@
-//! `spattn tune`: the smallest budget of a method whose loss is within a limit.
+//! `spattn tune`: finds the smallest budget of a method whose loss is within a limit.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ use spattn_model::source::recorded;
 use spattn_tasks::Task;
 use spattn_tasks::likelihood::Measure;
 
-/// Searches, prints the tables and the specs, and writes them down.
+/// Searches, prints the tables and specs, and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
@@ -112,7 +112,7 @@ impl TuneArgs {
         }
     }
 
-    /// All but the methods.
+    /// The settings of the runs, without the methods.
     fn settings(&self) -> Settings {
         let listed = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
         let flag = |set: bool| set.then_some(true);
@@ -135,7 +135,7 @@ impl TuneArgs {
         }
     }
 
-    /// What the answer holds for.
+    /// The conditions under which the answer holds.
     fn facts(&self, config: &RunConfig) -> Value {
         json!({
             "program": version::as_json(),
@@ -147,7 +147,7 @@ impl TuneArgs {
     }
 }
 
-/// Asks for what a search wants to know.
+/// Passes a search's batches to a run, and the records to the search.
 struct Asking {
     tuning: Tuning,
     goal: Goal,

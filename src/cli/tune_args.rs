@@ -1,4 +1,4 @@
-//! What `spattn tune` is told; [`tune`](super::tune) searches budgets, and `tune_shapes` MagicPIG's tables.
+//! The arguments of `spattn tune`. [`tune`](super::tune) searches for budgets, `tune_shapes` for MagicPIG's tables.
 
 use std::path::PathBuf;
 

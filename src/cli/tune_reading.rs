@@ -1,5 +1,4 @@
-//! Prompts that `spattn tune` measures something of, each read at most once for all that is asked of it, and not at all where a
-//! journal knows the answers.
+//! The prompts that `spattn tune` measures. Each is read at most once for all measurements, and not at all if a journal has them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,16 +19,16 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_model::device::Device;
 
-/// Tokens of a prompt if nothing is said.
+/// The default length of a prompt in tokens.
 const LENGTH: usize = 4096;
 const SEED: u64 = 42;
 
-/// Which prompts: the first half of them, or the other.
+/// One half of the prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
-    /// What is predicted is predicted from these.
+    /// The prompts that predictions are made from.
     First,
-    /// What is checked is checked on these.
+    /// The prompts that predictions are checked on.
     Second,
 }
 
@@ -44,13 +43,13 @@ pub(super) struct Reading {
     stop: Arc<AtomicBool>,
 }
 
-/// The user stopped the program.
+/// The error that the user stopped the program.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped")]
 pub(super) struct Stopped;
 
 impl Reading {
-    /// Finds and loads what the arguments name.
+    /// Opens and loads the model and prompts that the arguments name.
     ///
     /// # Errors
     /// As [`Reader::open`] and [`Reader::load`]; if several lengths are given to `flag`.
@@ -123,7 +122,7 @@ impl Reading {
         Journal::open(&args.out, args.mode(), &identity)
     }
 
-    /// What is told of a run in its files.
+    /// The conditions of a run, for its files.
     pub fn facts(&self, args: &TuneArgs, program: Value) -> Value {
         json!({
             "program": program,
@@ -138,11 +137,11 @@ impl Reading {
         })
     }
 
-    /// Numbers of `parts` on each prompt of a half, `[part][prompt]`: those that the journal knows, and what `look` makes of the
-    /// others, which is written down at once. `needs` is what methods ask to know of prompts.
+    /// The numbers of `parts` on each prompt of a half, `[part][prompt]`. They come from the journal or, if it lacks them, from `look`, and
+    /// are then written to the journal at once. `needs` is what methods need to know about prompts.
     ///
     /// # Errors
-    /// [`Stopped`] if the user wants that; if a prompt cannot be read or looked at, or nothing can be written.
+    /// [`Stopped`] if the user stops the program; if a prompt cannot be read or measured, or the journal cannot be written.
     pub fn numbers(
         &self,
         journal: &mut Journal,
@@ -183,7 +182,7 @@ impl Reading {
     }
 }
 
-/// Whether an error is that the user stopped the program, who is told how to go on.
+/// Whether an error is [`Stopped`]; if so, tells the user how to resume.
 pub(super) fn is_stop(error: &anyhow::Error) -> bool {
     let is_stop = error.is::<Stopped>();
     if is_stop {

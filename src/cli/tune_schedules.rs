@@ -1,4 +1,4 @@
-//! `spattn tune --schedules`: how a method's budget is best dealt out to layers.
+//! `spattn tune --schedules`: how to divide a method's budget among layers.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ use crate::version;
 use spattn_attention::expand_grid;
 use spattn_base::error::UsageError;
 
-/// Measures, compares, prints and writes.
+/// Measures and compares schedules, prints the result and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
@@ -64,7 +64,7 @@ fn found(args: &TuneArgs, reading: &Reading, method: &Budgeted) -> Result<Schedu
     Ok(outcome(method, entropies, curves, &schedules, &measured))
 }
 
-/// Means over documents, `[document][layer]`, by layer.
+/// The mean over documents of `[document][layer]`, by layer.
 fn means(documents: &[Vec<f64>]) -> Vec<f64> {
     let layers = documents.first().map_or(0, Vec::len);
     let of = |layer: usize| documents.iter().map(|numbers| numbers[layer]).sum::<f64>() / documents.len() as f64;

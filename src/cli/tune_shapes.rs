@@ -1,4 +1,4 @@
-//! `spattn tune --target`: K and L of a method that samples by collisions.
+//! `spattn tune --target`: finds K and L of a method that samples by collisions.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::version;
 use spattn_attention::expand_grid;
 use spattn_base::error::UsageError;
 
-/// Predicts, checks, prints and writes.
+/// Predicts and checks shapes, prints the result and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.

@@ -1,6 +1,6 @@
 //! Running a matrix: settings, examples under many methods, records, and what is computed from them.
 //!
-//! Each room imports only from those before it:
+//! Each module imports only from those before it:
 //!
 //! 1. [`folder`]: a results folder on disk, its writer, and the files that this program wrote;
 //! 2. [`records`]: records and the file that they are stored in;
@@ -10,7 +10,7 @@
 //! 6. [`run`]: the loop over examples;
 //! 7. [`calibration`]: calibrating methods.
 //!
-//! How results are drawn is not known here.
+//! Nothing here knows how results are drawn.
 
 pub mod calibration;
 pub mod config;

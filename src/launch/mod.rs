@@ -1,7 +1,7 @@
-//! A sweep on many machines: the plan of its shards, the batch script that a scheduler runs them by, and how far they are.
+//! A sweep on many machines: the plan of its shards, the scheduler's batch script, and the status.
 //!
-//! All of it is files in one folder that the machines share; nothing here runs an example, and nothing needs a server.
-//! What a task of the scheduler runs is `spattn sweep --shard I/N` on a folder of its own.
+//! All state is in one folder that the machines share. No server is needed, and nothing here runs examples: a scheduler's task runs
+//! `spattn sweep --shard I/N` in a folder of its own.
 
 pub mod plan;
 pub mod script;
@@ -10,7 +10,7 @@ pub mod status;
 
 use std::path::{Path, PathBuf};
 
-/// The matrix as it was planned, within a sweep's folder.
+/// The planned matrix, within a sweep's folder.
 pub const MATRIX: &str = "matrix.toml";
 /// The batch script within a sweep's folder.
 pub const SCRIPT: &str = "sweep.sbatch";

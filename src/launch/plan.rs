@@ -1,4 +1,4 @@
-//! `plan.json`: what each shard of a sweep is to do, worked out before anything runs, and what was submitted of it.
+//! `plan.json`: the work of each shard of a sweep, computed before anything runs, and what was submitted.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,69 +14,69 @@ use spattn_base::given;
 
 /// Name of the file within a sweep's folder.
 pub const PLAN: &str = "plan.json";
-/// Bytes of it at most.
+/// The largest size that is read, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What there is to run, by shard.
+/// The work of a sweep, by shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepPlan {
     /// Version of the program that planned it.
     pub version: String,
     /// Seconds since 1970.
     pub created: u64,
-    /// By task and length, in the order asked for.
+    /// The cells, in the order of the matrix.
     pub cells: Vec<PlannedCell>,
-    /// What of the matrix cannot be run, as far as that was known.
+    /// The parts of the matrix that cannot be run, as far as the planner knows.
     pub failed: Vec<Failed>,
-    /// The shards, of which the first is number 1.
+    /// The shards; the first has number 1.
     pub shards: Vec<PlannedShard>,
-    /// What was submitted, in order.
+    /// The job arrays that were submitted, in order.
     pub submissions: Vec<Submission>,
 }
 
-/// A task at a length on a model.
+/// A task at a length with a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedCell {
     /// The model.
     pub model: String,
     /// The task.
     pub task: String,
-    /// The length asked for; 0 if a file fixes it.
+    /// The length requested; 0 if a file fixes it.
     pub length: usize,
-    /// Contexts, which are never split between shards.
+    /// The number of contexts, which are never split between shards.
     pub contexts: usize,
-    /// Examples on them, of one seed.
+    /// The number of examples, for one seed.
     pub examples: usize,
-    /// Records that they give, under all seeds, protocols and methods.
+    /// The number of records, over all seeds, protocols and methods.
     pub records: usize,
     /// Estimated work, in millions of multiplications.
     pub work: u64,
 }
 
-/// What a shard has to do.
+/// The work of a shard.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedShard {
-    /// Its contexts.
+    /// The number of its contexts.
     pub contexts: usize,
-    /// Records that they give.
+    /// The number of its records.
     pub records: usize,
-    /// Estimated work.
+    /// Its estimated work.
     pub work: u64,
 }
 
-/// A job array that the scheduler took.
+/// A job array that the scheduler accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
-    /// The scheduler's number.
+    /// The scheduler's job number.
     pub job: String,
-    /// The shards, as `1,3-5`.
+    /// The shards, such as `1,3-5`.
     pub shards: String,
     /// Seconds since 1970.
     pub at: u64,
 }
 
 impl SweepPlan {
-    /// Whether there is one in a folder.
+    /// Whether a folder has a plan.
     pub fn is_in(dir: &Path) -> bool {
         dir.join(PLAN).is_file()
     }
@@ -84,7 +84,7 @@ impl SweepPlan {
     /// Reads the plan of a folder.
     ///
     /// # Errors
-    /// A [`UsageError`] if there is none, or it is none.
+    /// A [`UsageError`] if there is no plan, or it cannot be read.
     pub fn load(dir: &Path) -> Result<Self, UsageError> {
         let path = dir.join(PLAN);
         let text = given::bytes(&path, MOST_BYTES).map_err(|e| {
@@ -96,7 +96,7 @@ impl SweepPlan {
         if plan.shards.is_empty() { Err(wrong("it has no shards")) } else { Ok(plan) }
     }
 
-    /// Writes it to a folder.
+    /// Writes the plan to a folder.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -105,17 +105,17 @@ impl SweepPlan {
         owned_files::write_all(dir, &[(PLAN, text)]).map(drop).context("the plan cannot be kept")
     }
 
-    /// Whether another plan is of the same matrix in the same shards.
+    /// Whether another plan has the same cells in the same shards.
     pub fn is_same_work(&self, other: &Self) -> bool {
         (&self.cells, &self.shards) == (&other.cells, &other.shards)
     }
 
-    /// Records of all shards.
+    /// The records of all shards.
     pub fn records(&self) -> usize {
         self.shards.iter().map(|shard| shard.records).fold(0, usize::saturating_add)
     }
 
-    /// The longest shard's estimated work over the mean.
+    /// The largest estimated work of a shard over the mean.
     pub fn imbalance(&self) -> f64 {
         let most = self.shards.iter().map(|shard| shard.work).max().unwrap_or(0) as f64;
         let mean = self.shards.iter().map(|shard| shard.work as f64).sum::<f64>() / self.shards.len().max(1) as f64;
@@ -123,7 +123,7 @@ impl SweepPlan {
     }
 }
 
-/// Numbers as schedulers write them: `1,3-5`.
+/// Numbers in the schedulers' notation: `1,3-5`.
 pub fn ranges(numbers: &BTreeSet<usize>) -> String {
     let mut text = String::new();
     let mut numbers = numbers.iter().copied().peekable();
@@ -141,7 +141,7 @@ pub fn ranges(numbers: &BTreeSet<usize>) -> String {
     text
 }
 
-/// The numbers that [`ranges`] wrote; what is none is left out.
+/// The numbers in text that [`ranges`] wrote. Parts that are not numbers are ignored.
 pub fn numbers(ranges: &str) -> BTreeSet<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let of = |part: &str| match part.split_once('-') {

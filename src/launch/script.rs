@@ -1,4 +1,4 @@
-//! The batch script of a sweep, and what a site puts into it.
+//! The batch script of a sweep, and a site's settings for it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,22 +9,22 @@ use serde::Deserialize;
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
 
-/// Where a site's template is looked for, from the working directory.
+/// Where a site's template is looked for, relative to the working directory.
 pub const SITE: &str = "configs/slurm.toml";
-/// Seconds before the time limit at which a task is told to stop.
+/// Seconds before the time limit at which a task gets the signal to stop.
 const WARNING_S: u32 = 120;
-/// Options that the program gives itself.
+/// Options that the program sets itself.
 const OWN: [&str; 6] = ["array", "parsable", "wait", "wrap", "help", "version"];
 
-/// What a site says of its scheduler: a TOML file.
+/// A site's settings for its scheduler: a TOML file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Template {
-    /// Options of sbatch by their long names; `true` stands for one without a value.
+    /// Options of sbatch by their long names; `true` stands for an option without a value.
     pub sbatch: BTreeMap<String, OptionValue>,
-    /// Lines of shell before the program starts.
+    /// Shell lines that run before the program.
     pub setup: String,
-    /// What the program is started by: `apptainer exec image.sif`.
+    /// The command that starts the program, such as `apptainer exec image.sif`.
     pub launcher: String,
 }
 
@@ -36,15 +36,15 @@ pub enum OptionValue {
     Flag(bool),
     /// A number.
     Number(i64),
-    /// Anything else.
+    /// Any other value.
     Text(String),
 }
 
 impl Template {
-    /// Reads a file.
+    /// Reads a template.
     ///
     /// # Errors
-    /// A [`UsageError`] that names the file and what is wrong in it.
+    /// A [`UsageError`] that names the file and the fault.
     pub fn load(path: &Path) -> Result<Self, UsageError> {
         let hint = "a template has [sbatch] with options, `setup` and `launcher`: see docs/cluster.md";
         let wrong = |what: String| UsageError::new(what).hint(hint);
@@ -59,10 +59,10 @@ impl Template {
         Ok(template)
     }
 
-    /// These options over the template's; `text` is `key=value,flag`.
+    /// Adds the options in `text`, `key=value,flag`, which take precedence over the template's.
     ///
     /// # Errors
-    /// A [`UsageError`] for what is no option, or one of the program's own.
+    /// A [`UsageError`] for something that is not an option, or that the program sets itself.
     pub fn with_options(mut self, text: &str) -> Result<Self, UsageError> {
         for part in text.split(',').map(str::trim) {
             let (key, value) = match part.split_once('=') {
@@ -76,7 +76,7 @@ impl Template {
         Ok(self)
     }
 
-    /// The options as sbatch takes them.
+    /// The options as arguments of sbatch.
     pub fn options(&self) -> Vec<String> {
         self.sbatch.iter().filter_map(|(key, value)| option(key, value)).collect()
     }
@@ -91,7 +91,7 @@ fn option(key: &str, value: &OptionValue) -> Option<String> {
     }
 }
 
-/// Makes sure that an option can be written on a line of the script.
+/// Checks that an option can be written as a line of the script.
 fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
     let is_name = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     if !is_name {
@@ -112,25 +112,25 @@ fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
     }
 }
 
-/// What a script is written of. Paths are absolute.
+/// The inputs of a script. Paths are absolute.
 #[derive(Debug, Clone, Copy)]
 pub struct Script<'a> {
     /// The program.
     pub program: &'a str,
-    /// The folder it is started in, from which the matrix's paths go.
+    /// The working directory, which the matrix's paths are relative to.
     pub work: &'a str,
     /// The sweep's folder.
     pub dir: &'a str,
     /// Number of shards.
     pub shards: usize,
-    /// More arguments of the program.
+    /// Further arguments of the program.
     pub arguments: &'a [String],
-    /// What the site says.
+    /// The site's settings.
     pub template: &'a Template,
 }
 
 impl Script<'_> {
-    /// The script.
+    /// The text of the script.
     pub fn text(&self) -> String {
         let Self { program, work, dir, shards, arguments, template } = self;
         let name = Path::new(dir).file_name().map_or("sweep".into(), |name| name.to_string_lossy());
@@ -198,7 +198,7 @@ exit "$status"
     }
 }
 
-/// Text as one word of a shell.
+/// Text quoted as one word of the shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {

@@ -1,4 +1,4 @@
-//! Slurm by its commands: sbatch takes a sweep, squeue and sacct tell of its tasks.
+//! Slurm, by its commands: sbatch submits a sweep, squeue and sacct report its tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -10,21 +10,21 @@ use anyhow::{Context, Result};
 use super::plan::{SweepPlan, ranges};
 use spattn_base::error::{RunFailure, UsageError};
 
-/// What Slurm says of a shard's task.
+/// What Slurm reports about a shard's task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// Its job: `12_3`.
+    /// The job and task: `12_3`.
     pub job: String,
     /// `PENDING`, `RUNNING` and so on.
     pub state: String,
     /// Why it waits, or how it ended; may be empty.
     pub reason: String,
-    /// Where it runs or ran; may be empty.
+    /// The node where it runs or ran; may be empty.
     pub node: String,
 }
 
 impl Task {
-    /// Whether Slurm still has something to do with it.
+    /// Whether Slurm has not finished with it.
     pub fn is_queued(&self) -> bool {
         const QUEUED: [&str; 9] = [
             "PENDING",
@@ -40,16 +40,16 @@ impl Task {
         QUEUED.contains(&self.state.as_str())
     }
 
-    /// Whether it is at work.
+    /// Whether it is running.
     pub fn is_running(&self) -> bool {
         ["RUNNING", "COMPLETING"].contains(&self.state.as_str())
     }
 }
 
-/// Submits shards of a sweep; returns the job's number.
+/// Submits shards of a sweep, and returns the job's number.
 ///
 /// # Errors
-/// A [`UsageError`] if this machine has no sbatch; a [`RunFailure`] with what sbatch said if it refuses.
+/// A [`UsageError`] if this machine has no sbatch; a [`RunFailure`] with sbatch's message if it refuses.
 pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Result<String> {
     let mut command = Command::new("sbatch");
     command.arg("--parsable").arg(format!("--array={}", ranges(shards))).args(options).arg(script);
@@ -63,7 +63,7 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
         output => output.context("cannot start sbatch")?,
     };
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', " ");
-    // `number;cluster`
+    // Its output is `number` or `number;cluster`.
     let job = said(&output.stdout).split(';').next().unwrap_or_default().to_owned();
     match output.status.success() && !job.is_empty() && job.bytes().all(|b| b.is_ascii_digit()) {
         true => Ok(job),
@@ -75,9 +75,9 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
     }
 }
 
-/// What Slurm knows of the tasks of a sweep, by shard; `None` where there is no squeue, or it does not answer.
+/// Slurm's tasks of a sweep, by shard; `None` if there is no squeue, or it fails.
 ///
-/// `jobs` are numbers of further jobs that are known to be the sweep's; those submitted by hand are told by their script.
+/// `jobs` are numbers of further jobs that belong to the sweep. Jobs that were submitted by hand are found by their script.
 pub fn tasks(plan: &SweepPlan, script: &Path, jobs: &BTreeSet<String>) -> Option<BTreeMap<usize, Task>> {
     let known: BTreeSet<&str> =
         plan.submissions.iter().map(|s| s.job.as_str()).chain(jobs.iter().map(String::as_str)).collect();
@@ -90,12 +90,12 @@ pub fn tasks(plan: &SweepPlan, script: &Path, jobs: &BTreeSet<String>) -> Option
         let ended = said_by("sacct", &["--allocations", "--noheader", "--parsable2", fields, "--jobs", &list]);
         add(&mut tasks, &ended.unwrap_or_default(), |job, _| known.contains(job));
     }
-    // What is in the queue is newer than what is told of what ended.
+    // The queue is newer than what sacct reports about ended tasks.
     add(&mut tasks, &queue, |job, command| known.contains(job) || command == script);
     Some(tasks)
 }
 
-/// Adds the tasks in lines of `JOB_TASK|STATE|REASON|NODE|COMMAND`; of several jobs the last counts for a shard.
+/// Adds the tasks in lines of `JOB_TASK|STATE|REASON|NODE|COMMAND`. If several jobs have a shard, the last one counts.
 fn add(tasks: &mut BTreeMap<usize, Task>, lines: &str, is_ours: impl Fn(&str, &str) -> bool) {
     let number = |job: &str| job.split('_').next().and_then(|n| n.parse::<u64>().ok());
     for line in lines.lines() {
@@ -108,14 +108,14 @@ fn add(tasks: &mut BTreeMap<usize, Task>, lines: &str, is_ours: impl Fn(&str, &s
             let none = |text: &str| {
                 if ["None", "(null)", "0:0", "None assigned"].contains(&text) { "" } else { text }.to_owned()
             };
-            // `CANCELLED by 1000`
+            // The state may have more words, as in `CANCELLED by 1000`.
             let state = state.split(' ').next().unwrap_or_default().to_owned();
             tasks.insert(shard, Task { job: job.to_owned(), state, reason: none(reason), node: none(node) });
         }
     }
 }
 
-/// What a command prints; `None` if it is not there or fails.
+/// The output of a command; `None` if it does not exist or fails.
 fn said_by(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,7 +1,7 @@
-//! How far a sweep is: read from its folder, and from the scheduler where that can be asked.
+//! The status of a sweep: from its folder, and from the scheduler if that can be asked.
 //!
-//! Records are read as lines, only as far as sums need them, and only those that are new since the last look: memory grows
-//! with the number of rows of a table, not with the number of records.
+//! Each look reads only the new lines of records, and only the fields needed for sums. Memory grows with the number of table rows, not of
+//! records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -21,28 +21,28 @@ use crate::eval::records::store::SAMPLES;
 use crate::eval::summary::running_scores::Scores;
 use spattn_base::error::UsageError;
 
-/// What a shard is doing.
+/// The state of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// All of it is recorded.
+    /// All records are there.
     Done,
-    /// All of it was tried, and parts could not be run.
+    /// All was tried, but parts could not be run.
     Incomplete,
-    /// A process is at it.
+    /// A process is running it.
     Running,
-    /// The scheduler will begin it.
+    /// It waits in the scheduler's queue.
     Queued,
-    /// It was told to stop, and nobody is going to go on with it.
+    /// It was told to stop, and nothing is going to resume it.
     Stopped,
-    /// It ended by an error, or was killed.
+    /// It ended with an error, or was killed.
     Failed,
-    /// It was never begun.
+    /// It was never started.
     Waiting,
 }
 
 impl State {
-    /// All, in the order in which they are told.
+    /// All states, in the order in which they are reported.
     pub const ALL: [Self; 7] =
         [Self::Done, Self::Incomplete, Self::Running, Self::Queued, Self::Stopped, Self::Failed, Self::Waiting];
 
@@ -52,50 +52,50 @@ impl State {
     }
 }
 
-/// How far a shard is.
+/// The status of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ShardStatus {
     /// Its number, or the name of its folder.
     pub shard: String,
-    /// What it is doing.
+    /// Its state.
     pub state: State,
-    /// Records that are there.
+    /// The number of its records so far.
     pub records: usize,
-    /// Records that there will be, if that was planned.
+    /// The number of records when complete, if it was planned.
     pub expected: Option<usize>,
-    /// How often a process began on it.
+    /// How many times a process started on it.
     pub attempts: usize,
     /// Its estimated work, if that was planned.
     pub work: Option<u64>,
-    /// Seconds that processes were at it.
+    /// Seconds that processes ran on it.
     pub seconds: u64,
-    /// Seconds that processors worked on it; `None` where one of the processes did not say.
+    /// Processor seconds; `None` if one of the processes did not record them.
     pub processor_s: Option<f64>,
-    /// The scheduler's number of its task.
+    /// The scheduler's job and task.
     pub job: Option<String>,
-    /// Where it is or was.
+    /// The node where it runs or ran.
     pub node: Option<String>,
-    /// Why it waits, or ended.
+    /// Why it waits, or how it ended.
     pub said: Option<String>,
     /// What its last attempt could not run.
     pub failed: Vec<Failed>,
 }
 
-/// How evenly work was dealt out to the shards that are done: the longest over the mean.
+/// How evenly the work was divided among completed shards: the largest share over the mean.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Balance {
-    /// Shards that are done.
+    /// The number of completed shards.
     pub shards: usize,
-    /// As it was estimated.
+    /// By estimated work.
     pub estimated: f64,
-    /// By the seconds that processes were at it.
+    /// By the seconds that processes ran.
     pub seconds: Option<f64>,
-    /// By the seconds that processors worked; `None` where a shard does not say.
+    /// By processor seconds; `None` if a shard did not record them.
     pub processor: Option<f64>,
 }
 
 impl Balance {
-    /// Of a plan's shards, once two are done.
+    /// The balance of planned shards, once two are completed.
     fn of(shards: &[ShardStatus]) -> Option<Self> {
         let done: Vec<&ShardStatus> = shards.iter().filter(|shard| shard.state == State::Done).collect();
         let over_mean = |of: &dyn Fn(&ShardStatus) -> Option<f64>| {
@@ -110,35 +110,35 @@ impl Balance {
     }
 }
 
-/// `None` if all is nothing.
+/// The largest over the mean; `None` if all are zero.
 fn longest_over_mean(of_shards: &[f64]) -> Option<f64> {
     let mean = of_shards.iter().sum::<f64>() / of_shards.len() as f64;
     (mean > 0.0).then(|| of_shards.iter().copied().fold(0.0, f64::max) / mean)
 }
 
-/// How far a sweep is.
+/// The status of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Status {
-    /// By shard.
+    /// The shards.
     pub shards: Vec<ShardStatus>,
-    /// Records that are there.
+    /// The number of records so far.
     pub records: usize,
-    /// Records that there will be, if that was planned; those of parts that fail are not made.
+    /// The number of records when complete, if it was planned. Parts that fail make none.
     pub expected: Option<usize>,
-    /// Seconds until all is done, if it goes on at the pace so far; `None` if nothing is known of that.
+    /// Estimated seconds until completion at the pace so far; `None` if there is no basis for an estimate.
     pub seconds_left: Option<f64>,
-    /// How evenly the work was dealt out, as far as it is done.
+    /// How evenly the work of the completed shards was divided.
     pub balance: Option<Balance>,
-    /// Whether the scheduler was asked.
+    /// Whether the scheduler answered.
     pub knows_queue: bool,
-    /// What was known not to run before anything began.
+    /// What the planner knew could not be run.
     pub left_out: Vec<Failed>,
-    /// Place, and the scores of `full` and of the best and the worst method there so far.
+    /// For each task and length, its name, and the scores so far of `full` and of the best and worst method.
     pub scores: Vec<(String, String)>,
 }
 
 impl Status {
-    /// How many shards are doing this.
+    /// The number of shards in a state.
     pub fn count(&self, state: State) -> usize {
         self.shards.iter().filter(|shard| shard.state == state).count()
     }
@@ -148,8 +148,8 @@ impl Status {
         self.shards.iter().all(|shard| [State::Done, State::Incomplete].contains(&shard.state))
     }
 
-    /// The numbers of the shards that nobody is at or will be at, and that are not done; with `failed` also those of which
-    /// parts could not be run.
+    /// The numbers of the shards that are not completed and that no process or queue will complete. `failed` adds those of which parts
+    /// could not be run.
     pub fn missing(&self, failed: bool) -> BTreeSet<usize> {
         let is_missing = |state| match state {
             State::Done | State::Running | State::Queued => false,
@@ -160,7 +160,7 @@ impl Status {
     }
 }
 
-/// A sweep's folder that is looked at, again and again.
+/// A sweep's folder whose status is looked up repeatedly.
 #[derive(Debug)]
 pub struct Watched {
     dir: PathBuf,
@@ -176,17 +176,17 @@ struct Shard {
     tally: Tally,
 }
 
-/// What was read of a file of records.
+/// What was read from a file of records.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Where the next line begins.
+    /// The offset of the next line.
     offset: u64,
     records: usize,
     scores: Scores,
 }
 
 impl Tally {
-    /// Reads the whole lines that came since.
+    /// Reads the complete lines added since the last update.
     fn update(&mut self, path: &Path) -> Result<()> {
         let failed = || format!("cannot read {}", path.display());
         let mut file = match File::open(path) {
@@ -195,7 +195,7 @@ impl Tally {
             Err(e) => return Err(e).with_context(failed),
         };
         if file.metadata().with_context(failed)?.len() < self.offset {
-            // Begun anew.
+            // The file was started anew.
             *self = Self::default();
         }
         file.seek(SeekFrom::Start(self.offset)).with_context(failed)?;
@@ -207,7 +207,7 @@ impl Tally {
                 return Ok(());
             }
             self.offset += read as u64;
-            // `spattn report` says what is wrong with a line.
+            // Damaged lines are skipped here; `spattn report` reports them.
             if let Ok(scored) = serde_json::from_slice(&line) {
                 self.records += 1;
                 self.scores.add(&scored);
@@ -217,10 +217,10 @@ impl Tally {
 }
 
 impl Watched {
-    /// A folder that a sweep was planned in, that a run wrote to, or that holds folders of runs.
+    /// Opens a folder that holds a sweep's plan, a run, or folders of runs.
     ///
     /// # Errors
-    /// A [`UsageError`] if it is none of these.
+    /// A [`UsageError`] if it holds none of these.
     pub fn open(dir: &Path) -> Result<Self> {
         let shard = |name: String, dir: PathBuf, planned| Shard { name, dir, planned, tally: Tally::default() };
         if SweepPlan::is_in(dir) {
@@ -251,7 +251,7 @@ impl Watched {
         self.plan.as_ref()
     }
 
-    /// Looks how far it is now.
+    /// The status now.
     ///
     /// # Errors
     /// If files cannot be read.
@@ -293,7 +293,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
     let last = attempts.last();
     let end = last.and_then(|attempt| attempt.end.as_ref());
     let failed = last.map(|attempt| attempt.failed.clone()).unwrap_or_default();
-    // A node that died looks alive for a while: of the task that began last the scheduler knows better.
+    // A dead node looks alive for a while. About the task that started last, the scheduler knows better.
     let is_last = |task: &Task| last.is_some_and(|attempt| attempt.start.job.as_ref() == Some(&task.job));
     let is_running = || match task {
         Some(task) if task.is_queued() || is_last(task) => task.is_running(),
@@ -307,7 +307,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         Some(Ending::Stopped) => (State::Stopped, task.map(|task| task.state.clone())),
         Some(Ending::Error) => (State::Failed, end.and_then(|end| end.error.clone())),
         None if last.is_none() && task.is_none() && log.is_none() => (State::Waiting, None),
-        // Where the scheduler cannot be asked, a task that never got as far as its folder may be at its beginning.
+        // Without a scheduler, a task that has not reached its folder yet may be about to start.
         None if last.is_none() && !asked => (State::Waiting, log.and_then(error_in)),
         None => {
             let how = task.map(|task| format!("{} {}", task.state, task.reason).trim().to_owned());
@@ -335,7 +335,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
     }
 }
 
-/// How long an attempt was at work: of one that was killed, until its last record.
+/// How long an attempt ran. A killed attempt counts until its last record.
 fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) -> u64 {
     let last_record = || {
         let changed = fs::metadata(dir.join(SAMPLES)).and_then(|file| file.modified()).ok();
@@ -343,7 +343,7 @@ fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) 
     };
     let end = match (&attempt.end, next) {
         (Some(end), _) => end.at,
-        // When it was killed is not known.
+        // A later attempt followed, so the time of the kill is unknown.
         (None, Some(_)) => attempt.start.at,
         (None, None) if state == State::Running => attempts::now(),
         (None, None) => last_record(),
@@ -351,7 +351,7 @@ fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) 
     end.saturating_sub(attempt.start.at)
 }
 
-/// What is left of the estimated work at the pace so far, by as many tasks as are running.
+/// The remaining work at the pace so far, divided among the running tasks.
 fn seconds_left(plan: &SweepPlan, shards: &[ShardStatus]) -> Option<f64> {
     let share = |planned: &PlannedShard, shard: &ShardStatus| match shard.state {
         State::Done | State::Incomplete => 1.0,
@@ -365,7 +365,7 @@ fn seconds_left(plan: &SweepPlan, shards: &[ShardStatus]) -> Option<f64> {
     (done > 0.0 && spent > 0).then(|| left * spent as f64 / done / at_once as f64)
 }
 
-/// The newest log of each shard, by the number of its job.
+/// The newest log of each shard, with its job's number.
 fn logs(dir: &Path) -> BTreeMap<usize, (u64, PathBuf)> {
     let mut newest: BTreeMap<usize, (u64, PathBuf)> = BTreeMap::new();
     for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
@@ -380,7 +380,7 @@ fn logs(dir: &Path) -> BTreeMap<usize, (u64, PathBuf)> {
     newest
 }
 
-/// The last error that a log tells of.
+/// The last error in a log.
 fn error_in(log: &Path) -> Option<String> {
     const TAIL: u64 = 8192;
     let mut file = File::open(log).ok()?;
@@ -476,7 +476,7 @@ mod tests {
             failed: Vec::new(),
         };
         let of = |shards: [ShardStatus; 3]| seconds_left(&plan, &shards);
-        // 100 and half of 300 in 500 s; 150 and 200 are left for two.
+        // Work of 100 and half of 300 took 500 s; 150 and 200 are left for two tasks.
         let shards = [shard(State::Done, 10, 200), shard(State::Running, 5, 300), shard(State::Running, 0, 0)];
         assert_eq!(of(shards), Some(350.0 * 2.0 / 2.0));
         assert_eq!(of([0; 3].map(|_| shard(State::Queued, 0, 0))), None);

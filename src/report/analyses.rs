@@ -1,4 +1,4 @@
-//! What `spattn analyze` found: tables on the terminal, CSV, JSON, drawings and a page.
+//! The results of `spattn analyze`: tables on the terminal, CSV, JSON, drawings and a page.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::analyze::Found;
 use crate::analyze::findings::{Row, Table, Unit};
 use spattn_base::text::in_markdown;
 
-/// What is known of the reading, for the head of what is drawn: a name and a value each.
+/// Facts about what was read, for the head of the page: pairs of name and value.
 pub type Facts = [(String, String)];
 
 /// The file of all tables.
@@ -24,7 +24,7 @@ pub const RESULT: &str = "analyze.json";
 /// The page.
 pub const PAGE: &str = "analyze.md";
 
-/// The tables as they are printed: all but those of single heads.
+/// The printed tables: all except those by head.
 pub fn terminal(found: &[Found]) -> String {
     let mut text = String::new();
     for Found { analysis, findings } in found {
@@ -51,7 +51,7 @@ fn cells(table: &Table, row: &Row) -> Vec<String> {
     row.keys.iter().cloned().chain(units.zip(&row.numbers).map(cell)).collect()
 }
 
-/// A number as it is shown.
+/// A number as text, by its unit.
 fn shown(unit: Unit, x: f64) -> String {
     let size = x.abs();
     let text = match unit {
@@ -70,7 +70,7 @@ fn shown(unit: Unit, x: f64) -> String {
     }
 }
 
-/// A table as CSV, numbers with all their digits.
+/// A table as CSV, with all digits.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -84,7 +84,7 @@ pub fn csv(table: &Table) -> Result<String> {
     finished(writer)
 }
 
-/// All that was found as JSON, numbers as they were measured.
+/// All results as JSON, with all digits.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -102,7 +102,7 @@ pub fn json(found: &[Found], manifest: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The page: what was read, and of each analysis its tables and drawings (paths relative to the page).
+/// The page: what was read, and the tables and drawings of each analysis (paths relative to the page).
 pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
     let mut text = "# What attention looks like\n\n".to_owned();
     facts.iter().for_each(|(name, value)| text.push_str(&format!("- {name}: {}\n", in_markdown(value))));
@@ -142,7 +142,7 @@ pub fn write(found: &[Found], facts: &Facts, manifest: &Value, folder: &Path) ->
     super::write_files(files, &figures.concat(), folder)
 }
 
-/// What was read, in words.
+/// The facts about what was read.
 pub fn facts(model: &str, tasks: &[String], length: usize, documents: usize, queries: usize) -> Vec<(String, String)> {
     let fact = |name: &str, value: String| (name.to_owned(), value);
     vec![

@@ -1,8 +1,8 @@
-//! Which of several settings are best, as far as noise lets one tell.
+//! Which of several settings are best, as far as noise allows a decision.
 //!
-//! The setting of the best mean is held against each of the others on the examples that both were run on ([`paired`]), and the
-//! error of 2.5 % is shared by these comparisons ([`Level::of_each`]). So the setting that is best in truth is among those that are
-//! called best, in at least 97.5 % of tables, however many are compared.
+//! The setting with the best mean is compared with each other one on the examples that both were run on ([`paired`]). The error of 2.5 % is
+//! divided among these comparisons ([`Level::of_each`]). So the truly best setting is among those called best in at least 97.5 % of tables,
+//! however many settings are compared.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::eval::summary::paired;
 use spattn_attention::Role;
 use spattn_stats::Level;
 
-/// A setting that is compared with others.
+/// A setting to compare with others.
 #[derive(Debug, Clone)]
 pub struct ComparedSetting<'c, 'a> {
     /// Its mean score or perplexity.
@@ -21,18 +21,18 @@ pub struct ComparedSetting<'c, 'a> {
     pub cells: Vec<&'c SummaryCell<'a>>,
 }
 
-/// What comparisons of several settings came to.
+/// The result of comparing several settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Best {
-    /// The place of the best mean, the first of equals.
+    /// Index of the best mean, the first one of equals.
     pub first: usize,
-    /// Places of all others that noise does not tell from it.
+    /// Indices of all others that noise does not distinguish from it.
     pub others: Vec<usize>,
-    /// Whether noise is known, of any of the others.
+    /// Whether noise could be estimated for any of the others.
     pub is_known: bool,
 }
 
-/// How often [`best`] compares so many settings.
+/// The number of comparisons that [`best`] makes among `settings` settings.
 pub fn comparisons(settings: usize) -> usize {
     settings.saturating_sub(1)
 }
@@ -72,22 +72,21 @@ pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<usize> {
     level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect()
 }
 
-/// A method's entry in a pivot of scores.
+/// A method's entry in a pivot table of scores.
 pub struct Shown<'c, 'a> {
     /// Its line and its column.
     pub at: (usize, usize),
-    /// The seed that it is of; `None` if of all.
+    /// The seed of its examples; `None` for all seeds.
     pub seed: Option<u64>,
     /// Its mean, and what that is of.
     pub candidate: ComparedSetting<'c, 'a>,
 }
 
-/// What entries have to have alike to be compared, whatever their methods are: the column or line, the seed, and the model, task
-/// and length of each cell.
+/// What entries must share to be compared: the column or line, the seed, and the model, task and length of each cell.
 type Scene<'s> = (usize, Option<u64>, Vec<(&'s str, &'s str, usize)>);
 
-/// Where the best entries of a pivot stand. The entries of a column are compared, as far as they are of the same model, seed, tasks
-/// and lengths; where no column has two such, as with a task a line, those of a line are.
+/// The best entries of a pivot table. Entries of a column are compared if they have the same model, seed, tasks and lengths. If no column
+/// has two such entries, as in a table with one task in each line, entries of a line are compared.
 pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
     let grouped = |along: fn(&Shown) -> usize| -> Vec<Vec<&Shown>> {
         let mut groups: BTreeMap<Scene, Vec<&Shown>> = BTreeMap::new();
@@ -117,19 +116,19 @@ mod tests {
     use crate::report::Report;
     use crate::report::pivot::{self, Layout};
 
-    /// Of `n` examples, which a method gets right as said.
+    /// A method's records of `n` examples; `is_right` says which are right.
     fn run(method: &str, n: usize, is_right: impl Fn(usize) -> bool) -> Vec<Record> {
         (0..n).map(|i| record("ruler/vt", method, i, f64::from(u8::from(is_right(i))))).collect()
     }
 
-    /// The names of the best.
+    /// The names of the best settings.
     fn bold(runs: &[Vec<Record>]) -> Vec<String> {
         let records = runs.concat();
         let report = Report::new(&records, &[]);
         of_rows(&report.rows, &report.cells).into_iter().map(|line| report.rows[line].method.clone()).collect()
     }
 
-    /// Mean and interval by itself, as the table shows it.
+    /// Mean and interval of one method alone, as the table shows them.
     fn apart(run: &[Record]) -> (f64, f64, f64) {
         let row = crate::eval::summary::summarize::summarize(run, &[]).remove(0);
         (row.score, row.ci_low.unwrap(), row.ci_high.unwrap())
@@ -137,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_differs_on_the_same_examples_is_told_where_intervals_overlap() {
-        // 62 and 54 of 100 right; whatever `quest` gets right `loki` does, and 8 more: 8 / √8 = 2.8 standard errors.
+        // 62 and 54 of 100 are right. All that `quest` gets right, `loki` does too, and 8 more: 8 / √8 = 2.8 standard errors.
         let (loki, quest) = (run("loki", 100, |i| i < 62), run("quest", 100, |i| i < 54));
         assert!(apart(&quest).2 > apart(&loki).0, "its interval reaches the best mean");
         assert_eq!(bold(&[loki, quest]), ["loki"]);
@@ -145,8 +144,8 @@ mod tests {
 
     #[test]
     fn an_upper_end_below_a_mean_is_no_difference_on_the_same_examples() {
-        // 12 and 5 of 20 right: the interval of the second ends at 49 %, below the mean of the first, 60 %. But on the examples that
-        // both have, 10 are right under the first alone and 3 under the second: 7 / √13 = 1.94 standard errors.
+        // 12 and 5 of 20 are right. The interval of the second ends at 49 %, below the first's mean of 60 %. But paired, 10 examples are
+        // right only under the first and 3 only under the second: 7 / √13 = 1.94 standard errors.
         let (loki, quest) = (run("loki", 20, |i| i < 12), run("quest", 20, |i| (10..15).contains(&i)));
         assert!(apart(&quest).2 < apart(&loki).0, "{:?}", apart(&quest));
         assert_eq!(bold(&[loki, quest]), ["loki", "quest"]);
@@ -154,7 +153,7 @@ mod tests {
 
     #[test]
     fn of_many_methods_one_is_worse_by_chance() {
-        // 6 of 20 are lost: 6 / √6 = 2.45 standard errors, beyond noise where two are compared, and not where eleven are.
+        // 6 of 20 are lost: 6 / √6 = 2.45 standard errors. That is beyond noise if two settings are compared, and within it if eleven are.
         let names = [
             "loki",
             "quest",
@@ -187,7 +186,7 @@ mod tests {
         assert_eq!(bold(&[run("loki", 20, |_| true)]), [""; 0], "nothing is compared");
         assert_eq!(bold(&[run("loki", 20, |_| true), run("topk", 20, |_| true)]), [""; 0], "nor with an oracle");
         assert_eq!(bold(&[]), [""; 0]);
-        // Where it is known of some, the others are not told from the best.
+        // If noise is known only for some, the others count as not distinguished from the best.
         let some = [run("loki", 20, |_| true), run("quest", 20, |_| false), run("sparq", 3, |_| false)];
         assert_eq!(bold(&some), ["loki", "sparq"]);
     }
@@ -201,7 +200,7 @@ mod tests {
         assert_eq!(bold(&[of("loki", 0.0), of("quest", 0.0)]), [""; 0], "equal in all windows: noise is not known");
     }
 
-    /// Line and column of what is bold in a table of scores.
+    /// Line and column of each bold entry in a table of scores.
     fn bold_of_table(records: &[Record], rows: &str, columns: &str) -> Vec<(Vec<String>, Vec<String>)> {
         let report = Report::new(records, &[]);
         let names = |name: &str| vec![name.to_owned()];
@@ -216,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_table_compares_methods_on_the_same_tasks_whichever_way_it_lies() {
-        // `loki` is better on the first task and `quest` on the second, each by 9 of 20.
+        // `loki` is better on the first task and `quest` on the second, each by 9 of 20 examples.
         let on = |task: &str, method: &str, lost: usize| -> Vec<Record> {
             run(method, 20, |i| i >= lost).into_iter().map(|r| Record { task: task.into(), ..r }).collect()
         };
@@ -226,9 +225,9 @@ mod tests {
         };
         assert_eq!(bold_of_table(&records, "method", "task"), named(&[("loki", "a"), ("quest", "b")]));
         assert_eq!(bold_of_table(&records, "task", "method"), named(&[("a", "loki"), ("b", "quest")]));
-        // Their means are 75 %, and nothing tells one from the other.
+        // Both means are 75 %, and nothing distinguishes them.
         assert_eq!(bold_of_table(&records, "method", "length"), named(&[("loki", "4K"), ("quest", "4K")]));
-        // Seeds have examples of their own, which are not compared with each other.
+        // Each seed has its own examples, so seeds are not compared with each other.
         let again = records.iter().map(|r| Record { seed: 2, score: 0.0, key: format!("2 {}", r.key), ..r.clone() });
         let seeds: Vec<Record> = records.iter().cloned().chain(again).filter(|r| r.task == "a").collect();
         let bold = bold_of_table(&seeds, "method", "run_seed");
@@ -239,14 +238,14 @@ mod tests {
     fn the_truly_best_is_among_the_best() {
         use rand_chacha::ChaCha8Rng;
         use rand_chacha::rand_core::{Rng, SeedableRng};
-        // Six methods that are as good as each other: each of them is left out in 2.5 % of tables at most.
+        // Six equally good methods: each of them is left out of the best in at most 2.5 % of tables.
         const TABLES: usize = 400;
         let mut draw = ChaCha8Rng::seed_from_u64(42);
         let mut uniform = || (draw.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let names = ["loki", "quest", "sparq", "h2o", "tova", "snapkv"];
         let mut left_out = 0;
         for _ in 0..TABLES {
-            // Examples are hard or easy for all.
+            // An example is equally hard for all methods.
             let ease: Vec<f64> = (0..40).map(|_| if uniform() < 0.5 { 0.95 } else { 0.4 }).collect();
             let mut records = Vec::new();
             for name in names {

@@ -1,8 +1,8 @@
-//! What a report comes to, in sentences: the cheapest setting that keeps to dense attention, and the best of each budget.
+//! The conclusions of a report, in sentences: the cheapest setting that loses nothing against dense attention, and the best of each budget.
 //!
-//! Settings are compared on the same examples, and what is said to be certain or beyond noise is corrected for the number of
-//! comparisons. What noise cannot tell apart is named together, and where no comparison settles a question the sentence says so. Oracles show what is possible and floors what is had for nothing; they
-//! are named beside, never recommended.
+//! Settings are compared on the same examples. What is called certain or beyond noise is corrected for the number of comparisons. Settings
+//! that noise does not distinguish are named together, and if no comparison decides a question, the sentence says so. Oracles show what is
+//! possible and floors what needs no search; they are mentioned, never recommended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,27 +18,27 @@ use crate::eval::summary::paired;
 use spattn_attention::Role;
 use spattn_stats::{Estimate, Level, mean};
 
-/// What may be lost against dense attention: points of a score, and percent of a perplexity.
+/// The tolerated loss against dense attention: points of a score, or percent of a perplexity.
 const TOLERATED: f64 = 1.0;
-/// So many others are named of those that noise cannot tell from the best.
+/// At most this many of the settings that noise does not distinguish from the best are named.
 const NAMED: usize = 3;
-/// So many conclusions are drawn; the tables have the others.
+/// At most this many conclusions are drawn; the tables have the others.
 const MOST: usize = 6;
 
-/// What is concluded from settings of a model under a protocol that were all run on the same tasks and lengths.
+/// The conclusions about the settings of a model and protocol that were all run on the same tasks and lengths.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Conclusion {
-    /// What was averaged, and of which model and protocol where there are several.
+    /// What was averaged, and the model and protocol if there are several.
     pub about: String,
-    /// The cheapest setting that keeps to dense attention.
+    /// The cheapest setting that loses nothing against dense attention.
     pub cheapest: String,
-    /// The best setting of each budget, a line each, the smallest first.
+    /// The best setting of each budget, one line each, the smallest budget first.
     pub budgets: Vec<String>,
-    /// How these were compared; empty where only one comparison was made.
+    /// How the settings were compared; empty if there was only one comparison.
     pub rule: String,
 }
 
-/// A row of the summary with its records.
+/// A row of the summary with its cell.
 #[derive(Clone, Copy)]
 struct Line<'r, 'a> {
     row: &'r SummaryRow,
@@ -54,7 +54,7 @@ pub fn all(rows: &[SummaryRow], cells: &[SummaryCell]) -> (Vec<Conclusion>, Stri
         let is_here = |line: &&Line| (line.row.model.as_str(), line.row.protocol.as_str()) == (model, protocol);
         let (scores, perplexities): (Vec<Line>, Vec<Line>) =
             lines.iter().filter(is_here).copied().partition(|line| line.row.measure.is_score());
-        // Perplexities of different texts or lengths are never averaged.
+        // Perplexities of different texts or lengths are not averaged.
         let mut groups = vec![scores];
         for place in distinct(perplexities.iter().map(|line| place(line.row))) {
             groups.push(perplexities.iter().copied().filter(|line| self::place(line.row) == place).collect());
@@ -73,7 +73,7 @@ fn place(row: &SummaryRow) -> (&str, usize) {
     (&row.task, row.length)
 }
 
-/// A setting over the tasks and lengths that all which are compared have.
+/// A setting, over the tasks and lengths that all compared settings have.
 struct Setting<'r, 'a> {
     name: String,
     role: Role,
@@ -93,7 +93,7 @@ struct Dense<'r, 'a> {
 }
 
 impl<'r, 'a> Dense<'r, 'a> {
-    /// `None` where it lacks some of the places.
+    /// `None` if dense attention lacks some of the tasks and lengths.
     fn of(lines: &[Line<'r, 'a>], over: &BTreeSet<(&str, usize)>, is_less_better: bool) -> Option<Self> {
         let is_dense = |line: &&Line| line.row.method == REFERENCE && over.contains(&place(line.row));
         let here: Vec<Line> = lines.iter().filter(is_dense).copied().collect();
@@ -107,14 +107,14 @@ impl<'r, 'a> Dense<'r, 'a> {
     }
 }
 
-/// `None` where no sparse method was run.
+/// `None` if no sparse method was run.
 fn conclude(lines: &[Line], scene: &str) -> Option<Conclusion> {
     let mut by_setting: BTreeMap<(&str, &str), Vec<Line>> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.row.method != REFERENCE) {
         by_setting.entry((&line.row.method, &line.row.params)).or_default().push(*line);
     }
     let sets: Vec<BTreeSet<_>> = by_setting.values().map(|of| of.iter().map(|l| place(l.row)).collect()).collect();
-    // What all have in common comes last; where that is nothing, what most were run on comes first.
+    // The set that all settings share is the last; if that is empty, take the first, which most settings have.
     let shared = shared_sets(&sets);
     let common = shared.iter().rfind(|set| !set.is_empty() && sets.iter().all(|of| of.is_superset(set)));
     let over = common.or_else(|| shared.first())?;
@@ -140,8 +140,8 @@ fn conclude(lines: &[Line], scene: &str) -> Option<Conclusion> {
     })
 }
 
-/// How many comparisons a conclusion makes: of each method with dense attention, and of the best of each budget with the other
-/// methods of it.
+/// The number of comparisons in a conclusion: each method with dense attention, and the best of each budget with the other methods of that
+/// budget.
 fn comparisons(settings: &[Setting], classes: &BTreeMap<i32, Vec<&Setting>>) -> usize {
     let with_dense = settings.iter().filter(|s| s.role != Role::Floor && s.delta.is_some()).count();
     let methods = |of: &Vec<&Setting>| of.iter().filter(|s| s.role == Role::Method).count();
@@ -195,16 +195,16 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
     compared.sort_by(|(a, _), (b, _)| {
         (a.cost, a.density).partial_cmp(&(b.cost, b.density)).unwrap_or(std::cmp::Ordering::Equal)
     });
-    // With intervals that hold for all comparisons together.
+    // These intervals hold for all comparisons together.
     let corrected = |setting: &Setting| dense.and_then(|dense| dense.delta(&setting.cells, level));
     let surely: Vec<(&Setting, Estimate)> = compared.iter().filter_map(|(s, _)| Some((*s, corrected(s)?))).collect();
     let unit = if is_less_better { "1 % of dense attention's perplexity" } else { "1 point of dense attention" };
-    // How much is lost in the mean, and at worst; negative where it is a gain.
+    // The mean and the largest plausible loss; negative for a gain.
     let loss = |d: &Estimate| if is_less_better { d.mean } else { -d.mean };
     let worst = |d: &Estimate| if is_less_better { d.high() } else { d.low().map(|low| -low) };
     let told = |&(s, d): &(&Setting, Estimate)| told(s, d, is_less_better);
     let holds = |d: &Estimate| worst(d).is_some_and(|worst| worst <= TOLERATED);
-    // An oracle scores all keys, so what it costs is not the question: what is, is how little it attends.
+    // An oracle scores all keys, so its cost does not matter, but the density that it needs does.
     let oracles = settings.iter().filter(|s| s.role == Role::Oracle).filter_map(|s| Some((s, corrected(s)?)));
     let oracle = oracles.filter(|(_, d)| holds(d)).min_by(|(a, _), (b, _)| a.density.total_cmp(&b.density));
     let beside = oracle
@@ -222,7 +222,7 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
     }
     let none = format!("No method is within {unit} for certain at this number of examples");
     let is_open = |(_, d): &&(&Setting, Estimate)| d.ends.is_some_and(|(low, high)| low <= 0.0 && 0.0 <= high);
-    // By its own interval if that leaves it open; that for all comparisons is wider.
+    // First by the setting's own interval; the interval for all comparisons together is wider.
     if let Some(found) = compared.iter().find(is_open).or_else(|| surely.iter().find(is_open)) {
         return format!("{none}. The cheapest that noise cannot tell from it is {}.{beside}", told(found));
     }
@@ -252,12 +252,12 @@ fn told(setting: &Setting, delta: Estimate, is_percent: bool) -> String {
 
 // ---- the best of each budget ----
 
-/// The nearest power of two that a density is one over.
+/// The power of two that the density's inverse is nearest to, as an exponent.
 fn budget(density: f64) -> i32 {
     (-density.max(f64::MIN_POSITIVE).log2()).round().max(0.0) as i32
 }
 
-/// The settings of each budget, by the exponent: the smallest budget has the largest.
+/// The settings of each budget, by that exponent: the smallest budget has the largest.
 fn classes<'s, 'r, 'a>(settings: &'s [Setting<'r, 'a>]) -> BTreeMap<i32, Vec<&'s Setting<'r, 'a>>> {
     let mut classes: BTreeMap<i32, Vec<&Setting>> = BTreeMap::new();
     for setting in settings {
@@ -297,7 +297,7 @@ fn line(exponent: i32, of: &[&Setting], is_less_better: bool, level: Level) -> S
     format!("density about {density}: {}{rivals}{beside}", scored(methods[found.first], is_less_better))
 }
 
-/// The first of the best mean in a role.
+/// The first setting with the best mean in a role.
 fn best_mean<'s, 'r, 'a>(of: &[&'s Setting<'r, 'a>], role: Role, is_less_better: bool) -> Option<&'s Setting<'r, 'a>> {
     let sign = if is_less_better { 1.0 } else { -1.0 };
     let in_role = of.iter().copied().filter(|s| s.role == role);
@@ -318,7 +318,7 @@ mod tests {
     use crate::eval::summary::cells::group;
     use crate::eval::summary::summarize;
 
-    /// The runs of a method at a density, which it costs as well: of `n` examples, all but the first `lost` are right.
+    /// The records of a method at a density, which is also its cost: of `n` examples, all but the first `lost` are right.
     fn run(method: &str, density: f64, lost: usize, n: usize) -> Vec<Record> {
         let of = |i| Record {
             density,
@@ -340,7 +340,7 @@ mod tests {
         found.remove(0)
     }
 
-    /// Without intervals.
+    /// The text without intervals.
     fn bare(text: &str) -> String {
         let parts = text.split(" [").enumerate();
         parts.map(|(i, part)| if i == 0 { part } else { part.split_once(']').map_or("", |(_, rest)| rest) }).collect()
@@ -372,13 +372,13 @@ mod tests {
                 "density about 1/2: `quest` 100.0 is the only method there",
             ]
         );
-        // Three methods and the oracle with dense attention.
+        // Three methods and the oracle are compared with dense attention.
         assert!(found.rule.contains("corrected for the 4 comparisons"), "{}", found.rule);
     }
 
     #[test]
     fn one_of_many_is_within_a_point_by_chance() {
-        // Of 450 equal pairs the interval ends at 1.96² / (450 + 1.96²) = 0.85 points, and where 21 comparisons are made at 2.01.
+        // For 450 equal pairs the interval ends at 1.96² / (450 + 1.96²) = 0.85 points; with 21 comparisons, at 2.01.
         let names =
             ["h2o", "quest", "loki", "sparq", "tova", "snapkv", "infllm", "pqcache", "magicpig", "hip", "lsh_bits"];
         let runs = |of: usize| -> Vec<Vec<Record>> {
@@ -403,7 +403,7 @@ mod tests {
         );
         let lost = only(&[full(), run("h2o", 0.1, 15, 20), run("quest", 0.2, 12, 20)]);
         assert!(lost.cheapest.contains("all differ from it beyond noise. The least is lost by `quest`"), "{lost:?}");
-        // Five losses of 20 are beyond noise for a method by itself, 5 / √5 = 2.24 standard errors, but not for one of six.
+        // Five losses of 20 are 5 / √5 = 2.24 standard errors: beyond noise for a single method, but not for one of six.
         let several = ["h2o", "quest", "loki", "sparq", "tova", "snapkv"].map(|name| run(name, 0.2, 5, 20));
         let open = only(&[[full()].as_slice(), &several].concat());
         assert!(open.cheapest.contains("noise cannot tell from it is `h2o`"), "{open:?}");
@@ -443,8 +443,8 @@ mod tests {
 
     #[test]
     fn intervals_apart_settle_nothing_that_the_same_examples_leave_open() {
-        // 24 and 10 of 40 right. The interval of `h2o` ends at 41 %, below 60 %. But of the examples that only one gets right, `quest`
-        // has 24 and `h2o` 10: 14 / √34 = 2.40 standard errors, and with three comparisons it takes 2.39, with four 2.50.
+        // 24 and 10 of 40 are right. The interval of `h2o` ends at 41 %, below 60 %. Paired, 24 are right only under `quest` and 10 only
+        // under `h2o`: 14 / √34 = 2.40 standard errors. Three comparisons need 2.39, four need 2.50.
         let of = |method: &str, density: f64, is_right: &dyn Fn(usize) -> bool| -> Vec<Record> {
             let right = |r: Record| Record { score: f64::from(u8::from(is_right(r.sample))), ..r };
             run(method, density, 0, 40).into_iter().map(right).collect()
@@ -466,7 +466,7 @@ mod tests {
             (0..12).map(|i| Record { density, cost1: 0.0, cost2: density, ..perplexity(method, i, nats(i)) }).collect()
         };
         let found = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.004)]);
-        // 0.004 nats a token and a little are 0.4 %, and 0.05 are 5 %.
+        // Slightly more than 0.004 nats per token are 0.4 %, and 0.05 are 5 %.
         assert!(found.cheapest.contains("for certain is `quest` (Δ +0.4 [+0."), "{found:?}");
         assert!(found.budgets[0].ends_with(", beyond noise better than the other"), "{found:?}");
         let level = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.05)]);
@@ -483,7 +483,7 @@ mod tests {
         assert!(found.budgets[0].contains("`quest` 90.0"), "h2o's 100 of another task does not count: {found:?}");
         let apart = only(&[at("a", "h2o", 4), at("c", "h2o", 4), at("b", "quest", 2)]);
         assert_eq!(apart.about, "mean over 2 tasks at 4K (1 left out: they lack some of these)");
-        // A task on which nothing differs takes half of the difference, and nothing of its certainty.
+        // A task without any difference halves the mean difference, but not its certainty.
         let both = only(&[at("a", "h2o", 8), at("b", "h2o", 2), at("a", "quest", 0), at("b", "quest", 2)]);
         assert!(bare(&both.budgets[0]).ends_with("`quest` 95.0, beyond noise better than the other"), "{both:?}");
         assert_eq!(made(&[]), (Vec::new(), String::new()));

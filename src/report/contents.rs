@@ -1,4 +1,4 @@
-//! What reports are drawn from: records, their summary, means, and the runs that they are from.
+//! The contents of a report: records, their summary, means, and the runs that they come from.
 
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
@@ -10,7 +10,7 @@ use crate::eval::summary::self_checks;
 use crate::eval::summary::summarize;
 use crate::eval::summary::warnings::Warning;
 
-/// All that reports are drawn from.
+/// Everything that a report is drawn from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report<'a> {
     /// The records.
@@ -25,16 +25,16 @@ pub struct Report<'a> {
     pub depths: Vec<depths::DepthScore>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
-    /// The runs that the records are from, if they are known.
+    /// The runs that the records come from, if they are known.
     pub sources: &'a [Source],
-    /// What is to be known of how these were put together.
+    /// Notes on how the runs were merged.
     pub notes: &'a [String],
-    /// Pages of each kind of plot that are drawn at most.
+    /// The most pages drawn of each kind of plot.
     pub most_pages: usize,
 }
 
 impl<'a> Report<'a> {
-    /// Summarises and checks records; `order` lists (method, params) as the user gave them.
+    /// Summarises and checks records. `order` lists (method, params) as the user gave them.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
         let cells = cells::group(records, order);
         let rows = summarize::rows(&cells);
@@ -51,12 +51,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Of runs that were read.
+    /// The report of merged runs.
     pub fn of(merged: &'a Merged) -> Self {
         Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
     }
 
-    /// The means over tasks for the model and protocol of a row, in the order of lengths.
+    /// The means over tasks with a row's model and protocol, by length.
     pub fn means_of(&self, row: &SummaryRow) -> impl Iterator<Item = &MeanTable> {
         let place = (row.model.clone(), row.protocol.clone());
         self.means.iter().filter(move |t| t.rows.iter().any(|r| (&r.model, &r.protocol) == (&place.0, &place.1)))

@@ -1,4 +1,4 @@
-//! `summary.csv`: the contract for scripts.
+//! `summary.csv`, on whose columns scripts rely.
 
 use anyhow::Result;
 
@@ -21,12 +21,12 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     finished(writer)
 }
 
-/// Headings of columns that hold names, never numbers.
+/// Columns that hold names, never numbers.
 const OF_NAMES: [&str; 11] =
     ["model", "task", "method", "params", "protocol", "metric", "name", "shape", "parameter", "spec", "schedule"];
 
-/// What was written of a table, with cells that no spreadsheet takes for a formula ([`text::in_cell`]) and names that none takes
-/// for a number ([`text::in_name_cell`]).
+/// The written table, with cells escaped so that no spreadsheet takes them for formulas ([`text::in_cell`]), or names for numbers
+/// ([`text::in_name_cell`]).
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -55,7 +55,7 @@ fn cell(value: ColumnValue, decimals: usize) -> String {
     }
 }
 
-/// Fixed decimals, without a sign before a zero.
+/// A number with fixed decimals, and without a sign before a zero.
 fn fixed(x: f64, decimals: usize) -> String {
     let text = format!("{x:.decimals$}");
     match text.strip_prefix('-') {

@@ -7,7 +7,7 @@ use crate::eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, Su
 use crate::eval::summary::self_checks::FEW_TELL;
 use spattn_tasks::likelihood::Measure;
 
-/// The text with a large first letter.
+/// The text with a capital first letter.
 pub fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
@@ -109,15 +109,14 @@ fn step_heading(rows: &[SummaryRow]) -> &'static str {
     }
 }
 
-/// What the time of a step is, if it is the same for all rows and they say it.
+/// The kind of step times, if all rows have the same.
 pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<Latency> {
     let mut kinds = rows.into_iter().map(|r| r.latency);
     let first = kinds.next()??;
     kinds.all(|kind| kind == Some(first)).then_some(first)
 }
 
-/// What a reader has to know of the times in a table of these rows, in one line; `None` where there are none that say what
-/// they are.
+/// A note about the times in a table of these rows; `None` if no row has a known kind.
 pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
     let timed = rows.iter().filter(|r| r.decode_ms_per_token.is_some());
     match latency_of(timed)? {
@@ -166,7 +165,7 @@ pub fn mean_columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
     shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
-/// What is to be known about a task's score beside its name.
+/// The direction of a score that is not obvious, to show after the task's name.
 pub fn direction(row: &SummaryRow) -> &'static str {
     match row.measure {
         Measure::Score => "",
@@ -174,7 +173,7 @@ pub fn direction(row: &SummaryRow) -> &'static str {
     }
 }
 
-/// What the headings of columns mean that only some results have; empty if there are none.
+/// The meaning of the headings of optional columns; empty if there are none.
 pub fn extra_legend(rows: &[SummaryRow]) -> String {
     let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
         its interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
@@ -198,7 +197,7 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
     text
 }
 
-/// What the headings mean, in one paragraph.
+/// The meaning of the headings, in one paragraph.
 pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     that they share. score: mean with its 95 % interval. Δ full: mean difference to dense attention on the same \
     examples, in points, with its paired interval; each holds by itself, so of twenty that are compared one is expected to \
@@ -214,9 +213,9 @@ pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
     that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
 
-/// The number of examples; in brackets that of their contexts, where it is another.
+/// The number of examples, with that of their contexts in brackets if it differs.
 fn examples(r: &SummaryRow) -> String {
-    // Rows of files that were written before contexts were kept have none.
+    // Rows of files from before contexts were stored have none.
     if 0 < r.contexts && r.contexts < r.n { format!("{} ({})", r.n, r.contexts) } else { r.n.to_string() }
 }
 
@@ -235,7 +234,7 @@ fn with_ends(mean: String, ends: Option<(f64, f64)>, shown: impl Fn(f64) -> Stri
     }
 }
 
-/// What was attended, and what was asked for if that is noticeably different.
+/// The density attended, and the requested one if it differs noticeably.
 fn density(r: &SummaryRow) -> String {
     const NOTICEABLE: f64 = 0.05;
     match r.density_target {
@@ -281,8 +280,8 @@ fn signed_number(x: f64) -> String {
     }
 }
 
-/// One line that says which differences to `full` can be told from noise, from (contexts, detectable difference in points)
-/// of what is compared; `None` where nothing is, or where examples are so few that a self-check says so.
+/// A line about which differences to `full` can be detected, from (contexts, detectable difference in points) of the compared rows; `None`
+/// if there are none, or if there are so few examples that a self-check warns about it.
 pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Option<String> {
     let known: Vec<(usize, f64)> = compared.filter_map(|(n, points)| Some((n, points?))).collect();
     let least = known.iter().map(|(_, points)| *points).min_by(f64::total_cmp)?;
@@ -308,8 +307,8 @@ pub fn signed(points: f64, decimals: usize) -> String {
     }
 }
 
-/// From here on digits before the point are written as a power of ten: the perplexity of a text's words, where they are
-/// hundreds of bytes long, has hundreds of digits.
+/// From here on, numbers are written with a power of ten: the word perplexity of a text with words of hundreds of bytes has hundreds of
+/// digits.
 const NO_LONGER_READABLE: f64 = 1e9;
 
 /// About four significant digits, for perplexities.
@@ -338,7 +337,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// A length in tokens as people say it: `4K` for 4096, `500` for 500; nothing where a file fixes it.
+/// A length in tokens as text: `4K` for 4096, `500` for 500; empty if a file fixes it.
 pub fn tokens(length: usize) -> String {
     const K: usize = 1024;
     match length {

@@ -1,4 +1,4 @@
-//! What was run, on what, when and by which build: one line for people, from the records and the manifests of their runs.
+//! One line that says what was run, where, when and by which build, from the records and the manifests of their runs.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use super::Report;
 use super::format::{distinct, tokens};
 use crate::eval::records::record::REFERENCE;
 
-/// So many tasks are named one by one.
+/// At most this many tasks are named one by one.
 const FEW: usize = 4;
-/// Digits of a commit that tell it from others.
+/// The digits of a commit that are shown.
 const COMMIT_DIGITS: usize = 7;
 
-/// The line; empty for a report of nothing.
+/// The line; empty for an empty report.
 pub fn line(report: &Report) -> String {
     if report.rows.is_empty() {
         return String::new();
@@ -41,7 +41,7 @@ fn counted_range(numbers: impl Iterator<Item = usize> + Clone, what: &str) -> St
     if least == most { counted(most, what) } else { format!("{least} to {}", counted(most, what)) }
 }
 
-/// The number of tasks, of which suite if it is one, and their names if they are few.
+/// The number of tasks, their suite if it is a single one, and their names if they are few.
 fn tasks(report: &Report) -> String {
     let tasks = distinct(report.rows.iter().map(|r| r.task.as_str()));
     if let [task] = tasks.as_slice() {
@@ -74,9 +74,9 @@ fn methods(report: &Report) -> String {
     }
 }
 
-// ---- from the manifests ----
+// ---- facts from the manifests ----
 
-/// Identities of runs on one model under one protocol.
+/// The identities in a manifest: one for each model and protocol.
 fn identities(manifest: &Value) -> Vec<&Value> {
     match &manifest["identity"] {
         Value::Array(several) => several.iter().collect(),
@@ -85,7 +85,7 @@ fn identities(manifest: &Value) -> Vec<&Value> {
     }
 }
 
-/// The engine, and the machine as far as it is known.
+/// The engine, and the machine if it is known.
 fn places(report: &Report) -> String {
     let of_run = |manifest: &Value| {
         let is_cuda = identities(manifest).iter().any(|i| i["engine"].as_str().is_some_and(|e| e.starts_with("cuda")));
@@ -104,7 +104,7 @@ fn places(report: &Report) -> String {
     distinct(report.sources.iter().filter_map(|s| of_run(&s.manifest))).join(" and ")
 }
 
-/// The day of the run, or the first and the last of several.
+/// The day of the run, or the first and last day of several.
 fn dates(report: &Report) -> String {
     let day = |manifest: &Value| Some(manifest["created"].as_str()?.split('T').next()?.to_owned());
     let days: BTreeSet<String> = report.sources.iter().filter_map(|s| day(&s.manifest)).collect();
@@ -115,7 +115,7 @@ fn dates(report: &Report) -> String {
     }
 }
 
-/// Versions with their commits, as far as the manifests have them.
+/// The versions with their commits, if the manifests have them.
 fn builds(report: &Report) -> String {
     let of_run = |manifest: &Value| {
         let program = &manifest["program"];
@@ -126,7 +126,7 @@ fn builds(report: &Report) -> String {
     distinct(report.sources.iter().filter_map(|s| of_run(&s.manifest))).join(" and ")
 }
 
-/// A commit by its first digits; a `+` behind it (files were changed since) stays.
+/// The first digits of a commit. A `+` at its end, which marks changed files, stays.
 fn short(commit: &str) -> String {
     let digits: String = commit.chars().take_while(|c| *c != '+').take(COMMIT_DIGITS).collect();
     digits + if commit.ends_with('+') { "+" } else { "" }

@@ -1,9 +1,9 @@
-//! `--json`: rows as an array of objects; those of the summary with `summary.csv`'s keys.
+//! `--json`: rows as an array of objects. Rows of the summary have the keys of `summary.csv`.
 
 use anyhow::Result;
 use serde::Serialize;
 
-/// The rows as indented JSON with a final newline; absent values are `null`.
+/// The rows as indented JSON with a final newline. Missing values are `null`.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.

@@ -1,4 +1,4 @@
-//! LaTeX tables for a paper: the rules of `booktabs`, numbers aligned by `siunitx`, as wide as an article's text at most.
+//! LaTeX tables for a paper, with the rules of `booktabs` and numbers aligned by `siunitx`, at most as wide as an article's text.
 
 use super::Report;
 use super::best;
@@ -9,19 +9,19 @@ use crate::eval::summary::cells::SummaryCell;
 use crate::eval::summary::columns::SummaryRow;
 use crate::eval::summary::warnings::Warning;
 
-/// What a document needs, and what makes bold numbers stay numbers.
+/// The packages that a document needs.
 const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
-/// What is to be known of a column whose best numbers are bold.
+/// The note below a table with bold numbers.
 const BOLD: &str = "Bold: the best score of a method that is no oracle and no floor, and all that noise does not tell from it. Each is \
     compared with the best on the same examples, at 2.5 % over the number of comparisons.";
 
-/// `summary.tex`: a table for each task and length, with as many of the columns of `summary.md` as fit, warnings below the rows
-/// they concern.
+/// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
+/// concern.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
-    // What concerns all stands below the first.
+    // General warnings stand below the first table.
     let mut general: Vec<String> =
         report.warnings.iter().filter(|w| w.is_general()).map(|warning| warning.to_string()).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
@@ -34,8 +34,8 @@ pub fn summary(report: &Report, no_intervals: bool) -> String {
     with_breaks(&text)
 }
 
-/// With a new page from time to time: tables without text between them wait for the end of a page, and LaTeX holds no more than
-/// 52 (18 before 2015). A long file leaves none to the next.
+/// The text with page breaks: LaTeX holds tables without text between them until the end of a page, at most 52 of them (18 before 2015). A
+/// long file ends with a break, so that it leaves none to the next file.
 fn with_breaks(text: &str) -> String {
     const HELD: usize = 6;
     const END: &str = "\\end{table}\n";
@@ -98,7 +98,7 @@ fn of_place(
     .text()
 }
 
-/// A method and its parameters, which may be broken between lines.
+/// A method and its parameters, with spaces at which a line may break.
 fn name(method: &str, params: &str) -> String {
     let params = params.replace(',', ", ");
     if params.is_empty() { method.to_owned() } else { format!("{method} ({params})") }
@@ -132,7 +132,7 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
     let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
         let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
-        // More columns are never narrower.
+        // Adding columns never makes the table narrower.
         let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
         let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());

@@ -1,4 +1,4 @@
-//! `summary.md`: the page for people.
+//! `summary.md`: the page to read.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,8 @@ use crate::eval::summary::prefill_savings::PrefillSavings;
 use crate::eval::summary::warnings::in_short;
 use spattn_base::text::in_markdown;
 
-/// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
-/// the files beside it (paths relative to the page).
+/// The page: what was run, the conclusions, the means over tasks, a table for each task and length, the warnings of the self-checks, and
+/// links to the other files (paths relative to the page).
 pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
@@ -62,13 +62,13 @@ fn header(report: &Report) -> String {
     text
 }
 
-/// What is to be known of how the records were put together.
+/// Notes on how the records were merged.
 fn notes(report: &Report) -> String {
     let lines: String = report.notes.iter().map(|note| format!("- note: {note}\n")).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
-/// What the results come to.
+/// The conclusions.
 fn conclusions(report: &Report) -> String {
     let mut text = String::new();
     let (shown, left_out) = conclusion::all(&report.rows, &report.cells);
@@ -95,7 +95,7 @@ fn warnings(report: &Report) -> String {
     text
 }
 
-/// All of the warnings, if [`warnings`] tells of some together.
+/// All warnings one by one, if [`warnings`] groups some of them.
 fn all_warnings(report: &Report) -> String {
     if in_short(&report.warnings).len() == report.warnings.len() {
         return String::new();
@@ -122,7 +122,7 @@ fn means(table: &MeanTable) -> String {
     text + &below(table.detectable(), "Of these means")
 }
 
-/// A paragraph that says what a detectable difference is about.
+/// A paragraph about the detectable difference.
 fn below(line: Option<String>, about: &str) -> String {
     line.map_or(String::new(), |line| format!("\n{about}: {line}.\n"))
 }
@@ -130,7 +130,7 @@ fn below(line: Option<String>, about: &str) -> String {
 fn task(rows: &[SummaryRow], report: &Report) -> String {
     let mut text = format!("\n### {}{}{}\n\n", in_markdown(&rows[0].task), at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
-    // Warnings about single settings are beside their rows; those about the task are above.
+    // Warnings about single settings are shown in their rows; those about the task stand above the table.
     let checks = |row: &SummaryRow| {
         let own = report.warnings.iter().filter(|w| w.method.is_some() && w.is_about(row));
         own.map(|w| format!("`{}`", w.code)).collect::<Vec<_>>().join(", ")
@@ -176,7 +176,7 @@ fn marks(numbers: &[usize]) -> String {
     if numbers.is_empty() { String::new() } else { format!("<sup>{}</sup>", numbers.join(",")) }
 }
 
-/// The scores of a task by further metrics; nothing where there are none.
+/// The scores of a task by further metrics; empty if there are none.
 fn others(rows: &[SummaryRow], all: &[OtherScore]) -> String {
     let is_here = |score: &&OtherScore| rows.iter().any(|row| std::ptr::eq(score.row, row));
     let scores: Vec<&OtherScore> = all.iter().filter(is_here).collect();
@@ -217,7 +217,7 @@ fn file_list(files: &[&str], figures: &Figures) -> String {
     text
 }
 
-/// How many plots there are beside those that are shown.
+/// The number of plots that are not shown.
 pub(super) fn counted(others: usize) -> String {
     format!("{others} more plot{}", if others == 1 { "" } else { "s" })
 }
@@ -228,17 +228,17 @@ fn at(length: usize) -> String {
     if length == 0 { String::new() } else { format!(", {} tokens", tokens(length)) }
 }
 
-/// A row of a table, of cells without markup.
+/// A row of a table, from plain text.
 pub(super) fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
     line_of(cells.into_iter().map(|cell| in_markdown(cell.as_ref()).into_owned()))
 }
 
-/// A row of a table, of cells that are Markdown.
+/// A row of a table, from Markdown.
 fn line_of(cells: impl IntoIterator<Item = String>) -> String {
     format!("| {} |\n", cells.into_iter().collect::<Vec<_>>().join(" | "))
 }
 
-/// The line under the headings: text columns left, numbers right.
+/// The line under the headings: text columns are left-aligned, numbers right-aligned.
 pub(super) fn rule(text: usize, numbers: usize) -> String {
     format!("|{}{}\n", "---|".repeat(text), "---:|".repeat(numbers))
 }

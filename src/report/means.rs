@@ -14,27 +14,27 @@ use super::stand_ins;
 pub struct MeanTable {
     /// The tasks, in the order of the summary.
     pub tasks: Vec<String>,
-    /// Tasks that any setting has there.
+    /// The number of tasks that any setting has.
     pub of: usize,
-    /// A row for each setting, under the name of the mean in place of a task's.
+    /// A row for each setting, with the mean's name in place of a task's.
     pub rows: Vec<SummaryRow>,
-    /// What a reader has to know of these means, a line each.
+    /// Notes for the reader about these means, one line each.
     pub notes: Vec<String>,
 }
 
 impl MeanTable {
-    /// What is averaged, as a heading has it.
+    /// What is averaged, for a heading.
     pub fn title(&self) -> String {
         let title = title(&self.tasks, self.of);
         if self.is_partial() { format!("{title}: {}", self.tasks.join(", ")) } else { title }
     }
 
-    /// Which differences of these means can be told from noise, in one line.
+    /// A line about the detectable differences of these means.
     pub fn detectable(&self) -> Option<String> {
         detectable_line(self.rows.iter().map(|r| (r.contexts, r.detectable)))
     }
 
-    /// Whether there are tasks that some of its settings lack, and which are therefore left out.
+    /// Whether some tasks are left out because a setting lacks them.
     pub fn is_partial(&self) -> bool {
         self.tasks.len() < self.of
     }
@@ -88,14 +88,14 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<
         }
     };
     let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();
-    // Dense attention alone is compared with nothing.
+    // A table of dense attention alone compares nothing.
     if tables.len() > 1 {
         tables.retain(|table| table.rows.iter().any(|row| row.method != REFERENCE));
     }
     tables
 }
 
-/// Each of the sets, and what all have in common; the largest first.
+/// Each of the sets, and the intersection of all; the largest first.
 pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     let common = sets.iter().cloned().reduce(|a, b| &a & &b);
     let mut shared = distinct(sets.iter().cloned().chain(common));
@@ -109,7 +109,7 @@ fn other_examples(settings: &[Vec<usize>], cells: &[SummaryCell]) -> Option<Stri
     let examples = |of: &Vec<usize>| -> Vec<(&str, u64, usize)> {
         let records = of.iter().flat_map(|i| &cells[*i].records);
         let mut seen: Vec<_> = records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect();
-        // They come in order within a cell, and mostly in all.
+        // They are in order within a cell, and mostly across cells.
         seen.sort();
         seen.dedup();
         seen
@@ -123,7 +123,7 @@ fn other_examples(settings: &[Vec<usize>], cells: &[SummaryCell]) -> Option<Stri
     })
 }
 
-/// Names each mean in its rows so that equal names are means over the same tasks.
+/// Names the mean in each row, so that equal names are means over the same tasks.
 fn name(tables: &mut [MeanTable]) {
     let names: Vec<(String, Vec<String>)> = tables.iter().map(|t| (title(&t.tasks, t.of), t.tasks.clone())).collect();
     for (table, (title, tasks)) in tables.iter_mut().zip(&names) {
@@ -195,14 +195,14 @@ mod tests {
             ]
         );
         assert_eq!(made[1].title(), "mean over 2 of 4 tasks: c, d");
-        // Neither has the other's tasks: each is compared with dense attention only, and that with nothing alone.
+        // Neither has the other's tasks: each is compared only with dense attention.
         let made = tables(&[of("full", &all), of("quest", &all[..2]), of("topk", &all[2..])].concat());
         let methods = |t: &MeanTable| t.rows.iter().map(|r| r.method.clone()).collect::<Vec<_>>();
         assert_eq!(made.iter().map(methods).collect::<Vec<_>>(), [["full", "quest"], ["full", "topk"]]);
         assert!(made[0].rows[0].task != made[1].rows[0].task, "what is drawn by name is not mixed");
     }
 
-    /// Every number of a row that a mean can be over, in place of what it is.
+    /// A row with every number that can be averaged replaced by `value`.
     fn with_numbers(row: &SummaryRow, value: f64) -> SummaryRow {
         let mut json = serde_json::to_value(row).unwrap();
         for (key, field) in json.as_object_mut().unwrap() {
@@ -215,7 +215,7 @@ mod tests {
 
     const WORDS: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
     const COUNTS: [&str; 2] = ["n", "contexts"];
-    /// What has no mean over tasks: figures of texts, and ends of intervals, which have rules of their own.
+    /// Fields without a mean over tasks: numbers of texts, and ends of intervals, which have their own rules.
     const NO_MEAN: [&str; 5] = ["word_perplexity", "bits_per_byte", "kl_mean", "kl_p99", "same_top"];
     const ENDS: [&str; 7] =
         ["ci_low", "ci_high", "delta_low", "delta_high", "decode_ms_low", "decode_ms_high", "detectable"];
@@ -236,7 +236,7 @@ mod tests {
                 _ => assert_eq!(found.as_f64(), Some(3.0), "{key}: {found}"),
             }
         }
-        // What only one of them has is not of both, and what they differ in is neither's.
+        // A value that only one row has is not the mean's, and neither is a value in which rows differ.
         let mut lacking = rows.clone();
         let bare = summarize(&records[1..], &[]).remove(0);
         lacking[1] = SummaryRow { timed: Some("elsewhere".to_owned()), latency: Some(Latency::Solo), ..bare.clone() };

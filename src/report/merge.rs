@@ -1,4 +1,4 @@
-//! Records of several runs and shards as one report, without mixing what does not belong together.
+//! Merges the records of several runs and shards into one report, and keeps apart what must not be mixed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,46 +22,45 @@ pub mod source;
 
 pub use self::source::Source;
 
-/// What was read of several runs.
+/// Several runs, merged.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Merged {
-    /// One record a key, without its densities by layer; models with the same name that differ are told apart in it.
+    /// One record for each key, without densities by layer. Different models with the same name have different names here.
     pub records: Vec<Record>,
-    /// (method, params) as their users gave them.
+    /// The methods as (method, params), in the users' order.
     pub order: Vec<(String, String)>,
     /// The runs.
     pub sources: Vec<Source>,
-    /// What a reader has to know of what was done, a line each.
+    /// Notes for the reader on how runs were merged, one line each.
     pub notes: Vec<String>,
 }
 
 impl Merged {
-    /// Leaves out what no two runs have alike.
+    /// Removes all times, which differ between any two runs.
     pub fn leave_out_times(&mut self) {
         self.records.par_iter_mut().for_each(Record::leave_out_times);
         self.notes.push("times are left out".to_owned());
     }
 }
 
-/// Parts of a run's identity that are in its records, so that rows tell them apart, or that add to them.
+/// The parts of a run's identity that its records contain, so that rows keep them apart, or that only add fields to records.
 const IN_RECORDS: [&str; 5] = ["model", "protocol", "seed", "fidelity", "latency"];
-/// Whether a run holds its model's configuration, which older ones do not.
+/// Whether a run recorded its model's configuration. Old runs did not.
 const CONFIGURATION: &str = "configuration";
 const NOT_RECORDED: &str = "not recorded";
-/// Parts that matter only where two runs have records of the same task and length.
+/// Parts that matter only if two runs have records of the same task and length.
 const OF_TASKS: [&str; 2] = ["data", "positions"];
 
-/// Reads the runs in folders: each is a run's folder, or holds such folders at any depth.
+/// Reads the runs in some folders. Each folder is a run's, or holds such folders at any depth.
 ///
-/// Records with the same key that answer the same question are the same record, and the first counts. Runs with the same
-/// model's name but other weights, another configuration, tokenizer, chat template, precision or version of the program do
-/// not mix: what they differ in is added to the model's name in all of their records, which gives them rows of their own,
-/// and a note says so. The same goes for runs that made the same task and length from other data, or with other
-/// calibrations of a method. Runs in which a task of one name asks other questions get tasks of their own, named by the
-/// run, and forms of a method that compute differently get rows of their own.
+/// Records with the same key that answer the same question are one record; the first counts. Runs with the same model name but other
+/// weights, configuration, tokenizer, chat template, precision or program version do not mix: the difference is added to the model's name
+/// in all of their records, which gives them separate rows, and a note says so. The same applies to runs that made the same task and length
+/// from other data, or that used other calibrations of a method. If a task has the same name in several runs but asks other questions, the
+/// run's name is added to the task's. Forms of a method that compute differently get separate rows.
 ///
 /// # Errors
-/// If a folder has no records, one that is of no run in its manifest, or files that cannot be read.
+/// If a folder has no records, if a record belongs to no run of its manifest, or if files cannot be read.
 pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let mut runs = Vec::new();
     for dir in dirs {
@@ -94,7 +93,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let of_shards = shards::notes(&merged.sources, &loaded);
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
-    // The same key under another label is another record: what differs is not in the key.
+    // A record with the same key under another label is not a repetition, because the key does not contain the difference.
     let repeated = drop_repeated(&mut merged.records, by_name);
     let others = differing(&merged.records, &repeated, by_name).len();
     if !repeated.is_empty() {
@@ -113,7 +112,7 @@ fn by_name(r: &Record) -> [&str; 3] {
     [&r.key, &r.model, &r.task]
 }
 
-/// What was said when a folder's examples were made: above all which rows were left out.
+/// The notes from when a folder's examples were made, above all which rows were left out.
 fn told(manifest: &Value) -> impl Iterator<Item = String> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     let notes = std::iter::once(manifest).chain(resumed).flat_map(|manifest| manifest[NOTES].as_array()).flatten();
@@ -142,7 +141,7 @@ fn without_layers((mut loaded, manifest): (LoadedRecords, Value)) -> Result<(Loa
     Ok((loaded, manifest))
 }
 
-/// Folders with records in `dir` or below, by name; those below a run are not looked at.
+/// The folders with records in `dir` or below, by name. Folders below a run are not searched.
 fn runs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     if dir.join(SAMPLES).is_file() {
         return Ok(vec![dir.to_owned()]);
@@ -154,7 +153,7 @@ fn runs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut below = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(failed)? {
         let entry = entry.with_context(failed)?;
-        // Links are not followed: they may lead back.
+        // Links are not followed, because they may form a cycle.
         if entry.file_type().with_context(failed)?.is_dir() {
             below.push(entry.path());
         }
@@ -167,7 +166,7 @@ fn runs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(runs)
 }
 
-/// What tells the runs apart in their paths; the last part of the only one.
+/// The part of each run's path in which they differ; for a single run, the last component.
 fn names(runs: &[PathBuf]) -> Vec<String> {
     let whole: Vec<PathBuf> = runs.iter().map(|run| run.canonicalize().unwrap_or_else(|_| run.clone())).collect();
     let parts = |path: &PathBuf| path.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
@@ -177,7 +176,7 @@ fn names(runs: &[PathBuf]) -> Vec<String> {
     parts.iter().map(|p| p[alike.min(p.len().saturating_sub(1))..].join("/")).collect()
 }
 
-/// The settings of a run's methods, those of resumed runs after the first.
+/// The settings of a run's methods; those of resumed runs follow the first.
 fn order(manifest: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of = |manifest: &Value| -> Vec<(String, String)> {
@@ -188,7 +187,7 @@ fn order(manifest: &Value) -> Vec<(String, String)> {
     std::iter::once(manifest).chain(resumed).flat_map(of).collect()
 }
 
-/// Adds what differs between runs of models of the same name to the models' names.
+/// Adds to the names of models what differs between runs with the same model name.
 fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let has: Vec<Has> = loaded.par_iter().map(|records| Has::of(records)).collect();
     for model in distinct(has.iter().flat_map(|has| has.models.iter().cloned())) {
@@ -197,7 +196,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
             runs.iter().map(|i| (*i, identity(&sources[*i].manifest, &model))).collect();
         let keys: BTreeSet<&String> = identities.values().flat_map(BTreeMap::keys).collect();
         let differs = |key: &&&String| {
-            // What the runs with each value have between them.
+            // The tasks and lengths of the runs with each value.
             let mut places: BTreeMap<Option<&String>, BTreeSet<&Place>> = BTreeMap::new();
             for (run, identity) in &identities {
                 let value = identity.get(**key);
@@ -229,7 +228,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
     }
 }
 
-/// Gives records of different forms of a method rows of their own: what one computes is not what the other does.
+/// Gives records of different forms of a method separate rows, because these forms compute differently.
 fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     let mut forms: BTreeMap<(InternedStr, InternedStr), BTreeSet<u16>> = BTreeMap::new();
     for r in loaded.iter().flatten() {
@@ -257,8 +256,8 @@ fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     }
 }
 
-/// Whether a run that does not say it may have had the same: a calibration that it did not need, or what older versions did
-/// not record.
+/// Whether a run without a value may have had the same one: a calibration that it did not need, or something that old versions did not
+/// record.
 fn may_be_unknown(key: &str, identity: &BTreeMap<String, String>) -> bool {
     let is_content = CONTENT.iter().any(|part| key.split('.').next() == Some(part));
     key.starts_with(CALIBRATION) || is_content && identity[CONFIGURATION] == NOT_RECORDED
@@ -268,7 +267,7 @@ fn is_of_tasks(key: &str) -> bool {
     OF_TASKS.contains(&key) || key.starts_with(CALIBRATION)
 }
 
-/// A value that tells runs apart, as labels have it: of digests and long ones the beginning.
+/// A value shortened for a label; digests are cut further.
 fn shortened(key: &str, value: &str) -> String {
     let digits = if is_of_tasks(key) || key.ends_with("_sha256") { 8 } else { 16 };
     value.chars().take(digits).collect()
@@ -277,7 +276,7 @@ fn shortened(key: &str, value: &str) -> String {
 /// A protocol, a task and a length.
 type Place = (InternedStr, InternedStr, usize);
 
-/// What there is in a run.
+/// The models, tasks and lengths in a run.
 #[derive(Default)]
 struct Has {
     /// In the order of the records.
@@ -288,7 +287,7 @@ struct Has {
 impl Has {
     fn of(records: &[Record]) -> Self {
         let mut has = Self::default();
-        // Records beside each other are mostly of one place.
+        // Adjacent records mostly have the same task.
         let of = |r: &Record| (r.model.address(), r.protocol.address(), r.task.address(), r.length);
         for r in records.chunk_by(|a, b| of(a) == of(b)).map(|alike| &alike[0]) {
             if !has.models.contains(&r.model) {
@@ -300,8 +299,8 @@ impl Has {
     }
 }
 
-/// What determines a run's records of a model besides what is in them, by name. Several identities of a model in one
-/// run differ only in that.
+/// What determines a run's records of a model and is not in the records, by name. If a model has several identities in a run, they differ
+/// only in what records contain.
 fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let all = identities(manifest);
@@ -311,14 +310,14 @@ fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let identity = fields(own).into_iter().filter(|(key, _)| !IN_RECORDS.contains(&key.as_str()));
     let calibration = fields(calibration).into_iter().map(|(kind, hash)| (format!("{CALIBRATION}.{kind}"), hash));
     let mut all = BTreeMap::new();
-    // Older runs are told apart by this alone, not by each thing that they did not record.
+    // Old runs are kept apart by this entry alone, not by everything that they did not record.
     let is_recorded = CONTENT.iter().all(|key| !own[*key].is_null());
     all.insert(CONFIGURATION.to_owned(), if is_recorded { "recorded" } else { NOT_RECORDED }.to_owned());
     identity.chain(calibration).for_each(|(key, value)| flatten(key, &value, &mut all));
     all
 }
 
-/// The fields of a value, those of objects in it with dots; numbers and lists as JSON.
+/// The fields of a value, nested ones with dots in their names; numbers and lists as JSON.
 fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| flatten(format!("{key}.{name}"), value, into)),
@@ -335,7 +334,7 @@ mod tests {
     use crate::eval::records::store::{OpenMode, Store};
     use serde_json::json;
 
-    /// A run of the fixture's model, protocol and seed, with what else is said of it.
+    /// A run of the fixture's model, protocol and seed, with further identity fields.
     fn run(dir: &Path, facts: Value, calibration: Value, records: &[Record]) -> PathBuf {
         let mut identity = json!({"model": "builtin", "protocol": "question", "seed": 1});
         identity.as_object_mut().unwrap().extend(facts.as_object().unwrap().clone());
@@ -417,7 +416,7 @@ mod tests {
         Record { example_sha256: Some(what.to_owned().into()), ..record("jsonl:validation", method, sample, 1.0) }
     }
 
-    /// RULER calls all of its files `validation.jsonl`.
+    /// RULER names all of its files `validation.jsonl`.
     #[test]
     fn tasks_of_one_name_are_told_apart_by_what_they_ask() {
         let dir = tempfile::tempdir().unwrap();
@@ -445,14 +444,14 @@ mod tests {
         assert_eq!(tasks(&two), ["jsonl:validation (vt)", "jsonl:validation (qa)"]);
         assert_eq!(two.records.len(), 3, "nothing is dropped, though two records have one key");
         assert_eq!(two.notes, ["`jsonl:validation` asks other questions in vt, qa: each is a task of its own"]);
-        // Nothing in common, but made of other data.
+        // No example in common, and made from other data.
         assert_eq!(tasks(&merged(&[&vt, &other_shard])).len(), 2);
-        // A file of another run that was put into a folder.
+        // A folder that a file of another run was put into.
         let mixed = of("mixed", json!("a"), &[asking("full", 0, "v0"), asking("quest", 0, "q0")]);
         let told = "records of `jsonl:validation` in mixed answer different questions under one number: \
                     their scores do not belong together";
         assert_eq!(merged(&[&mixed]).notes, [told]);
-        // References that were edited in the records: the digest is still that of the question as it was asked.
+        // Edited references: the digest is still that of the original question.
         let with_key = |name: &str, key: &str| {
             let record = Record { references: vec![key.to_owned()].into(), ..asking("full", 0, "v0") };
             of(name, json!("a"), &[record])
@@ -463,14 +462,14 @@ mod tests {
         let told =
             "`jsonl:validation` has other answer keys for the same questions in rome, oslo: each is a task of its own";
         assert_eq!(edited.notes, [told]);
-        // Scores that were edited: the first counts, and it is said.
+        // Edited scores: the first record counts, and a note says so.
         let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
         let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);
         assert_eq!((one.records.len(), one.records[0].score), (1, 1.0));
         let told =
             "1 records are in several of the runs; each counts once, and of 1 that differ in score or answer the first";
         assert_eq!(one.notes, [told]);
-        // Older records have no digest, but their questions.
+        // Old records have no digest, but they have their questions.
         let old = |name: &str, question: &str| {
             let record = Record { question: question.into(), example_sha256: None, ..asking("full", 0, "") };
             run(&dir.path().join(name), json!({}), json!({}), &[record])

@@ -1,8 +1,8 @@
-//! Tables, plots and the page, all drawn from stored records and summary rows; [`mod@bench`] draws those of a bench, [`analyses`]
-//! what was found about attention itself, [`tuning`] and [`shapes`] which budgets are enough.
+//! Tables, plots and the page, all drawn from stored records and summary rows. [`mod@bench`] draws benchmarks, [`analyses`] the results of
+//! analyses, [`tuning`] and [`shapes`] the budgets that `spattn tune` found.
 //!
-//! Each format is one file that turns rows into text; what is called `write` touches the disk. The same records give the same
-//! bytes. Nothing here measures or scores.
+//! Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
+//! Nothing here measures or scores.
 
 pub mod analyses;
 pub mod bench;

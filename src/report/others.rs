@@ -10,7 +10,7 @@ use crate::eval::summary::cells::place;
 use crate::eval::summary::columns::SummaryRow;
 use spattn_stats::mean;
 
-/// The mean score of one row of the summary by one further metric.
+/// The mean score of a summary row by one further metric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherScore<'a> {
     /// The row.
@@ -23,7 +23,7 @@ pub struct OtherScore<'a> {
     pub score: f64,
 }
 
-/// The further scores of the summary's rows, in the order of the rows and of the metrics' names.
+/// The further scores of the summary's rows, in the order of the rows and then by the metric's name.
 pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<OtherScore<'a>> {
     let mut by_row: HashMap<RowKey<'_>, ByMetric<'_>> = HashMap::new();
     for r in records.iter().filter(|r| !r.other_scores.is_empty()) {
@@ -45,9 +45,9 @@ pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<Other
     rows.iter().flat_map(of_row).collect()
 }
 
-/// What tells rows apart: [`place`], method and parameters.
+/// The key of a row: [`place`], method and parameters.
 type RowKey<'r> = ((&'r str, &'r str, &'r str, usize), &'r str, &'r str);
-/// Scores of examples by metric.
+/// The scores of examples, by metric.
 type ByMetric<'r> = BTreeMap<&'r str, BTreeMap<(u64, usize), f64>>;
 
 /// The scores as CSV with a heading line.

@@ -1,4 +1,4 @@
-//! The means that the page's overview shows, with their intervals: the page chooses among them and computes none.
+//! The means in the page's overview, with their intervals. The page looks them up and computes none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use super::means::shared_sets;
 use crate::eval::summary::columns::{SummaryRow, mean_delta, mean_score};
 use spattn_stats::Estimate;
 
-/// What a column of the overview may stand for.
+/// The dimensions that the overview's columns can have.
 const DIMENSIONS: [&str; 4] = ["task", "length", "protocol", "model"];
 
-/// Places of rows in the summary, in its order.
+/// Indices of rows in the summary, in its order.
 type Rows = Vec<usize>;
 
-/// Score and difference to dense attention, each as mean and ends, of all rows that the overview averages; by the places
-/// of these rows in the summary, joined by commas.
+/// Score and difference to dense attention, each as mean and interval ends, for all sets of rows that the overview averages. The key of a
+/// set is its rows' indices, joined by commas.
 pub fn means(rows: &[SummaryRow]) -> BTreeMap<String, Value> {
     DIMENSIONS.iter().flat_map(|by| averaged(rows, by)).map(|of| (key(&of), mean(&of, rows))).collect()
 }
@@ -31,12 +31,12 @@ fn mean(of: &[usize], rows: &[SummaryRow]) -> Value {
     json!({"score": told(mean_score(&of)), "delta_full": told(mean_delta(&of))})
 }
 
-/// Where a row's value is from, as far as the column does not say it.
+/// The row's task and length, without the one that the column shows.
 fn scope<'a>(row: &'a SummaryRow, by: &str) -> (&'a str, usize) {
     (if by == "task" { "" } else { &row.task }, if by == "length" { 0 } else { row.length })
 }
 
-/// The rows of each cell with several of them: all of the cell, and those of what cells may have in common.
+/// The sets of rows that are averaged: for each cell with several rows, all of them, and those with a task or length that all cells have.
 fn averaged(rows: &[SummaryRow], by: &str) -> BTreeSet<Rows> {
     let mut cells: BTreeMap<(&str, &str, &str, &str, String), Rows> = BTreeMap::new();
     for (i, r) in rows.iter().enumerate().filter(|(_, r)| r.measure.is_score()) {
@@ -75,7 +75,7 @@ mod tests {
         });
         let rows = summarize(&records.concat(), &[]);
         let made = means(&rows);
-        // Rows come by task: a full, a topk, b full, b topk; a mean is over the tasks of one method.
+        // Rows are sorted by task: a full, a topk, b full, b topk. A mean is over the tasks of one method.
         assert_eq!(made.keys().collect::<Vec<_>>(), ["0,2", "1,3"]);
         assert_eq!((&made["1,3"]["score"][0], &made["1,3"]["delta_full"][0]), (&json!(75.0), &json!(-25.0)));
         let [low, high] = [1, 2].map(|end| made["1,3"]["score"][end].as_f64().unwrap());

@@ -1,8 +1,8 @@
-//! `report.html`: all of a report in one file that needs no network and no server.
+//! `report.html`: the whole report in one file that needs no network and no server.
 //!
-//! The page is `page/page.{html,css,js}`, written by hand, with the data put into it: summary rows and warnings as JSON,
-//! figures as SVG, and the samples as compressed columns, so that tens of thousands of them load at once. Text of models
-//! and data sets is never markup: it reaches the page as JSON and is shown as text.
+//! The page is `page/page.{html,css,js}`, with the data inserted: summary rows and warnings as JSON, figures as SVG, and the samples as
+//! compressed columns, so that tens of thousands of them load at once. Text of models and data sets is never markup: it is inserted as JSON
+//! and shown as text.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
@@ -35,7 +35,7 @@ const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
-/// The page, with [`samples`].
+/// The page. `samples` comes from [`samples`].
 ///
 /// # Errors
 /// None in practice; the writers' signatures have one.
@@ -51,7 +51,7 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
         ("samples", samples),
         ("script", SCRIPT),
     ];
-    // In one pass over the frame, so that nothing is looked for in what was put in.
+    // One pass over the template, so that inserted text is not searched for placeholders.
     let mut page = String::new();
     let mut rest = HTML;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -63,7 +63,7 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
     Ok(page + rest)
 }
 
-/// What the tables are made of.
+/// The data of the tables.
 fn facts(report: &Report) -> Result<Value> {
     let warnings: Vec<Value> = report
         .warnings
@@ -131,12 +131,12 @@ fn escaped(text: &str) -> String {
     in_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Bytes of a figure, and of all, that are put into the page; what is larger stays a file beside it. Heat maps by layer
-/// and head grow with the model and the number of methods.
+/// The most bytes of one figure, and of all, in the page; larger ones stay separate files. Heat maps by layer and head grow with the model
+/// and the number of methods.
 const FIGURE_BYTES: usize = 400_000;
 const ALL_FIGURES_BYTES: usize = 4_000_000;
 
-/// What is looked at first; the others behind a line to be opened; and which were left out.
+/// The first figures; the others in a part that can be opened; and which were left out.
 fn drawings(figures: &Figures) -> String {
     let mut left = ALL_FIGURES_BYTES;
     let drawn = |f: &Figure| {
@@ -161,7 +161,7 @@ fn drawings(figures: &Figures) -> String {
     html
 }
 
-/// A figure that is not in the page.
+/// The entry of a figure that is not in the page.
 fn beside(figure: &Figure) -> String {
     let Figure { file, title, svg } = figure;
     let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
@@ -175,8 +175,8 @@ fn beside(figure: &Figure) -> String {
 fn figure(figure: &Figure) -> String {
     let Figure { file, title, svg } = figure;
     let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
-    // The drawing scales with the page; its own size is what it has at most. The files are links for where the page lies
-    // beside them; the page's script saves the drawing where it does not.
+    // The drawing scales with the page, up to its own size. The links work if the page lies beside the files; otherwise the page's script
+    // saves the drawing.
     let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
     format!(
         "<figure id=\"plot-{id}\" data-title=\"{title}\">{svg}<figcaption><span>{title}</span> \
@@ -184,7 +184,7 @@ fn figure(figure: &Figure) -> String {
     )
 }
 
-/// The samples as compressed text; the same for the same records.
+/// The samples as compressed text. The same records give the same text.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -193,10 +193,10 @@ pub fn samples(report: &Report) -> Result<String> {
     packed(&Samples::new(report, &prompts))
 }
 
-/// Bytes of all prompts in a page; further ones stay files.
+/// The most bytes of prompts in a page; further ones stay files.
 const PROMPT_BYTES: usize = 32 << 20;
 
-/// Prompts that runs kept, by their files.
+/// The stored prompts of runs, by file.
 #[derive(Default)]
 struct Prompts {
     texts: BTreeMap<PathBuf, String>,
@@ -236,16 +236,16 @@ impl Prompts {
 }
 
 fn packed(value: &impl Serialize) -> Result<String> {
-    // In one piece: what comes out depends on the pieces.
+    // In one write, because the compressed bytes depend on how the input is split.
     let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     writer.write_all(&serde_json::to_vec(value)?)?;
     Ok(STANDARD.encode(writer.finish()?))
 }
 
-/// The records by column, each example and each text once.
+/// The records by column. Each example and each text is stored once.
 #[derive(serde::Serialize, Default)]
 struct Samples<'a> {
-    /// All texts; columns of texts hold places in here.
+    /// All texts. Text columns hold indices into these.
     texts: Vec<&'a str>,
     examples: Examples,
     records: Records<'a>,
@@ -262,7 +262,7 @@ struct Examples {
     depth: Vec<Option<f64>>,
     source: Vec<u32>,
     question: Vec<u32>,
-    /// The whole prompt, where it was kept.
+    /// The whole prompt, if it was stored.
     prompt: Vec<Option<u32>>,
     references: Vec<Vec<u32>>,
     prompt_tokens: Vec<usize>,
@@ -270,7 +270,7 @@ struct Examples {
     prefill_s: Vec<f64>,
 }
 
-/// The columns of records that are looked up; what is in the records themselves is read as it is written.
+/// The columns that need a lookup. The others are read from the records during serialisation.
 #[derive(Default)]
 struct Records<'a> {
     all: Vec<&'a Record>,
@@ -310,7 +310,7 @@ impl Serialize for Records<'_> {
     }
 }
 
-/// What tells examples apart.
+/// The key of an example.
 type ExampleKey<'a> = (&'a str, &'a str, &'a str, usize, u64, usize);
 
 #[derive(Default)]
@@ -320,7 +320,7 @@ struct Places<'a> {
 }
 
 impl<'a> Samples<'a> {
-    /// In the order of the summary, one record an example and setting.
+    /// In the order of the summary, one record for each example and setting.
     fn new(report: &Report<'a>, prompts: &'a Prompts) -> Self {
         let (mut samples, mut places) = (Self::default(), Places::default());
         for record in report.cells.iter().flat_map(|cell| cell.records.iter().copied()) {
@@ -330,7 +330,7 @@ impl<'a> Samples<'a> {
         samples
     }
 
-    // Records are counted in 32 bits: more than there are do not fit into a page.
+    // Indices have 32 bits; a page cannot hold more texts.
     fn text(&mut self, text: &'a str, places: &mut Places<'a>) -> u32 {
         *places.texts.entry(text).or_insert_with(|| {
             self.texts.push(text);

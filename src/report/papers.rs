@@ -1,5 +1,5 @@
-//! What came of the papers' items, to read: a table with the paper's rows and columns, published beside measured, the claims
-//! with their verdicts, and one page of all.
+//! The outcomes of the papers' items: for each a table with the paper's rows and columns, with published and measured numbers side by side,
+//! and the claims with their verdicts; and one page of all items.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,15 +16,15 @@ use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
 use crate::eval::papers::{ITEMS, PAPERS};
 use spattn_base::text::in_markdown;
 
-/// The file that an item's page and the page of all are drawn from.
+/// The file of an item's outcome, which all pages are drawn from.
 pub const RESULT: &str = "result.json";
 
-/// The verdicts, as the page counts them.
+/// The verdicts, in the order of the page's counts.
 const VERDICTS: [Verdict; 5] =
     [Verdict::Holds, Verdict::HoldsInPart, Verdict::DoesNotHold, Verdict::CannotBeTold, Verdict::NotTested];
 
-/// Writes what came of an item into its folder: `result.json`, `table.csv`, and `plot.svg` where there is something to draw,
-/// with further pages, whose names it notes in the outcome.
+/// Writes an item's outcome into its folder: `result.json`, `table.csv`, and `plot.svg` if there is anything to draw. The names of further
+/// pages of the plot are stored in the outcome.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -39,8 +39,8 @@ pub fn write(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathB
     super::write_files(files, &[], dir)
 }
 
-/// Draws a stored outcome again, into the folder that it was read from. All else is written only where the number of pages is
-/// another than was noted, as numbers that are read need not be written to the same digits.
+/// Draws a stored outcome again in its folder. The other files are written only if the number of pages has changed, because numbers that
+/// were read may be written with other digits.
 ///
 /// # Errors
 /// As [`write()`].
@@ -53,12 +53,12 @@ pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<
     super::write_files(figures.into_iter().map(|figure| (figure.file, figure.svg)).collect(), &[], dir)
 }
 
-/// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.
+/// The subfolder of an outcome within the folder of results. Runs on the paper's own model have a subfolder of their own.
 pub fn folder(outcome: &Outcome) -> String {
     folder_of(&outcome.name, &outcome.variant)
 }
 
-/// The same of an item that is not judged yet.
+/// As [`folder`], for an item that is not judged yet.
 pub fn folder_of(name: &str, variant: &str) -> String {
     match variant {
         "paper" => format!("{name}/paper"),
@@ -66,10 +66,10 @@ pub fn folder_of(name: &str, variant: &str) -> String {
     }
 }
 
-/// What came of the items whose results lie below a folder, in the order of the items.
+/// The outcomes below a folder, in the order of the items.
 ///
 /// # Errors
-/// If a result is there and cannot be read.
+/// If a result exists and cannot be read.
 pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     let folders = ITEMS.iter().flat_map(|item| [out.join(item.name), out.join(item.name).join("paper")]);
@@ -79,10 +79,10 @@ pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// What came of the item whose folder this is; `None` where nothing is.
+/// The outcome in an item's folder; `None` if there is none.
 ///
 /// # Errors
-/// If a result is there and cannot be read.
+/// If a result exists and cannot be read.
 pub fn read(folder: &Path) -> Result<Option<Outcome>> {
     let path = folder.join(RESULT);
     if !path.exists() {
@@ -114,7 +114,7 @@ fn csv(outcome: &Outcome) -> Result<String> {
     finished(writer)
 }
 
-/// The page of all items: what was found in short, then each with its table and claims.
+/// The page of all items: a short overview, then each item with its table and claims.
 pub fn page(outcomes: &[Outcome]) -> String {
     let mut page = "# The papers, reproduced\n\nMade by `spattn reproduce`. In tables a cell is *published / measured \
                     [95 % interval]*. A verdict is about the shape of a claim, on the model that was run; never about whether \
@@ -337,7 +337,7 @@ missing = 'a wind tunnel'
         stored.more_plots.push("plot-2.svg".to_owned());
         assert_eq!(draw_again(&mut stored, &item, &folder).unwrap().len(), 3, "one page is not two");
         assert!(stored.more_plots.is_empty());
-        // The last digit of a number may be another.
+        // The last digit of a number may differ.
         let read = read_all(dir.path()).unwrap();
         assert_eq!(page(&read), page(std::slice::from_ref(&outcome)));
         let page = page(&[outcome]);

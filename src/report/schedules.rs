@@ -1,4 +1,4 @@
-//! What `spattn tune --schedules` found of budgets by layer: schedules of equal total beside each other.
+//! The results of `spattn tune --schedules`: schedules of equal total, side by side.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use spattn_base::text::in_markdown;
 
 const HEADINGS: [&str; 5] = ["schedule", "error\npredicted", "error\nmeasured", "beside\nuniform", "attended"];
 
-/// The table of schedules, what follows, and the spec on a line of its own.
+/// The table of schedules, the conclusion, and the spec on a line of its own.
 pub fn terminal(outcome: &ScheduleOutcome) -> String {
     let rows = (0..outcome.schedules.len()).map(|at| cells(outcome, at)).collect();
     let mut text = format!("{}\n\n", question(outcome));
@@ -47,7 +47,7 @@ fn cells(outcome: &ScheduleOutcome, at: usize) -> Vec<String> {
     vec![format!("{mark}{}", of.name), error(of.predicted), measured(&of.error), less, number(of.density.mean)]
 }
 
-/// Errors are compared down a column, so all have as many decimals.
+/// All errors have the same number of decimals, because they are compared down a column.
 fn error(x: f64) -> String {
     format!("{x:.4}")
 }
@@ -59,12 +59,12 @@ fn measured(interval: &Interval) -> String {
     }
 }
 
-/// Whether an interval of differences leaves out that there is none.
+/// Whether the interval of a difference lies below 0.
 fn is_below(difference: &Interval) -> bool {
     difference.high.is_some_and(|high| high < 0.0)
 }
 
-/// What follows from the table, in a sentence.
+/// The conclusion from the table, in a sentence.
 fn conclusion(outcome: &ScheduleOutcome) -> String {
     let chosen = &outcome.schedules[outcome.chosen];
     let uniform = &outcome.schedules[0];
@@ -103,7 +103,7 @@ fn notes(outcome: &ScheduleOutcome) -> Vec<String> {
     notes
 }
 
-/// A row for each schedule and layer as CSV.
+/// CSV with a row for each schedule and layer.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -121,7 +121,7 @@ pub fn csv(outcome: &ScheduleOutcome) -> Result<String> {
     finished(writer)
 }
 
-/// All that was found as JSON.
+/// All results as JSON.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.

@@ -1,4 +1,4 @@
-//! What `spattn tune --target` found of K and L: predicted beside measured.
+//! The results of `spattn tune --target` for K and L: predictions and measurements side by side.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const HEADINGS: [&str; 8] = [
     "table\nbits",
 ];
 
-/// The table of what was checked, what follows, and the spec on a line of its own.
+/// The table of checked shapes, the conclusion, and the spec on a line of its own.
 pub fn terminal(outcome: &ShapeOutcome) -> String {
     let rows = outcome.checked.iter().enumerate().map(|(at, checked)| cells(outcome, at, checked)).collect();
     let mut text = format!("{}\n\n", question(outcome));
@@ -73,7 +73,7 @@ fn cells(outcome: &ShapeOutcome, at: usize, checked: &Checked) -> Vec<String> {
     ]
 }
 
-/// What follows from the table, in a sentence.
+/// The conclusion from the table, in a sentence.
 fn conclusion(outcome: &ShapeOutcome) -> String {
     let shape = |c: &Checked| format!("K={}, L={}", c.predicted.shape.bits, c.predicted.shape.tables);
     let reached = |c: &Checked| match outcome.target {
@@ -126,7 +126,7 @@ fn notes(outcome: &ShapeOutcome) -> Vec<String> {
     notes
 }
 
-/// All shapes of the grid as CSV, with what was measured where it was.
+/// All shapes of the grid as CSV, with measurements for the checked ones.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -161,7 +161,7 @@ pub fn csv(outcome: &ShapeOutcome) -> Result<String> {
     finished(writer)
 }
 
-/// All that was found as JSON.
+/// All results as JSON.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.

@@ -1,4 +1,4 @@
-//! Whether the shards of a run are all there: what is missing, what is split in several ways, and what did not end.
+//! Checks whether the shards of a run are complete: which are missing, which come from different splits, and which did not finish.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -9,13 +9,13 @@ use crate::eval::plan::shard_statement::Stated;
 use crate::eval::records::manifest_keys::IDENTITY;
 use crate::eval::records::record::Record;
 
-/// So many shards are named that are missing.
+/// At most this many missing shards are named.
 const NAMED: usize = 8;
 
-/// A run, the shards of it that it is, and its records.
+/// A run, the shards that it holds, and its records.
 type Run<'a> = (&'a Source, Vec<Stated>, &'a [Record]);
 
-/// What has to be said of the shards among runs that were read, with their records, a line each.
+/// Notes about the shards among some runs, given with their records, one line each.
 pub fn notes(sources: &[Source], records: &[Vec<Record>]) -> Vec<String> {
     let mut matrices: BTreeMap<String, Vec<Run>> = BTreeMap::new();
     for (source, records) in sources.iter().zip(records) {
@@ -32,7 +32,7 @@ pub fn notes(sources: &[Source], records: &[Vec<Record>]) -> Vec<String> {
     matrices.values().flat_map(of_matrix).collect()
 }
 
-/// Whether runs have all records of their matrix between them, as far as they say how many there are.
+/// Whether runs together have all records of their matrix, as far as their manifests state the number.
 fn are_whole(runs: &[Run]) -> bool {
     let stated: BTreeSet<Option<usize>> = runs.iter().flat_map(|(_, stated, _)| stated).map(|s| s.whole).collect();
     let known = if stated.len() == 1 { stated.first().copied().flatten() } else { None };
@@ -42,25 +42,25 @@ fn are_whole(runs: &[Run]) -> bool {
     all.len() == whole
 }
 
-/// The shards of a run's folder: that which it was begun with, and others that it went on with.
+/// The shards in a run's folder: the one that it started with, and others that it was resumed with.
 fn all_stated(manifest: &Value) -> Vec<Stated> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     let mut all: BTreeMap<(usize, usize), Stated> = BTreeMap::new();
     for stated in std::iter::once(manifest).chain(resumed).filter_map(Stated::of) {
         let known = all.entry((stated.of, stated.index)).or_insert(stated);
-        // A run that went on with less was still begun with more, and what is whole is not known then.
+        // A folder may be resumed with a smaller matrix than it started with. Then the number of all records is unknown.
         known.whole = known.whole.filter(|whole| Some(*whole) == stated.whole);
         known.records = known.records.max(stated.records);
     }
     all.into_values().collect()
 }
 
-/// What is the same for all shards of a run.
+/// What all shards of a run have in common.
 fn matrix(manifest: &Value) -> String {
     format!("{}\n{}", manifest[IDENTITY], manifest["config"])
 }
 
-/// What the shards of a run lack.
+/// A note on the shards that a run lacks.
 fn missing(runs: &[Run]) -> Option<String> {
     let mut splits: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
     for stated in runs.iter().flat_map(|(_, stated, _)| stated) {
@@ -71,7 +71,7 @@ fn missing(runs: &[Run]) -> Option<String> {
     let is_whole = splits.iter().any(|(of, shards)| shards.len() == *of);
     match (splits.len(), is_whole) {
         (1, true) => None,
-        // What is missing has nothing in it.
+        // The missing shards are empty.
         (1, false) if are_whole(runs) => None,
         (_, false) if are_whole(runs) => Some(format!(
             "shards of one run that is split in several ways ({}) are all of it together: what is there twice counts once",
@@ -101,7 +101,7 @@ fn missing(runs: &[Run]) -> Option<String> {
     }
 }
 
-/// The first of some names, which are so many.
+/// The first of some names, and the number of the others. `count` is the number of all.
 fn several(names: &[String], count: usize) -> String {
     let shown = &names[..names.len().min(NAMED)];
     let more = count.saturating_sub(shown.len());
@@ -112,7 +112,7 @@ fn listed(names: &[String]) -> String {
     several(names, names.len())
 }
 
-/// A run that has fewer records than it was to make.
+/// A note on a run that has fewer records than it should.
 fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
     let expected = stated.iter().try_fold(0usize, |sum, stated| Some(sum.saturating_add(stated.records?)))?;
     let shards: Vec<String> = stated.iter().map(|Stated { index, of, .. }| format!("{index}/{of}")).collect();
@@ -133,14 +133,14 @@ mod tests {
     use crate::eval::records::record::tests::record;
     use serde_json::json;
 
-    /// A shard's folder, with as many records as it was to make, less some.
+    /// A shard's folder that lacks some of its records.
     fn source(shard: &str, lacking: usize) -> Source {
         let mut manifest = json!({"identity": {"model": "builtin"}, "config": {"samples": 30}});
         Stated::new(Shard::parse(shard).unwrap(), 30, 90).put(&mut manifest);
         Source { name: shard.replace('/', "-of-"), dir: "shard".into(), manifest, records: 30 - lacking }
     }
 
-    /// What is said of runs of whose records nothing is known but their number.
+    /// The notes on runs of whose records only the number is known.
     fn notes(sources: &[Source]) -> Vec<String> {
         super::notes(sources, &vec![Vec::new(); sources.len()])
     }
@@ -163,12 +163,12 @@ mod tests {
         );
         let lacking = said(["1/2", "2/3"], [records(0..50), records(40..89)]);
         assert!(lacking[0].contains("share examples, which count once, and lack others"), "{lacking:?}");
-        // The third has nothing in it.
+        // The third shard is empty.
         assert_eq!(said(["1/3", "2/3"], [records(0..50), records(50..90)]), [""; 0]);
         assert!(
             said(["1/3", "2/3"], [records(0..50), records(50..89)])[0].starts_with("shard 3/3 of a run is missing")
         );
-        // One that was gone on with other methods says no more how much all of it is.
+        // After a run was resumed with other methods, the number of all records is unknown.
         let mut grown = source("1/2", 0);
         grown.manifest["resumed"] = json!([{"shard": {"index": 1, "of": 2, "records": 60, "whole": 180}}]);
         let said = super::notes(&[grown, source("2/3", 0)], &[records(0..50), records(40..90)]);
@@ -223,7 +223,7 @@ mod tests {
             ["2-of-2 (shard 2/2) has 26 of the 30 records that it was to make: it did not end, or parts of it failed"]
         );
         assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of the 30 records"));
-        // What went on with fewer methods was begun with more; what went on as another shard holds both.
+        // A run that was resumed with fewer methods started with more; one that was resumed as another shard holds both.
         let mut resumed = source("1/3", 1);
         let less = json!({"shard": {"index": 1, "of": 3, "records": 10}});
         resumed.manifest["resumed"] = json!([less]);

@@ -1,7 +1,6 @@
-//! What is to be said beside a mean over tasks some of which stand in for published ones.
+//! The note on a mean over tasks some of which stand in for published ones.
 
-/// "2 of 13 tasks are synthetic stand-ins for published ones (...)", of the tasks that a mean is over; `None` if all are
-/// the published ones.
+/// "2 of 13 tasks are synthetic stand-ins for published ones (...)", for the tasks of a mean; `None` if all are published ones.
 pub fn note(tasks: &[&str]) -> Option<String> {
     let found = spattn_tasks::stand_ins(tasks.iter().copied());
     let are = match found.len() {

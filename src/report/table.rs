@@ -18,20 +18,20 @@ const STYLE: TableStyle = TableStyle::new()
     .header_separator(LineStyle::none().fill('─').junction('─'))
     .content_lines(ContentLineStyle::none().junction(' '));
 
-/// Leading columns, which are text.
+/// The number of leading text columns.
 const TEXT_COLUMNS: usize = 2;
 
-/// The form that a table is printed in.
+/// The format of a printed table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Form {
-    /// Characters that a line may have; any number where nobody says.
+    /// The most characters of a line; `None` for no limit.
     pub width: Option<usize>,
     /// Whether intervals are left out.
     pub no_intervals: bool,
 }
 
 impl Form {
-    /// Characters that the longest of the lines, each with its line break, has too many.
+    /// The number of characters by which the longest line is too long. Lines include their line breaks.
     fn over(self, lines: &[String]) -> usize {
         let longest = || lines.iter().map(|line| line.trim_end().chars().count()).max().unwrap_or(0);
         self.width.map_or(0, |width| longest().saturating_sub(width))
@@ -41,7 +41,7 @@ impl Form {
         self.over(lines) == 0
     }
 
-    /// A line of words, broken between them where it is longer than it may be; what follows is set in.
+    /// A line of words, wrapped at the width; continuation lines are indented.
     fn wrapped(self, line: &str) -> String {
         const SET_IN: &str = "\n  ";
         let Some(width) = self.width else { return format!("{line}\n") };
@@ -69,12 +69,10 @@ impl Form {
     }
 }
 
-/// The rows as aligned tables, one for each model, protocol and measure; within it, each task and length has a line of its
-/// own above its methods.
+/// The rows as aligned tables, one for each model, protocol and measure. Each task and length has a line above its methods.
 ///
-/// Where lines are longer than they may be, columns are left out, and it is said which; then parameters are cut. Rows are
-/// shown in the order given, which is that of the summary. Intervals are rounded to whole points; the files have them in
-/// full. Without rows it says so.
+/// If lines are too long, columns are left out, which a note lists, and then parameters are cut. Rows are in the given order, which is the
+/// summary's. Intervals are rounded to whole points; the files have all digits. Without rows, the text says so.
 pub fn render(report: &Report, form: Form) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
@@ -136,7 +134,7 @@ pub fn pivot(tables: &[pivot::PivotTable], form: Form) -> String {
     tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-/// Columns `0..count` in stretches that each fit, or are of one column.
+/// Columns `0..count` divided into ranges that fit, with at least one column each.
 fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>> {
     let (mut parts, mut first) = (Vec::new(), 0);
     while first < count {
@@ -168,7 +166,7 @@ fn fitted(
         lines(headings.collect(), rows.iter().map(|row| cells(row, columns, form, params)).collect(), TEXT_COLUMNS)
     };
     let (columns, mut left_out) = fitting(columns, |columns| form.holds(&with(columns, longest)));
-    // Parameters are cut last, and as little as need be.
+    // Parameters are cut last, and no more than needed.
     let over = form.over(&with(&columns, longest));
     let params = longest.saturating_sub(over).max(SHORTEST.min(longest));
     if params < longest {
@@ -177,10 +175,10 @@ fn fitted(
     (with(&columns, params), left_out)
 }
 
-/// Parameters are cut to no less.
+/// The least characters that parameters are cut to.
 const SHORTEST: usize = 12;
 
-/// The lines of a table whose rows are in groups, given by the line above each and its number of rows.
+/// The lines of a table whose rows are in groups, each given by the line above it and its number of rows.
 pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
     let rows: usize = groups.iter().map(|(_, rows)| rows).sum();
     // Rows are never wrapped, so the lines after the heading are the rows.
@@ -197,12 +195,12 @@ pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
     text
 }
 
-/// The task and length of the rows below.
+/// The line with task and length above its rows.
 fn place(row: &SummaryRow) -> String {
     format!("{}{}{}\n", row.task, at(row), direction(row))
 }
 
-/// Means over tasks, below the tasks, and what was left out of them.
+/// The means over tasks, below the tasks, and what was left out of them.
 fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
     let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
     let notes: String = table.notes.iter().map(|note| form.wrapped(&format!("note: {note}"))).collect();
@@ -210,12 +208,12 @@ fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
     (format!("\n{title}{notes}{}{}", lines.concat(), below(form, table.detectable())), left_out)
 }
 
-/// The length of rows, after what they are of.
+/// The length of rows as text, to append.
 fn at(row: &SummaryRow) -> String {
     if row.length > 0 { format!(", {} tokens", tokens(row.length)) } else { String::new() }
 }
 
-/// Headings longer than their numbers take two lines.
+/// A heading with line breaks, if it is longer than its numbers.
 fn broken(heading: &str) -> String {
     match heading {
         "score %" | "Δ full" | "KL p99" => heading.to_owned(),
@@ -223,7 +221,7 @@ fn broken(heading: &str) -> String {
     }
 }
 
-/// Aligned lines: numbers to the right, behind so many columns of text.
+/// Aligned lines: `text_columns` columns of text, then numbers aligned to the right.
 pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
@@ -347,7 +345,7 @@ mod tests {
         assert_eq!(render(&Report::new(&[], &[]), Form::default()), "no results\n");
     }
 
-    /// Records of two tasks and three settings, one of which has long parameters.
+    /// Records of two tasks and three settings, one of them with long parameters.
     fn wide() -> Vec<Record> {
         ["ruler/vt", "ruler/cwe"]
             .iter()
@@ -371,7 +369,7 @@ mod tests {
         let records = wide();
         let report = Report::new(&records, &[]);
         let whole = render(&report, Form::default());
-        // Sentences are no lines of a table.
+        // Sentences are not lines of a table.
         let is_sentence = |line: &&str| ["at n =", "left out in", "ms/token:"].iter().any(|begin| line.contains(begin));
         let longest =
             |text: &str| text.lines().filter(|line| !is_sentence(line)).map(|line| line.chars().count()).max().unwrap();
@@ -386,7 +384,7 @@ mod tests {
                 assert!(text.contains(part), "{part} is missing in\n{text}");
             }
         }
-        // The narrower it is the less is there, and never nothing.
+        // A narrower width shows less, but never nothing.
         assert!(render(&report, Form { width: Some(20), ..Form::default() }).contains("65.0 ["));
     }
 

@@ -1,4 +1,4 @@
-//! What `spattn tune` found: tables on the terminal, CSV, JSON, a page and a plot.
+//! The results of `spattn tune`: tables on the terminal, CSV, JSON, a page and a plot.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use spattn_base::text::in_markdown;
 
 const HEADINGS: [&str; 5] = ["n", "loss", "bounds", "verdict", "attended"];
 
-/// The tables as they are printed, each with what follows from it and the spec on a line of its own.
+/// The printed tables, each followed by its conclusion and the spec on a line of its own.
 pub fn terminal(outcome: &Outcome) -> String {
     let mut text = format!(
         "{}\n(losses in points, over n contexts of each task and length; * is the spec below)\n",
@@ -56,7 +56,7 @@ fn cells(method: &MethodOutcome, row: &Row) -> Vec<String> {
     vec![row.text.clone(), row.n.to_string(), decimal(row.loss), bounds, verdict, number(row.density)]
 }
 
-/// A share in points with one decimal.
+/// A share in points, with one decimal.
 fn decimal(share: f64) -> String {
     let text = format!("{:.1}", 100.0 * share);
     if text == "-0.0" { "0.0".to_owned() } else { text }
@@ -71,13 +71,13 @@ fn percent(share: f64) -> String {
     number_of(100.0 * share)
 }
 
-/// Without the noise of the last digits.
+/// A number without rounding noise in its last digits.
 fn number_of(x: f64) -> String {
     let text = format!("{x:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// What follows from the table, in a sentence.
+/// The conclusion from the table, in a sentence.
 pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
     let name = |at: usize| format!("{}={}", method.parameter, method.rows[at].text);
     let (loss, sure) = (points(goal.limit), percent(goal.confidence));
@@ -126,7 +126,7 @@ pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
     }
 }
 
-/// What a reader has to know besides.
+/// Further notes for the reader.
 fn notes(method: &MethodOutcome) -> Vec<String> {
     const MISSED: f64 = 1.25;
     let name = |at: usize| format!("{}={}", method.parameter, method.rows[at].text);
@@ -155,13 +155,13 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
     notes
 }
 
-/// As the beginning of a sentence; the name of a parameter stays as it is.
+/// Text with a capital letter at its start, unless it starts with a parameter's name.
 fn sentence(text: &str) -> String {
     let begins_with_parameter = text.split(' ').next().is_some_and(|word| word.contains('='));
     if begins_with_parameter { text.to_owned() } else { capital(text) }
 }
 
-/// All rows as CSV: losses in points, with all their digits.
+/// All rows as CSV: losses in points, with all digits.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -207,7 +207,7 @@ pub fn csv(outcome: &Outcome) -> Result<String> {
     finished(writer)
 }
 
-/// All that was found as JSON, losses as shares.
+/// All results as JSON, with losses as shares.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -223,7 +223,7 @@ pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The page: what was asked, and of each method what follows, its spec, its table, and the drawing.
+/// The page: the question, the drawing, and for each method the conclusion, its spec and its table.
 pub fn page(outcome: &Outcome, facts: &Value, figures: &[Figure]) -> String {
     let mut text = format!("# The smallest budgets\n\n{}.\n\n", in_markdown(&sentence(&question(outcome))));
     text.push_str(&facts_list(facts));
@@ -252,7 +252,7 @@ pub fn page(outcome: &Outcome, facts: &Value, figures: &[Figure]) -> String {
     text
 }
 
-/// What an answer holds for, a line each.
+/// The conditions under which an answer holds, one line each.
 pub(super) fn facts_list(facts: &Value) -> String {
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),

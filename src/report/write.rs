@@ -1,4 +1,4 @@
-//! Files of a report: all formats of all tables, and the figures.
+//! The files of a report: all formats of all tables, and the figures.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +15,18 @@ use crate::eval::folder::owned_files::{self, OwnFolder};
 pub struct Written {
     /// The paths of the files.
     pub files: Vec<PathBuf>,
-    /// A line that says which plots were not drawn, where there are too many, and how to have them.
+    /// A line that names plots that were not drawn because there are too many, and how to draw them.
     pub not_drawn: Option<String>,
 }
 
 impl Report<'_> {
-    /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,
-    /// which is created where needed; with them `depths.csv` where tasks have depths, and `metrics.csv` where they have
-    /// several metrics.
+    /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder, which is created if
+    /// needed; also `depths.csv` if tasks have depths, and `metrics.csv` if they have several metrics.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub fn write_all(&self, dir: &Path) -> Result<Written> {
-        // The samples are most of the work, and depend on nothing else.
+        // The samples take most of the time and depend on nothing else.
         let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self, self.most_pages));
         let figures = figures?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
@@ -42,13 +41,13 @@ impl Report<'_> {
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
-        // The largest come last: where a disk is full, numbers are there.
+        // The largest files come last, so that on a full disk the numbers are there.
         let paths = write_files(files, &[&figures.first[..], &figures.others].concat(), dir)?;
         Ok(Written { files: paths, not_drawn: figures.not_drawn_line() })
     }
 
-    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX
-    /// and JSON; those for LaTeX without intervals if so asked. Returns the paths of the files.
+    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX and JSON; those
+    /// for LaTeX without intervals if `no_intervals`. Returns the paths of the files.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -76,10 +75,11 @@ impl Report<'_> {
     }
 }
 
-/// Writes files of some names and, under `plots/`, figures as SVG and as PNG into a folder; returns their paths.
+/// Writes text files by name and, under `plots/`, figures as SVG and PNG into a folder; returns their paths.
 ///
 /// # Errors
-/// If one of them is there and another's, which is found before anything is written; if one cannot be drawn or written.
+/// If a name belongs to a file of another program, which is checked before anything is written; if a figure cannot be drawn or a file
+/// cannot be written.
 pub(super) fn write_files<N: AsRef<str>>(
     files: Vec<(N, String)>,
     figures: &[Figure],
@@ -100,7 +100,7 @@ pub(super) fn write_files<N: AsRef<str>>(
     Ok(paths)
 }
 
-/// Names of a figure's files, as SVG and as PNG.
+/// The names of a figure's files: SVG and PNG.
 fn figure_names(file: &str) -> [String; 2] {
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     [format!("plots/{file}"), format!("plots/{stem}.png")]

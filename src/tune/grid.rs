@@ -1,56 +1,55 @@
-//! The candidates of a method: values of one parameter, from the smallest budget to the greatest, evenly spread on a
-//! logarithmic scale.
+//! The candidates of a method: values of one parameter, from the smallest budget to the largest, evenly spaced on a logarithmic scale.
 
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, expand_grid};
 use spattn_base::error::UsageError;
 
-/// The parameter that every method has.
+/// The parameter that is tuned by default. Every method has it.
 pub const DENSITY: &str = "density";
-/// Its range if none is given.
+/// The default range of densities.
 const DENSITIES: &str = "0.01..0.5";
 
-/// What is tuned, as asked for.
+/// The parameter to tune, as the user gave it.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
     /// The parameter.
     pub parameter: &'a str,
-    /// `FROM..TO`, from the smallest budget to the greatest; the program's own for densities.
+    /// `FROM..TO`, from the smallest budget to the largest. Only densities have a default.
     pub range: Option<&'a str>,
-    /// Number of candidates.
+    /// The number of candidates.
     pub steps: usize,
 }
 
 /// The candidates of one method.
 #[derive(Debug, Clone)]
 pub struct Ladder {
-    /// The method without what is tuned.
+    /// The method's spec without the tuned parameter.
     pub base: String,
-    /// What is tuned.
+    /// The tuned parameter.
     pub parameter: String,
-    /// From the smallest budget to the greatest.
+    /// The candidates, from the smallest budget to the largest.
     pub candidates: Vec<Candidate>,
 }
 
-/// A method at one value.
+/// A method with one value of the tuned parameter.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// The value.
     pub value: f64,
     /// The value as written in the spec.
     pub text: String,
-    /// The spec, as `eval` takes it.
+    /// The spec as `eval` accepts it.
     pub spec: String,
-    /// What its records are called by.
+    /// The label of its records.
     pub label: String,
-    /// The method itself.
+    /// The configured method.
     pub method: Configured,
 }
 
-/// The ladders of the methods that specs stand for.
+/// The ladders for some specs, each of which may be a grid. Specs that differ only in the tuned parameter share a ladder.
 ///
 /// # Errors
-/// If a spec or the range cannot be read, the spec says already what is to be tuned, or the method does not take a value.
+/// If a spec or the range cannot be read, a spec already sets the tuned parameter, or the method rejects a value.
 pub fn ladders(specs: &[String], asked: Asked<'_>, policy: &Policy) -> Result<Vec<Ladder>, UsageError> {
     let values = values(asked)?;
     let mut ladders: Vec<Ladder> = Vec::new();
@@ -93,7 +92,7 @@ pub(super) fn written(spec: &MethodSpec) -> String {
     format!("{reader}{}{params}", spec.name)
 }
 
-/// The values, as written: the ends as given, whole numbers between whole ends, three digits otherwise.
+/// The values as text: the ends as given, whole numbers between whole ends, three significant digits otherwise.
 fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
     let Asked { parameter, range, steps } = asked;
     let range = match (range, parameter) {
@@ -128,7 +127,7 @@ fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
     Ok(values)
 }
 
-/// A number with three digits that count.
+/// A number with three significant digits.
 fn three_digits(x: f64) -> String {
     let decimals = (2 - x.log10().floor() as i32).clamp(0, 17) as usize;
     let text = format!("{x:.decimals$}");

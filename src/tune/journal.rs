@@ -1,8 +1,8 @@
-//! What was measured of documents, written down as it comes, so that a measurement that was stopped goes on from there.
+//! The measurements of documents, written as they are made, so that a stopped measurement can be resumed.
 //!
-//! A file of lines: the first says what the numbers are of (model, method, prompts, seed ...), each other one has a name and
-//! numbers. Numbers are written in the fewest digits that tell them from all others, so what is read back are the same bits.
-//! A line that was torn when the process ended is left out, and measured anew.
+//! A JSON Lines file. The first line holds the identity of the measurements (model, method, prompts, seed ...); each other line has a name
+//! and numbers. Numbers are written as the shortest decimal text that reads back to the same bits. An incomplete last line, as an aborted
+//! process leaves it, is dropped and its measurement repeated.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -17,12 +17,12 @@ use crate::eval::records::store::OpenMode;
 use spattn_base::disk::open_here;
 use spattn_base::error::UsageError;
 
-/// Name of the file within a folder.
+/// Name of the journal's file.
 const FILE: &str = "measured.jsonl";
-/// What else in a folder is of an earlier answer.
+/// Name of the answer's file in the same folder.
 const ANSWER: &str = "tune.json";
 
-/// Measurements in a folder that this process alone adds to.
+/// The measurements in a folder. Only this process may add to them.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
@@ -31,14 +31,14 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of a folder, which is made if it is not there. `identity` is all that the numbers depend on.
+    /// Opens the journal of a folder, and creates the folder if needed. `identity` holds everything that the numbers depend on.
     ///
     /// # Errors
-    /// A [`UsageError`] if the folder holds an answer or measurements and `mode` is `Fresh`, if what is there is of another
-    /// identity, or if another process writes there; others if it cannot be read or written.
+    /// A [`UsageError`] if the folder holds an answer or measurements and `mode` is `Fresh`, if its measurements have another identity, or
+    /// if another process writes there; other errors if it cannot be read or written.
     pub fn open(folder: &Path, mode: OpenMode, identity: &Value) -> Result<Self> {
         let path = folder.join(FILE);
-        // What is another's comes first: no flag replaces it.
+        // Files that this program did not write are checked first: no flag lets them be replaced.
         OwnFolder::of(folder)?.check(&owned_files::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
             let what = format!("{} holds what was tuned before", folder.display());
@@ -74,15 +74,15 @@ impl Journal {
         Ok(journal)
     }
 
-    /// What was measured under a name.
+    /// The numbers measured under a name.
     pub fn known(&self, name: &str) -> Option<&[f64]> {
         self.known.get(name).map(Vec::as_slice)
     }
 
-    /// Writes down what was measured under a name.
+    /// Writes the numbers measured under a name.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If they cannot be written.
     pub fn add(&mut self, name: &str, numbers: Vec<f64>) -> Result<()> {
         let texts: Vec<String> = numbers.iter().map(f64::to_string).collect();
         self.write(&json!({ "name": name, "numbers": texts }))?;
@@ -98,7 +98,7 @@ impl Journal {
     }
 }
 
-/// What whole lines say, and how many bytes they are.
+/// The measurements in complete lines, and the length of these lines in bytes.
 fn read(text: &str, identity: &Value, path: &Path) -> Result<(BTreeMap<String, Vec<f64>>, usize)> {
     let (mut known, mut whole) = (BTreeMap::new(), 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {

@@ -1,4 +1,4 @@
-//! What records say of candidates: scores by example, and losses over the examples that two methods share.
+//! Scores of candidates by example, and their losses over the examples that two methods share.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use spattn_stats::evidence::Evidence;
 use spattn_stats::mean;
 use spattn_tasks::Task;
 
-/// Scores of a run by place and method.
+/// Scores of a run, by task and length and by method.
 #[derive(Debug, Default)]
 pub struct Losses {
     places: BTreeMap<Place, BTreeMap<String, Examples>>,
@@ -15,7 +15,7 @@ pub struct Losses {
 
 /// Task and length.
 type Place = (String, usize);
-/// By number of the example.
+/// Scores by the example's number.
 type Examples = BTreeMap<usize, Scored>;
 
 #[derive(Debug, Clone, Copy)]
@@ -25,16 +25,16 @@ struct Scored {
     density: f64,
 }
 
-/// Which examples of each task a look covers: those of its first samples.
+/// The examples of a look: those of the first samples of each task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
     samples: usize,
-    /// For each task the first example beyond, and the context that this one is about, which is not yet whole.
+    /// For each task the first example beyond the look, and that example's context, of which the look may have a part only.
     ends: BTreeMap<String, (usize, usize)>,
 }
 
 impl Look {
-    /// Of so many samples of each task.
+    /// The look at the first `samples` samples of each task.
     pub fn new(tasks: &[Box<dyn Task>], samples: usize) -> Self {
         let end = |task: &dyn Task| {
             let end = samples.saturating_mul(task.cells());
@@ -50,7 +50,7 @@ impl Look {
 }
 
 impl Losses {
-    /// Adds what a record says.
+    /// Adds a record's score.
     pub fn add(&mut self, r: &Record) {
         let label = if r.params.is_empty() { r.method.to_string() } else { format!("{}:{}", r.method, r.params) };
         let of_place = self.places.entry((r.task.to_string(), r.length)).or_default();
@@ -58,14 +58,14 @@ impl Losses {
         of_place.entry(label).or_default().entry(r.sample).or_insert(scored);
     }
 
-    /// What there is of places, as people write them.
+    /// The tasks with their lengths, as text.
     pub fn places(&self) -> Vec<String> {
         let name = |(task, length): &Place| if *length > 0 { format!("{task} at {length}") } else { task.clone() };
         self.places.keys().map(name).collect()
     }
 
-    /// How much more `other` loses than `reference`, over the contexts of a look that both were run on; `None` if there are
-    /// none in some place.
+    /// The loss of `other` against `reference` over the contexts of a look that both were run on; `None` if some task and length has no
+    /// such context.
     pub fn against(&self, reference: &str, other: &str, look: &Look) -> Option<Evidence> {
         let of_place = |((task, _), methods): (&Place, &BTreeMap<String, Examples>)| -> Option<Vec<f64>> {
             let (reference, other) = (methods.get(reference)?, methods.get(other)?);
@@ -80,7 +80,7 @@ impl Losses {
         Evidence::new(&places?)
     }
 
-    /// The share of the context that a method attended, mean over places; 0 if it was not run.
+    /// A method's density, as the mean over tasks and lengths; 0 if it was not run.
     pub fn density(&self, label: &str, look: &Look) -> f64 {
         let of_place = |((task, _), methods): (&Place, &BTreeMap<String, Examples>)| {
             let examples = methods.get(label)?.iter();
@@ -145,7 +145,7 @@ mod tests {
         }
         let needle = look(&["needle/number:steps=5"], 2);
         let (name, _) = needle.ends.iter().next().unwrap();
-        // The records' task is called as the look's is.
+        // Gives the records' task the name that it has in the look.
         losses.places = losses.places.into_iter().map(|((_, n), of)| ((name.clone(), n), of)).collect();
         let found = losses.against(REFERENCE, "topk", &needle).unwrap();
         assert_eq!((found.rounds(), found.mean()), (2, 0.3));

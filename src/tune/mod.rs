@@ -1,13 +1,13 @@
-//! What `spattn tune` decides: the smallest budget of a method whose loss to `full` is within a limit.
+//! Finds the smallest budget of a method whose loss against `full` is within a limit (`spattn tune`).
 //!
-//! [`grid`] makes the candidates, `losses` keeps what records say of them, `search` decides for one method what to look
-//! at next and when an answer is certain, and [`Tuning`] asks for it, batch by batch, of all methods on the same examples.
-//! Nothing here runs an example, and nothing knows how results are drawn.
+//! [`grid`] makes the candidates. `losses` holds their scores and computes losses. `search` decides for one method which candidates
+//! to run next, and when the answer is certain. [`Tuning`] joins the searches of all methods into batches on the same examples.
+//! Examples are run and results are drawn elsewhere.
 //!
-//! A loss is the mean difference of `full`'s score and the candidate's, by task and length, which weigh equally. Whether it
-//! lies within the limit is told by [`Evidence`], which may be looked at as often as one likes; what is
-//! left to correct for is that several candidates are compared: each may err with `(1 − confidence) / candidates`. A
-//! candidate is either within or beyond, so only one of the two answers can be wrong.
+//! A candidate's loss is the mean difference between `full`'s score and its own; every task and length weighs the same. [`Evidence`]
+//! decides whether the loss is within the limit and stays valid however often it is evaluated. Several candidates are compared, so
+//! each verdict may be wrong with probability `(1 − confidence) / candidates`. A candidate is either within or beyond the limit, so
+//! only one of the two verdicts can be wrong.
 
 pub mod grid;
 pub mod journal;
@@ -28,26 +28,26 @@ use crate::eval::records::record::{REFERENCE, Record};
 use spattn_stats::evidence::{Evidence, Side, fewest_rounds};
 use spattn_tasks::Task;
 
-/// What is asked of a budget.
+/// The requirement on a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Goal {
-    /// The loss that is allowed, as a share of the greatest score.
+    /// The largest loss allowed, as a share of the greatest score.
     pub limit: f64,
-    /// The probability with which all verdicts on a method's candidates are right.
+    /// The probability that all verdicts on a method's candidates are right.
     pub confidence: f64,
-    /// Samples of each task and length at most.
+    /// The most samples of each task and length.
     pub most_samples: usize,
 }
 
-/// Samples of each task and length at the first look; each further look has twice as many.
+/// Samples of each task and length at the first look. Each further look doubles them.
 const FIRST_LOOK: usize = 8;
 
-/// Methods to be run on the first samples of each task and length, beside `full`.
+/// Methods to run, beside `full`, on the first samples of each task and length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// The methods' labels.
     pub labels: Vec<String>,
-    /// How many samples.
+    /// The number of samples.
     pub samples: usize,
 }
 
@@ -57,87 +57,87 @@ pub struct Tuning {
     goal: Goal,
     methods: Vec<(Ladder, Search)>,
     losses: Losses,
-    /// How many samples each method was run on, by label.
+    /// The samples that each method was run on, by label.
     run: BTreeMap<String, usize>,
     samples: usize,
-    /// The batch that was asked for last.
+    /// The batch that was returned last.
     asked: Option<Batch>,
-    /// What the last look covers.
+    /// The examples of the last look.
     look: Look,
-    /// What each look so far covers, by samples: what is told of a candidate is of the look that it was judged by.
+    /// The examples of each look, by its number of samples. A candidate is reported over the look that decided it.
     looks: BTreeMap<usize, Look>,
 }
 
-/// What was found of all methods.
+/// The results of all methods.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// What was asked.
+    /// The requirement.
     pub goal: Goal,
-    /// Tasks with their lengths, each of which weighs as much as the others.
+    /// Tasks with their lengths, which weigh the same.
     pub places: Vec<String>,
-    /// Of each method.
+    /// The result of each method.
     pub methods: Vec<MethodOutcome>,
 }
 
-/// What was found of a method.
+/// The result of one method.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MethodOutcome {
-    /// The method without what was tuned.
+    /// The method's spec without the tuned parameter.
     pub base: String,
-    /// What was tuned.
+    /// The tuned parameter.
     pub parameter: String,
-    /// Candidates that were there to choose from.
+    /// The number of candidates.
     pub candidates: usize,
-    /// The probability with which a verdict on one of them may be wrong.
+    /// The probability that the verdict on one of them is wrong.
     pub error: f64,
-    /// Those that were run, from the smallest budget.
+    /// The candidates that were run, from the smallest budget.
     pub rows: Vec<Row>,
-    /// The answer; its numbers are places in `rows`.
+    /// The answer, with indices into `rows`.
     pub answer: Answer,
     /// The spec to use, if there is one.
     pub spec: Option<String>,
-    /// Pairs of neighbours of which the greater budget lost more.
+    /// Neighbouring candidates of which the larger budget lost more.
     pub contradictions: Vec<Contradiction>,
 }
 
 /// A candidate that was run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Its spec.
+    /// The spec.
     pub spec: String,
-    /// The value of what is tuned.
+    /// The value of the tuned parameter.
     pub value: f64,
-    /// The same as written.
+    /// The value as written in the spec.
     pub text: String,
-    /// Contexts of each task and length that it was judged by.
+    /// Contexts of each task and length behind the verdict.
     pub n: usize,
-    /// Mean loss, as a share.
+    /// The mean loss, as a share of the greatest score.
     pub loss: f64,
-    /// Lower bound of the loss, at all looks together wrong with the method's `error` at most.
+    /// Lower bound of the loss. Over all looks it is wrong with probability `error` of the method at most.
     pub low: f64,
-    /// Upper bound of the same kind.
+    /// Upper bound of the loss, with the same guarantee.
     pub high: f64,
-    /// Whether it is within the limit.
+    /// Whether the loss is within the limit.
     pub verdict: Verdict,
-    /// Share of the context that was attended.
+    /// The mean density.
     pub density: f64,
 }
 
-/// A greater budget that lost more than the next smaller one that was run.
+/// A candidate that lost more than the next smaller budget that was run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Contradiction {
-    /// Place in `rows` of the smaller budget; the greater one is the next.
+    /// Index into `rows` of the smaller budget; the larger one follows it.
     pub smaller: usize,
-    /// By how much it lost more, over the examples that both were run on.
+    /// The additional loss, over the examples that both were run on.
     pub by: f64,
     /// Contexts of each task and length that both were run on.
     pub n: usize,
-    /// Whether that is beyond noise.
+    /// Whether the additional loss is beyond noise.
     pub is_certain: bool,
 }
 
 impl Tuning {
-    /// A search that has seen nothing yet.
+    /// Starts a search.
     pub fn new(goal: Goal, ladders: Vec<Ladder>) -> Self {
         let search = |ladder: Ladder| {
             let search = Search::new(ladder.candidates.len(), goal.limit, goal.confidence);
@@ -155,13 +155,13 @@ impl Tuning {
         }
     }
 
-    /// Takes in records of the run.
+    /// Adds records of the run.
     pub fn take(&mut self, records: &[Record]) {
         records.iter().for_each(|record| self.losses.add(record));
     }
 
-    /// What to run next, all that was asked for before being there; `None` if every answer is certain, or no further samples
-    /// may be had.
+    /// The next batch to run; `None` if every answer is certain, or no more samples are allowed or exist. The records of the batch
+    /// before must have been [added](Self::take).
     pub fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch> {
         if let Some(Batch { labels, samples }) = self.asked.take() {
             self.run.extend(labels.into_iter().map(|label| (label, samples)));
@@ -183,7 +183,7 @@ impl Tuning {
         }
     }
 
-    /// Takes note of all that was run, and tells what is still to be run at this look.
+    /// Hands the searches what was run, and returns the labels of the methods still to run at this look.
     fn wanted(&mut self) -> Vec<String> {
         let Self { methods, losses, run, samples, look, .. } = self;
         let mut labels = Vec::new();
@@ -206,13 +206,13 @@ impl Tuning {
         labels
     }
 
-    /// Whether the last look had no more examples than the one before: files end.
+    /// Whether the last look had no more examples than the one before, because a task's file has ended.
     fn has_no_more(&self, tasks: &[Box<dyn Task>]) -> bool {
         let rounds = |look: &Look| self.losses.against(REFERENCE, REFERENCE, look).map_or(0, |all| all.rounds());
         self.samples > FIRST_LOOK && rounds(&self.look) == rounds(&Look::new(tasks, self.samples / 2))
     }
 
-    /// What was found so far.
+    /// The results so far.
     pub fn outcome(&self) -> Outcome {
         let of = |(ladder, search): &(Ladder, Search)| self.of_method(ladder, search);
         Outcome { goal: self.goal, places: self.losses.places(), methods: self.methods.iter().map(of).collect() }
@@ -268,7 +268,7 @@ impl Tuning {
     }
 }
 
-/// About how many samples of each of so many tasks and lengths it takes to be certain of a method that never loses.
+/// About how many samples of each of `places` tasks and lengths it takes to be certain of a method that never loses.
 pub fn fewest_samples(goal: &Goal, places: usize, candidates: usize) -> Option<usize> {
     fewest_rounds(places, goal.limit, search::error(goal.confidence, candidates))
 }

@@ -1,13 +1,13 @@
-//! How a method's budget is best dealt out to layers, all together attending as much as before.
+//! How to divide a method's budget among layers, with the total number of attended tokens unchanged.
 //!
-//! Prompts are read densely. On some of them, entropy of attention is measured by layer, and the error of the attention output at
-//! several budgets, those of all layers together. From that come [`Schedule`]s of equal total: uniform, growing and falling with
-//! depth, in proportion to entropy, and greedy by measured error. On as many *other* prompts each is measured as the
-//! method runs with it; the answer is the one with the least error.
+//! Prompts are read densely. On some of them two things are measured for each layer: the entropy of attention, and the error of the
+//! attention output at several budgets. From these numbers [`Schedule`]s of equal total are made: uniform, growing with depth, falling with
+//! depth, in proportion to entropy, and greedy by measured error. On equally many *other* prompts the method runs with each schedule; the
+//! answer is the schedule with the smallest error.
 //!
-//! **Greedy.** Of each layer the error at a budget is known at some multiples of the mean; between them it lies on the lower convex
-//! hull of these points. All layers begin with the least multiple, and what is left of the total goes, a sixteenth of the mean at a
-//! time, to the layer whose error falls most by it: on convex curves that is the least sum of errors that the total can have.
+//! **Greedy.** A layer's error is known at some multiples of the mean budget; between them it is taken from the lower convex hull of these
+//! points. All layers begin with the smallest multiple. The rest of the total is given out in steps of 1/16 of the mean, each to the layer
+//! whose error falls most. On convex curves this gives the smallest sum of errors for the total.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -24,9 +24,9 @@ use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
 /// Multiples of the mean budget at which errors are measured.
 pub const LEVELS: [f64; 10] = [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-/// Steps of the greedy schedule for each mean budget.
+/// Steps of the greedy schedule in one mean budget.
 const STEPS: u32 = 16;
-/// What weights by entropy sum to for each layer.
+/// The mean of the weights of a schedule by entropy.
 const ENTROPY_UNIT: f64 = 100.0;
 /// Keys that set a budget in tokens.
 const BUDGETS: [&str; 3] = ["k", "ratio", "density"];
@@ -34,26 +34,26 @@ const SCHEDULE: &str = "schedule";
 
 // ---- the method ----
 
-/// A method whose budget is in tokens, and which budget it has.
+/// A method whose budget is in tokens, with that budget.
 #[derive(Debug)]
 pub struct Budgeted {
-    /// Without the budget.
+    /// The spec without the budget.
     rest: MethodSpec,
-    /// The budget as it is written.
+    /// Key and value of the budget as written.
     given: (String, String),
     budget: Budget,
-    /// As it runs with that budget.
+    /// The method with that budget at every layer.
     method: Method,
     policy: Policy,
-    /// By layer: whether it is dense.
+    /// Whether each layer is dense.
     dense: Vec<bool>,
 }
 
 impl Budgeted {
-    /// Of a spec that says its budget, for a model.
+    /// Reads the method of a spec that sets a budget, for a model.
     ///
     /// # Errors
-    /// If the spec says no budget or a schedule already, or the method has none in tokens; as [`Method::read_all`].
+    /// If the spec sets no budget or already sets a schedule, or if its budget is not in tokens; as [`Method::read_all`].
     pub fn new(spec: &MethodSpec, policy: &Policy, model: &OpenModel) -> Result<Self> {
         let text = written(spec);
         let mut rest = spec.clone();
@@ -68,7 +68,7 @@ impl Budgeted {
                 .hint(format!("leave `{SCHEDULE}` out: --schedules finds one"))
                 .into());
         }
-        // Whether layers may have budgets of their own, the method says when it is asked.
+        // Reading the spec with a schedule errs if the method cannot have budgets by layer.
         read(&with(&with(&rest, &given), &schedule_of(&Schedule::Linear)), policy, model)?;
         let method = read(&with(&rest, &given), policy, model)?;
         let dense = method.configured.policy.dense(model.dimensions.config().layers);
@@ -86,17 +86,17 @@ impl Budgeted {
         Ok(Self { rest, given, budget, method, policy: policy.clone(), dense })
     }
 
-    /// As it runs with its mean budget at every layer.
+    /// The method with its mean budget at every layer.
     pub fn method(&self) -> &Configured {
         &self.method.configured
     }
 
-    /// As users write it.
+    /// The spec with the mean budget.
     pub fn base(&self) -> String {
         written(&with(&self.rest, &self.given))
     }
 
-    /// As users write it with a schedule.
+    /// The spec with a schedule.
     pub fn spec(&self, schedule: &Schedule) -> String {
         match schedule.is_uniform() {
             true => self.base(),
@@ -104,12 +104,12 @@ impl Budgeted {
         }
     }
 
-    /// Layers that are not dense, ascending.
+    /// The layers that are not dense, ascending.
     pub fn layers(&self) -> Vec<usize> {
         (0..self.dense.len()).filter(|layer| !self.dense[*layer]).collect()
     }
 
-    /// Tokens that each layer picks on average behind a document's context, and candidates that there are.
+    /// The mean number of tokens that a layer selects after a document's context, and the number of candidates.
     fn tokens(&self, document: &Document) -> (usize, usize) {
         let (context, method) = (document.context(), self.method());
         let candidates = method.method.exact(&method.policy, context, context).candidates(context);
@@ -123,7 +123,7 @@ impl Budgeted {
         Ok(read(&with(&self.rest, &("k".to_owned(), tokens.to_string())), &self.policy, model)?.configured)
     }
 
-    /// Entropy of exact attention in nats, by layer that is not dense: mean over heads and queries.
+    /// Entropy of exact attention in nats, for each layer that is not dense: the mean over heads and queries.
     pub fn entropies(&self, document: &Document) -> Vec<f64> {
         let of_head = |head: &Head| -> (usize, f64) {
             let of_query = |weights: Vec<f64>| weights.iter().filter(|w| **w > 0.0).map(|w| -w * w.ln()).sum::<f64>();
@@ -133,18 +133,18 @@ impl Budgeted {
         self.by_layer(document.each_head(of_head))
     }
 
-    /// The relative error of the attention output `‖ô−o‖/‖o‖` at a multiple of the budget, by layer that is not dense.
+    /// The relative error of the attention output `‖ô−o‖/‖o‖` at a multiple of the budget, for each layer that is not dense.
     ///
     /// # Errors
-    /// If the method cannot be run at that budget.
+    /// If the method cannot run at that budget.
     pub fn errors_at(&self, document: &Document, level: f64, model: &OpenModel) -> Result<Vec<f64>> {
         Ok(self.measured(document, &self.at_level(document, level, model)?).0)
     }
 
-    /// The error by layer that is not dense under a schedule, and behind these the share of the context that is attended there.
+    /// The error under a schedule for each layer that is not dense, followed by the share of the context attended.
     ///
     /// # Errors
-    /// If the method cannot be run with it.
+    /// If the method cannot run with the schedule.
     pub fn checked(&self, document: &Document, schedule: &Schedule, model: &OpenModel) -> Result<Vec<f64>> {
         let spec = with(&with(&self.rest, &self.given), &schedule_of(schedule));
         let (mut numbers, density) = self.measured(document, &read(&spec, &self.policy, model)?.configured);
@@ -152,7 +152,7 @@ impl Budgeted {
         Ok(numbers)
     }
 
-    /// Error by layer, and the share of the context attended.
+    /// The error by layer, and the share of the context attended.
     fn measured(&self, document: &Document, method: &Configured) -> (Vec<f64>, f64) {
         let choices = document.choices(method, &mut document.cache());
         let of_head = |head: &Head| -> (usize, [f64; 2]) {
@@ -172,14 +172,14 @@ impl Budgeted {
         (of(0), mean(&of(1)))
     }
 
-    /// Means over the heads of each layer that is not dense.
+    /// For each layer that is not dense, the mean over its heads.
     fn by_layer(&self, heads: Vec<(usize, f64)>) -> Vec<f64> {
         let of_layer =
             |layer: usize| mean(&heads.iter().filter(|(l, _)| *l == layer).map(|(_, x)| *x).collect::<Vec<_>>());
         self.layers().into_iter().map(of_layer).collect()
     }
 
-    /// The schedules to be compared, by what was measured of each layer that is not dense.
+    /// The schedules to compare, from the entropy and the error curve of each layer that is not dense.
     pub fn schedules(&self, entropies: &[f64], curves: &[Vec<f64>]) -> Vec<Named> {
         let weights = |of_sparse: Vec<u32>| {
             let mut next = of_sparse.into_iter();
@@ -200,7 +200,7 @@ impl Budgeted {
         ]
     }
 
-    /// What each layer that is not dense gets under a schedule, as a multiple of the mean.
+    /// The budget of each layer that is not dense under a schedule, as a multiple of the mean.
     pub fn multiples(&self, schedule: &Schedule) -> Vec<f64> {
         const UNIT: usize = 1 << 24;
         let share = |layer| schedule.share(&self.dense, layer).of(UNIT) as f64 / UNIT as f64;
@@ -226,16 +226,16 @@ fn read(spec: &MethodSpec, policy: &Policy, model: &OpenModel) -> Result<Method>
 
 // ---- schedules ----
 
-/// A schedule and how it came about.
+/// A schedule with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Named {
-    /// In a few words.
+    /// A name of a few words.
     pub name: &'static str,
     /// The schedule.
     pub schedule: Schedule,
 }
 
-/// The corners of the lower convex hull of an error curve over [`LEVELS`], which does not rise: levels with errors.
+/// The corners `(level, error)` of the lower convex hull of an error curve over [`LEVELS`]. The hull never rises.
 fn hull(errors: &[f64]) -> Vec<(f64, f64)> {
     let mut corners: Vec<(f64, f64)> = Vec::new();
     let mut least = f64::INFINITY;
@@ -254,7 +254,7 @@ fn hull(errors: &[f64]) -> Vec<(f64, f64)> {
     corners
 }
 
-/// The error on a hull at a level, that of its last corner beyond it.
+/// The error on a hull at a level. Below the first corner it is that corner's, beyond the last corner the last one's.
 fn error_at(hull: &[(f64, f64)], level: f64) -> f64 {
     let Some(beyond) = hull.iter().position(|(corner, _)| *corner >= level) else {
         return hull.last().map_or(0.0, |(_, error)| *error);
@@ -266,7 +266,7 @@ fn error_at(hull: &[(f64, f64)], level: f64) -> f64 {
     }
 }
 
-/// Weights of layers whose mean is [`STEPS`], by their error curves over [`LEVELS`].
+/// Weights of layers with mean [`STEPS`], by the layers' error curves over [`LEVELS`].
 fn greedy(curves: &[Vec<f64>]) -> Vec<u32> {
     let hulls: Vec<Vec<(f64, f64)>> = curves.iter().map(|errors| hull(errors)).collect();
     let unit = 1.0 / f64::from(STEPS);
@@ -277,7 +277,7 @@ fn greedy(curves: &[Vec<f64>]) -> Vec<u32> {
         at(weight) - at(weight + 1)
     };
     for _ in 0..(STEPS - least) as usize * curves.len() {
-        // Of equal gains the layer that has less, then the first.
+        // Ties go to the layer with the smaller weight, then to the first.
         let best = (0..weights.len()).min_by(|a, b| {
             let [of_a, of_b] = [a, b].map(|layer| gain(*layer, weights[*layer]));
             of_b.total_cmp(&of_a).then(weights[*a].cmp(&weights[*b]))
@@ -289,53 +289,53 @@ fn greedy(curves: &[Vec<f64>]) -> Vec<u32> {
     weights
 }
 
-// ---- what was found ----
+// ---- results ----
 
-/// A schedule as it was measured.
+/// A schedule with its measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// How it came about.
+    /// The schedule's name.
     pub name: String,
-    /// The schedule as it is written in a spec.
+    /// The schedule as written in a spec.
     pub schedule: String,
     /// The spec to use.
     pub spec: String,
-    /// What each layer that is not dense gets, as a multiple of the mean.
+    /// The budget of each layer that is not dense, as a multiple of the mean.
     pub multiples: Vec<f64>,
-    /// Mean error that the curves foretold.
+    /// The mean error that the layers' error curves predict.
     pub predicted: f64,
-    /// Mean error over layers, with its 95 % interval over prompts.
+    /// The mean error over layers, with its 95 % interval over prompts.
     pub error: Interval,
-    /// The same less that of the uniform schedule on the same prompts.
+    /// The difference to the error of the uniform schedule on the same prompts.
     pub difference: Interval,
-    /// Share of the context attended.
+    /// The share of the context attended.
     pub density: Interval,
-    /// Error by layer that is not dense.
+    /// The error of each layer that is not dense.
     pub errors: Vec<f64>,
 }
 
-/// What was found.
+/// The result of the search for a schedule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScheduleOutcome {
     /// The method with its budget.
     pub base: String,
     /// Layers that are not dense.
     pub layers: Vec<usize>,
-    /// Entropy of attention at each of them, in nats.
+    /// Entropy of attention at each of `layers`, in nats.
     pub entropies: Vec<f64>,
-    /// Error at each of them at each of [`LEVELS`].
+    /// The error at each of `layers` at each of [`LEVELS`].
     pub curves: Vec<Vec<f64>>,
     /// The schedules, the uniform one first.
     pub schedules: Vec<Measured>,
-    /// The place of the one with the least error.
+    /// Index into `schedules` of the one with the smallest error.
     pub chosen: usize,
-    /// Its spec.
+    /// The spec with that schedule.
     pub spec: String,
-    /// Prompts that schedules were made from, and as many others that they were measured on.
+    /// Prompts that the schedules were made from. Equally many others are used to measure them.
     pub prompts: usize,
 }
 
-/// What follows from measurements of `schedules`, `[schedule][prompt]`, as [`Budgeted::checked`] gives them.
+/// The result, from the measurements of `schedules`, `[schedule][prompt]`, as [`Budgeted::checked`] gives them.
 pub fn outcome(
     method: &Budgeted,
     entropies: Vec<f64>,
@@ -385,7 +385,7 @@ fn interval(values: &[f64]) -> Estimate {
     mean_interval(&Sample::independent(values)).unwrap_or(Estimate { mean: 0.0, ends: None })
 }
 
-/// An interval whose lower end may be below 0.
+/// An interval whose lower end may be negative.
 fn signed(estimate: Estimate) -> Interval {
     Interval { mean: estimate.mean, low: estimate.low(), high: estimate.high() }
 }
@@ -413,7 +413,7 @@ mod tests {
         assert!((error_at(&[(1.0, 0.4), (2.0, 0.2)], 1.25) - 0.35).abs() < 1e-12);
     }
 
-    /// Against all ways to deal a total out, in the same steps.
+    /// Compared with every way to divide a total, in the same steps.
     #[test]
     fn greedy_has_the_least_sum_of_errors_that_a_total_can_have() {
         let curves = [curve(0.05), curve(0.4), vec![0.3; 10]];

@@ -1,62 +1,61 @@
-//! The search among the candidates of one method: what to look at next, and when the answer is certain.
+//! The search among the candidates of one method: which to run next, and when the answer is certain.
 //!
-//! Candidates are numbered from the smallest budget. What is looked for is the *boundary*: the smallest candidate that is
-//! within the limit, and the next lower one, which is not. That losses fall as budgets grow is taken for granted only where
-//! nothing was measured: gaps between a candidate that seems beyond and one that seems within are closed in on.
+//! Candidates are numbered from the smallest budget. The search looks for the *boundary*: the smallest candidate within the limit,
+//! whose next smaller neighbour is beyond it. It narrows the gap between a candidate that seems beyond and one that seems within. Only
+//! inside such a gap it assumes that losses fall as budgets grow.
 
 use serde::Serialize;
 
 use spattn_stats::evidence::{Evidence, Side};
 
-/// What is known of a candidate.
+/// The verdict on a candidate's loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Its loss is certain to be within the limit.
+    /// The loss is certainly within the limit.
     Within,
-    /// Its loss is certain to be beyond.
+    /// The loss is certainly beyond the limit.
     Beyond,
     /// Neither is certain.
     Open,
 }
 
-/// What was found, with numbers of candidates.
+/// The answer of a search. Candidates are given by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub enum Answer {
-    /// `at` is within and `below`, the next lower candidate, is not.
+    /// `at` is within the limit and `below`, the next smaller candidate, is beyond it.
     Smallest {
         /// The answer.
         at: usize,
         /// The candidate below.
         below: usize,
     },
-    /// The smallest candidate of all is within.
+    /// The smallest candidate is within the limit.
     Lowest {
         /// The answer.
         at: usize,
     },
-    /// The greatest candidate of all is beyond, and none is within.
+    /// The largest candidate is beyond the limit, and none is within it.
     Nowhere {
-        /// The greatest.
+        /// The largest candidate.
         top: usize,
     },
-    /// It cannot be told from the samples.
+    /// The samples do not decide.
     Open {
-        /// The smallest that seems within.
+        /// The smallest candidate that seems within the limit.
         at: Option<usize>,
-        /// The next lower candidate, which seems beyond.
+        /// The next smaller candidate, which seems beyond it.
         below: Option<usize>,
-        /// The smallest that certainly is within.
+        /// The smallest candidate that is certainly within.
         certain: Option<usize>,
-        /// About how many samples would tell, if further ones are like those so far; `None` if it is too near to the
-        /// limit.
+        /// About how many samples would decide, if further ones are like those so far; `None` if a loss is too close to the limit.
         needed: Option<usize>,
     },
 }
 
 impl Answer {
-    /// The candidate to use: the answer, or the smallest that is certain, or the one that seems within.
+    /// The candidate to use: the answer, else the smallest that is certainly within, else the smallest that seems within.
     pub fn chosen(&self) -> Option<usize> {
         match *self {
             Self::Smallest { at, .. } | Self::Lowest { at } => Some(at),
@@ -65,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// The same with other numbers.
+    /// The same answer with each candidate number mapped by `of`.
     pub fn map(self, of: impl Fn(usize) -> usize) -> Self {
         match self {
             Self::Smallest { at, below } => Self::Smallest { at: of(at), below: of(below) },
@@ -78,16 +77,16 @@ impl Answer {
     }
 }
 
-/// What was measured of a candidate.
+/// The measured losses of a candidate, and their verdict.
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The losses.
     pub evidence: Evidence,
-    /// Lower and upper bound of the mean loss.
+    /// Lower and upper bounds of the mean loss.
     pub bounds: (f64, f64),
-    /// What follows.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Samples that were asked for.
+    /// Samples that the candidate was run on.
     pub samples: usize,
 }
 
@@ -105,38 +104,38 @@ pub struct Search {
     found: Vec<Option<Found>>,
 }
 
-/// The boundary as it seems: the greatest candidate beyond, and the smallest within above it.
+/// The boundary by the means so far: the largest candidate that seems beyond, and the smallest above it that seems within.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Boundary {
     below: Option<usize>,
     at: Option<usize>,
 }
 
-/// The probability with which the verdict on one of so many candidates may be wrong, at all looks together.
+/// The allowed probability, over all looks, that the verdict on one of `candidates` candidates is wrong.
 pub fn error(confidence: f64, candidates: usize) -> f64 {
     (1.0 - confidence) / candidates.max(1) as f64
 }
 
 impl Search {
-    /// Among so many candidates, at least two.
+    /// A search among `candidates` candidates, at least two.
     pub fn new(candidates: usize, limit: f64, confidence: f64) -> Self {
         Self { limit, error: error(confidence, candidates), found: vec![None; candidates] }
     }
 
-    /// The probability with which the verdict on a candidate may be wrong.
+    /// The allowed probability that the verdict on one candidate is wrong.
     pub fn error(&self) -> f64 {
         self.error
     }
 
-    /// What was measured, by candidate.
+    /// The measured candidates, by number.
     pub fn found(&self) -> impl Iterator<Item = (usize, &Found)> {
         self.found.iter().enumerate().filter_map(|(at, found)| Some((at, found.as_ref()?)))
     }
 
-    /// Takes in the losses of a candidate over its first `samples`. A verdict stands: whoever bets may stop when he has won.
+    /// Adds the losses of a candidate over its first `samples` samples. [`Evidence`] allows stopping at any look, so a verdict stands.
     pub fn take(&mut self, at: usize, samples: usize, losses: Option<Evidence>) {
         let Some(evidence) = losses else {
-            // Nothing that both were run on: it is not asked for again at this look.
+            // No example was run under both methods. Do not ask for it again at this look.
             if let Some(found) = &mut self.found[at] {
                 found.samples = samples;
             }
@@ -151,7 +150,7 @@ impl Search {
         self.found[at] = Some(Found { evidence, bounds, verdict, samples });
     }
 
-    /// The candidates to be measured over so many samples before more are taken; none if all that matter are.
+    /// The candidates to run on `samples` samples before the number of samples grows; empty if all that matter have been.
     pub fn wanted(&self, samples: usize) -> Vec<usize> {
         let top = self.found.len() - 1;
         if self.found[0].is_none() || self.found[top].is_none() {
@@ -166,18 +165,17 @@ impl Search {
         if ![low, high].iter().any(is_due) {
             return Vec::new();
         }
-        // The neighbours as well, where they are open: the boundary may turn out to lie there, and what is run on the
-        // same examples at once costs little.
+        // Open neighbours are run too: the boundary may turn out to lie there, and methods that run together share the prefill.
         let near = low.saturating_sub(1)..=(high + 1).min(top);
         near.filter(is_due).collect()
     }
 
-    /// Whether more samples would change nothing.
+    /// Whether the answer is decided.
     pub fn is_certain(&self) -> bool {
         !matches!(self.answer(), Answer::Open { .. })
     }
 
-    /// What follows from what was measured.
+    /// The answer from the losses so far.
     pub fn answer(&self) -> Answer {
         let verdict = |at: Option<usize>| at.and_then(|at| Some(self.found[at].as_ref()?.verdict));
         let Boundary { below, at } = self.boundary();
@@ -195,7 +193,7 @@ impl Search {
         self.found().find(|(_, found)| found.verdict == Verdict::Within).map(|(at, _)| at)
     }
 
-    /// Rounds that would tell all of the boundary that is open.
+    /// Rounds that would decide all open candidates of the boundary.
     fn needed(&self, below: Option<usize>, at: Option<usize>) -> Option<usize> {
         let open = [below, at].into_iter().flatten().filter_map(|at| self.found[at].as_ref()).filter(|f| f.is_open());
         let needed: Option<Vec<usize>> = open.map(|f| f.evidence.rounds_needed(self.limit, self.error)).collect();
@@ -217,7 +215,7 @@ impl Search {
     }
 }
 
-/// Up to three candidates that part a gap evenly.
+/// Up to three candidates that divide a gap evenly.
 fn between(low: usize, high: usize) -> Vec<usize> {
     let mut inner: Vec<usize> = (1..4).map(|quarter| low + (high - low) * quarter / 4).collect();
     inner.retain(|at| *at > low && *at < high);

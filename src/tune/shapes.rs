@@ -1,10 +1,10 @@
-//! `K` and `L` of a method that samples by collisions: predicted from the measured geometry, then checked.
+//! Finds `K` and `L` of a method that samples by hash collisions: predicts them from the measured geometry, then checks them.
 //!
-//! The paper chooses its shapes by trial. Here angles between queries and (centred) keys are measured on prompts, and the collision
-//! law says with which probability `u` each token is sampled by each shape of a grid. Expected samples are `Σu`. For the error
-//! samples are drawn from these probabilities, token by token, and estimated from as the method does: `Σ (w/u)·v` over `Σ w/u`,
-//! static tokens with their own weights. What the law leaves out is that tokens share hyperplanes, so their samples
-//! depend on each other. That is why shapes are checked: with real tables, on prompts that nothing was predicted from.
+//! The paper chooses its shapes by trial. Here the angles between queries and (centred) keys are measured on prompts. From an angle, the
+//! collision law gives the probability `u` with which a shape of the grid samples that token. The expected number of samples is `Σu`. For
+//! the error, tokens are sampled independently with these probabilities, and the output is estimated as the method does: `Σ (w/u)·v` over
+//! `Σ w/u`, where static tokens keep their own weights. The law leaves out that tokens share hyperplanes, so that real samples are not
+//! independent. That is why shapes are then checked with real tables, on prompts that were not used for the prediction.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,24 +26,24 @@ use spattn_attention::{Configured, MethodSpec, Policy, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
-/// Tables that are tried with every `K`; the published shapes are among them.
+/// Numbers of tables tried with every `K`; the published shapes are among them.
 pub const TABLES: [usize; 14] = [10, 15, 20, 30, 40, 50, 75, 100, 120, 150, 180, 220, 260, 300];
-/// Bits that are tried.
+/// Numbers of bits tried.
 pub const BITS: Range<usize> = 4..13;
-/// Shapes that are checked on the same reading of the prompts.
+/// Shapes checked in one reading of the prompts.
 const AT_ONCE: usize = 3;
-/// Readings of the prompts at most until one meets the target.
+/// Most readings of the prompts before the check gives up.
 const MOST_READINGS: usize = 3;
-/// Errors this much above the least are as good.
+/// Two errors count as equal if the larger is at most this multiple of the smaller.
 const AS_GOOD: f64 = 1.02;
 
-/// What a shape is to reach.
+/// The requirement on a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// Attend at most this share of the context, static tokens included, with as little error as can be.
+    /// Attend at most this share of the context, static tokens included, with the smallest error.
     Density(f64),
-    /// Have at most this relative error of the attention output, reading as few bytes as can be.
+    /// Have at most this relative error of the attention output, and read the fewest bytes.
     Error(f64),
 }
 
@@ -77,47 +77,47 @@ impl fmt::Display for Target {
 /// `K` and `L`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Shape {
-    /// Bits of a code.
+    /// Bits of a code (`K`).
     pub bits: usize,
-    /// Tables.
+    /// Number of tables (`L`).
     pub tables: usize,
 }
 
-/// All shapes that are tried.
+/// All shapes of the grid.
 pub fn grid() -> Vec<Shape> {
     BITS.flat_map(|bits| TABLES.map(|tables| Shape { bits, tables })).collect()
 }
 
-/// What is predicted of a shape.
+/// The predictions for a shape.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predicted {
-    /// Which.
+    /// The shape.
     #[serde(flatten)]
     pub shape: Shape,
-    /// Share of the context attended, static tokens included.
+    /// The share of the context attended, static tokens included.
     pub density: f64,
-    /// Mean relative error of the attention output.
+    /// The mean relative error of the attention output.
     pub error: f64,
-    /// Bytes that a query head reads in a step: keys and values attended, and what its tables hold in the buckets it meets.
+    /// Bytes that a query head reads in a step: attended keys and values, and the entries of the buckets that it looks up.
     pub bytes: f64,
-    /// Bits of the tables for each token and KV head: its number in each, and where buckets begin.
+    /// Bits of the tables for each token and KV head: the token's entry in each table, and the buckets' starts.
     pub table_bits: f64,
 }
 
-/// What was measured of a shape with real tables.
+/// The measurements of a shape with real tables.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Checked {
-    /// What was predicted of it.
+    /// The predictions for it.
     pub predicted: Predicted,
-    /// Share of the context attended: mean, and the ends of its 95 % interval over prompts.
+    /// The share of the context attended: the mean over prompts, with its 95 % interval.
     pub density: Interval,
-    /// Mean relative error, with the same.
+    /// The mean relative error, with its 95 % interval over prompts.
     pub error: Interval,
-    /// Whether its mean meets the target.
+    /// Whether the mean meets the target.
     pub meets: bool,
 }
 
-/// A mean and the ends of its interval, if there is one.
+/// A mean with its interval. The ends are `None` if there are too few values for an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Interval {
     /// The mean.
@@ -130,48 +130,48 @@ pub struct Interval {
 
 impl From<Estimate> for Interval {
     fn from(estimate: Estimate) -> Self {
-        // Nothing is below 0, whatever Student's t makes of few prompts.
+        // Shares and errors cannot be negative, but the interval of Student's t over few prompts can.
         Self { mean: estimate.mean, low: estimate.low().map(|low| low.max(0.0)), high: estimate.high() }
     }
 }
 
-/// What was found.
+/// The result of the search for a shape.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ShapeOutcome {
-    /// The method without its shape.
+    /// The spec without a shape.
     pub base: String,
-    /// What was asked.
+    /// The target.
     pub target: Target,
     /// All shapes of the grid.
     pub predicted: Vec<Predicted>,
-    /// Those that were checked, in the order in which they were tried.
+    /// The checked shapes, in the order of the checks.
     pub checked: Vec<Checked>,
-    /// The place in `checked` of the best that meets the target.
+    /// Index into `checked` of the best shape that meets the target.
     pub chosen: Option<usize>,
-    /// Its spec.
+    /// The spec with that shape.
     pub spec: Option<String>,
-    /// Prompts that it was predicted from, and as many others that it was checked on.
+    /// Prompts used for the prediction. Equally many others are used for the check.
     pub prompts: usize,
-    /// Share of the context that is static.
+    /// The share of the context that is static.
     pub fixed: f64,
 }
 
 // ---- geometry ----
 
-/// A method that samples by collisions, of which `K` and `L` are open.
+/// A method that samples by collisions, with `K` and `L` still open.
 #[derive(Debug, Clone)]
 pub struct Sampler {
-    /// As written, without `K` and `L`.
+    /// The spec without `K` and `L`.
     pub spec: MethodSpec,
     policy: Policy,
     law: CollisionLaw,
 }
 
 impl Sampler {
-    /// Of a spec without `K`, `L` and a density.
+    /// Reads the method of a spec without `K`, `L` and a density.
     ///
     /// # Errors
-    /// If the method does not sample by collisions, or says already what is to be found.
+    /// If the method does not sample by collisions, or the spec already sets one of these parameters.
     pub fn new(spec: MethodSpec, policy: &Policy) -> Result<Self, UsageError> {
         let configured = configure(&spec, policy)?;
         let Some(law) = CollisionLaw::of(&configured) else {
@@ -185,7 +185,7 @@ impl Sampler {
         Ok(Self { spec, policy: configured.policy, law })
     }
 
-    /// As users write it, with a shape if there is one.
+    /// The spec as text, with a shape if one is given.
     pub fn written(&self, shape: Option<Shape>) -> String {
         shape.map_or_else(|| written(&self.spec), |shape| written(&self.spec_of(shape)))
     }
@@ -197,7 +197,7 @@ impl Sampler {
         spec
     }
 
-    /// A draw of a shape's hyperplanes, the first being those of the spec; all are, if it names a seed.
+    /// The method with a shape and its hyperplanes of draw `draw`. If the spec sets a seed, all draws are the same.
     fn drawn(&self, shape: Shape, draw: usize) -> Result<Configured, UsageError> {
         const SEED: &str = "seed";
         let mut spec = self.spec_of(shape);
@@ -211,28 +211,28 @@ impl Sampler {
         self.policy.dense_layers.contains(layer, layers)
     }
 
-    /// Tokens that may be picked, of a context of so many.
+    /// The tokens of a context that may be selected.
     fn candidates(&self, context: usize) -> Range<usize> {
         let sink = self.policy.sink.min(context);
         sink..context.saturating_sub(self.policy.local).max(sink)
     }
 }
 
-/// One query put to a head: what is needed to predict any shape.
+/// One query of a head, with all that is needed to predict any shape.
 struct Geometry<'a> {
     head: &'a Head,
     candidates: Range<usize>,
     tokens: usize,
-    /// Of each candidate, the probability that a hyperplane leaves it on the query's side.
+    /// For each candidate, the probability that a random hyperplane leaves it on the query's side.
     agreements: Vec<f64>,
-    /// Of each token, its weight under exact attention.
+    /// Each token's weight under exact attention.
     weights: Vec<f64>,
-    /// Mass and weighted values of static tokens.
+    /// Mass and weighted sum of values of the static tokens.
     fixed: (f64, Vec<f64>),
     output: Vec<f64>,
 }
 
-/// Where the candidates' hashed keys lie.
+/// The candidates' keys, centred as the method hashes them, and the length of the longest.
 struct Centred {
     keys: Vec<Vec<f64>>,
     longest: f64,
@@ -250,7 +250,7 @@ impl Centred {
     fn cosine(&self, sampler: &Sampler, query: &[f64], at: usize) -> f64 {
         let key = &self.keys[at];
         let of_angle = cosine(query, key);
-        // The transform of eq. 8 divides by the length of the longest key in place of the own.
+        // The transform of eq. 8 divides by the length of the longest key, not by the key's own.
         if sampler.law.simple_lsh && self.longest > 0.0 { of_angle * norm(key) / self.longest } else { of_angle }
     }
 }
@@ -274,7 +274,7 @@ impl<'a> Geometry<'a> {
         }
     }
 
-    /// The relative error of an estimate by the candidates that luck chooses.
+    /// The relative error of an estimate from the sampled candidates: those whose random number `luck` is below their probability.
     fn error(&self, probabilities: &[f64], luck: &[f32], floor: f64) -> f64 {
         let (mut mass, mut sum) = self.fixed.clone();
         for (at, (u, luck)) in probabilities.iter().zip(luck).enumerate() {
@@ -293,7 +293,7 @@ impl<'a> Geometry<'a> {
 
 // ---- prediction ----
 
-/// Sums over queries of what is predicted of each shape of the grid.
+/// Sums over queries of the predictions for each shape of the grid.
 pub struct Prediction<'a> {
     sampler: &'a Sampler,
     draws: usize,
@@ -308,18 +308,18 @@ pub struct Prediction<'a> {
 }
 
 impl<'a> Prediction<'a> {
-    /// Of nothing yet; every shape is drawn from so many times at each query.
+    /// Empty sums. For each query and shape, the sample is drawn `draws` times.
     pub fn new(sampler: &'a Sampler, draws: usize, dtype: KvDtype) -> Self {
         let shapes = grid();
         let sums = vec![[0.0; 3]; shapes.len()];
         Self { sampler, draws, dtype, shapes, sums, queries: 0, context: 0.0, fixed: 0.0, d: 0, documents: 0 }
     }
 
-    /// Sums over a document's queries, which [`take`](Self::take) takes in: density, error and entries of buckets of each shape, and
-    /// how many queries, tokens of context and channels there are, and which share is static.
+    /// The sums over a document's queries, for [`take`](Self::take): first the number of queries, tokens of context, channels, and the
+    /// static share; then density, error and bucket entries of each shape.
     ///
     /// # Errors
-    /// If all of it is static.
+    /// If all tokens are static.
     pub fn look(&self, document: &Document) -> Result<Vec<f64>, UsageError> {
         let candidates = self.sampler.candidates(document.context());
         if candidates.is_empty() {
@@ -352,7 +352,7 @@ impl<'a> Prediction<'a> {
         Ok(numbers)
     }
 
-    /// Takes in what [`look`](Self::look) made of a document.
+    /// Adds the sums that [`look`](Self::look) gave for a document.
     pub fn take(&mut self, numbers: &[f64]) {
         let (about, sums) = numbers.split_at(4);
         self.sums.iter_mut().flatten().zip(sums).for_each(|(all, own)| *all += own);
@@ -363,7 +363,7 @@ impl<'a> Prediction<'a> {
         self.documents += 1;
     }
 
-    /// Adds density, error and entries of buckets for each shape. All shapes meet the same luck.
+    /// Adds density, error and bucket entries for each shape. All shapes use the same random numbers.
     fn add(&self, geometry: &Geometry<'_>, seed: u64, sums: &mut [[f64; 3]]) {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let count = geometry.candidates.len();
@@ -385,12 +385,12 @@ impl<'a> Prediction<'a> {
         }
     }
 
-    /// Share of the context that is static.
+    /// The mean share of the context that is static.
     pub fn fixed(&self) -> f64 {
         self.fixed / self.documents.max(1) as f64
     }
 
-    /// What follows for each shape.
+    /// The predictions for each shape.
     pub fn finish(&self) -> Vec<Predicted> {
         let queries = self.queries.max(1) as f64;
         let context = self.context / self.documents.max(1) as f64;
@@ -403,7 +403,7 @@ impl<'a> Prediction<'a> {
                 shape: *shape,
                 density,
                 error,
-                // Of each bucket the table says where it begins and ends.
+                // For each bucket looked up, the table gives its start and end.
                 bytes: density * context * of_token + (entries + 2.0 * tables) * entry,
                 table_bits: 8.0 * tables * entry * (1.0 + ((1u64 << shape.bits) + 1) as f64 / context),
             }
@@ -412,22 +412,22 @@ impl<'a> Prediction<'a> {
     }
 }
 
-/// Places of shapes in the order in which they are to be tried for a target: those that are predicted to meet it first, the best of
-/// each number of bits before the others.
+/// Indices of the shapes that are predicted to meet a target, in the order to try them: first the best for each number of bits, then the
+/// others.
 pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
     let meets = |p: &Predicted| match target {
         Target::Density(density) => p.density <= density,
         Target::Error(error) => p.error <= error,
     };
     let better = |a: &Predicted, b: &Predicted| match target {
-        // Errors that are as good as each other leave it to the tables.
+        // With equal errors, the shape with the smaller tables is better.
         Target::Density(_) if a.error.max(b.error) <= AS_GOOD * a.error.min(b.error) => {
             a.table_bits.total_cmp(&b.table_bits)
         }
         Target::Density(_) => a.error.total_cmp(&b.error),
         Target::Error(_) => a.bytes.total_cmp(&b.bytes),
     };
-    // Of each number of bits one, which a comparison that is not transitive cannot lead in circles.
+    // First find the best for each number of bits. This comparison is not transitive, so a sort could fail.
     let mut best: BTreeMap<usize, usize> = BTreeMap::new();
     for (at, p) in predicted.iter().enumerate().filter(|(_, p)| meets(p)) {
         let of_bits = best.entry(p.shape.bits).or_insert(at);
@@ -446,7 +446,7 @@ pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
     order
 }
 
-/// The shape that is predicted to come nearest to a target that none meets.
+/// The index of the shape that is predicted to come nearest to the target, for a target that none meets.
 pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
     let by = |p: &Predicted| match target {
         Target::Density(_) => p.density,
@@ -457,10 +457,10 @@ pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
 
 // ---- the check ----
 
-/// Density and error of a shape on one document, mean over queries and draws of its hyperplanes.
+/// Density and error of a shape on one document: the means over queries and over draws of its hyperplanes.
 ///
 /// # Errors
-/// If the method does not take the shape.
+/// If the method rejects the shape.
 pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Document) -> Result<[f64; 2], UsageError> {
     let of_draw = |draw: usize| {
         let method = sampler.drawn(shape, draw)?;
@@ -494,8 +494,8 @@ pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Documen
     Ok([all[0] / all[2].max(1.0), all[1] / all[2].max(1.0)])
 }
 
-/// Tries shapes in the order of [`order`], a few at a time, until one meets the target; `measure` gives density and error of
-/// each shape on each document. What was measured corrects what is predicted of the others: by the mean ratio of both.
+/// Tries shapes in the order of [`order`], a few at a time, until one meets the target. `measure` gives density and error of each shape on
+/// each document. The predictions for the shapes not tried yet are corrected by the mean ratio of measurement to prediction.
 ///
 /// # Errors
 /// If a shape cannot be measured.
@@ -525,7 +525,7 @@ pub fn check(
     Ok(checked)
 }
 
-/// Predictions times the mean ratio of what was measured to what had been predicted.
+/// The predictions, multiplied by the mean ratio of measurements to predictions.
 fn corrected(predicted: &[Predicted], checked: &[Checked]) -> Vec<Predicted> {
     let ratio = |measured: fn(&Checked) -> f64, foretold: fn(&Checked) -> f64| {
         let ratios: Vec<f64> = checked.iter().map(|c| measured(c) / foretold(c).max(f64::MIN_POSITIVE)).collect();
@@ -536,7 +536,8 @@ fn corrected(predicted: &[Predicted], checked: &[Checked]) -> Vec<Predicted> {
     predicted.iter().map(|p| Predicted { density: density * p.density, error: error * p.error, ..p.clone() }).collect()
 }
 
-/// The place of the best that meets the target in truth: that of the least error for a density, of the fewest bytes for an error.
+/// The index of the best checked shape that meets the target: with the smallest error for a target density, the fewest bytes for a target
+/// error.
 pub fn chosen(checked: &[Checked], target: Target) -> Option<usize> {
     let price = |at: &usize| match target {
         Target::Density(_) => checked[*at].error.mean,
@@ -567,7 +568,7 @@ mod tests {
         Sampler::new(expand_grid(spec).unwrap().remove(0), &Policy { sink: 2, local: 3, ..Policy::default() })
     }
 
-    /// A head of drawn keys, values and one query at the end.
+    /// A head of random keys and values, with one query at the end.
     fn head(tokens: usize, d: usize) -> Head {
         let mut rng = ChaCha8Rng::seed_from_u64(5);
         let mut draw = |count: usize| (0..count).map(|_| rng.random_range(-2.0f32..2.0)).collect::<Vec<f32>>();
@@ -602,7 +603,7 @@ mod tests {
         let candidates = sampler.candidates(39);
         let centred = Centred::new(&sampler, &head, candidates.clone());
         let geometry = Geometry::new(&sampler, &head, &head.queries[0], candidates.clone(), &centred);
-        // By hand, for one token.
+        // Computed by hand for one token.
         let (token, d) = (7, 8);
         let mean = |c: usize| candidates.clone().map(|t| f64::from(head.key(t)[c])).sum::<f64>() / 34.0;
         let key: Vec<f64> = (0..d).map(|c| f64::from(head.key(token)[c]) - mean(c)).collect();
@@ -644,7 +645,7 @@ mod tests {
         assert_eq!(order(&all, Target::Density(0.035)), [2, 3]);
         assert_eq!(order(&all, Target::Density(0.06)), [0, 2, 1, 3], "errors within 2 % leave it to the tables");
         assert_eq!((order(&all, Target::Error(0.05)), nearest(&all, Target::Error(0.05))), (vec![], Some(0)));
-        // Three are looked at; what does in truth is the answer, by its price.
+        // Three shapes are checked. The answer is the cheapest that meets the target when measured.
         let of = |shape: &Shape| vec![[0.03, if shape.bits == 7 { 0.2 } else { 0.14 }], [0.03, 0.14]];
         let checked = check(&all, Target::Error(0.15), |shapes| Ok(shapes.iter().map(of).collect())).unwrap();
         let found: Vec<_> = checked.iter().map(|c| (c.predicted.shape.bits, c.meets)).collect();
@@ -659,7 +660,8 @@ mod tests {
 
     #[test]
     fn what_was_measured_corrects_what_is_predicted() {
-        // Errors are twice what the law says: the cheap ones fail, and after them only what is good enough by half is tried.
+        // Errors are twice the predicted ones: the cheap shapes fail, and then only shapes whose predicted error is at most half the target
+        // are tried.
         let all: Vec<Predicted> =
             (4..12).map(|bits| predicted(bits, 0.05, 0.02 * bits as f64, 100.0 - bits as f64)).collect();
         let mut readings = Vec::new();
@@ -670,7 +672,7 @@ mod tests {
         .unwrap();
         assert_eq!(readings, [vec![10, 9, 8], vec![5, 4]]);
         assert_eq!(chosen(&checked, Target::Error(0.21)), Some(3));
-        // Of what nothing meets, the nearest is looked at, once.
+        // If none meets the target, only the nearest is checked.
         let none = check(&all, Target::Error(0.01), |shapes| Ok(vec![vec![[0.05, 0.08]]; shapes.len()])).unwrap();
         assert_eq!((none.len(), none[0].predicted.shape.bits, none[0].meets), (1, 4, false));
     }

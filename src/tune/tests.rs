@@ -4,13 +4,13 @@ use crate::eval::records::record::tests::record;
 use spattn_attention::Policy;
 use spattn_tasks::{TaskOptions, resolve};
 
-/// A method that loses an example of two as long as it has fewer than so many tokens, and one of twelve below twice that.
+/// The score of a method that loses every second example if `k < least`, and every twelfth if `k < 2 * least`.
 fn score(k: usize, sample: usize, least: usize) -> f64 {
     let is_lost = if k < least { sample.is_multiple_of(2) } else { k < 2 * least && sample.is_multiple_of(12) };
     f64::from(u8::from(!is_lost))
 }
 
-/// What a runner makes of a batch.
+/// Runs a batch as a runner would, and passes its records to `tuning`.
 fn run(batch: &Batch, known: &mut Vec<(String, usize)>, tuning: &mut Tuning, least: usize, available: usize) {
     for sample in 0..batch.samples.min(available) {
         for label in batch.labels.iter().map(String::as_str).chain([REFERENCE]) {
@@ -55,7 +55,7 @@ fn the_smallest_budget_is_found_with_few_records() {
     assert_eq!((method.rows[at].text.as_str(), method.rows[below].text.as_str()), ("64", "32"));
     assert_eq!(method.spec.as_deref(), Some("topk:k=64"));
     assert!(method.candidates == 8 && (method.error - 0.05 / 8.0).abs() < 1e-12);
-    // The reference and three of eight candidates go on at most.
+    // At most the reference and three of the eight candidates run to the end.
     let most = known.iter().map(|(_, sample)| sample + 1).max().unwrap();
     assert!(known.len() < 5 * most, "{} records of {most} samples", known.len());
     assert_eq!(outcome.places, ["ruler/cwe at 4096", "ruler/vt at 4096"]);
@@ -95,7 +95,7 @@ fn greater_budgets_that_lose_more_are_told() {
         run(&batch, &mut known, &mut tuning, 60, usize::MAX);
     }
     assert_eq!(tuning.outcome().methods[0].contradictions, []);
-    // Now the greatest loses everything.
+    // Now the largest budget loses everything.
     let mut tuning = self::tuning(Goal { most_samples: 64, ..GOAL });
     while let Some(batch) = tuning.next(&tasks()) {
         for sample in 0..batch.samples {

@@ -1,4 +1,4 @@
-//! Tiny random checkpoints of every supported architecture and RoPE variant, with what Hugging Face transformers computes on
+//! Tiny random checkpoints of every supported architecture and RoPE variant, with the numbers that Hugging Face transformers computes for
 //! them (`scripts/make_golden_models.py`).
 
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub const MODELS: [&str; 9] = [
     "qwen3",
 ];
 
-/// A checkpoint, and the reference's numbers.
+/// A checkpoint and the reference's numbers.
 pub struct Golden {
     pub decoder: Decoder,
     pub prompt: Vec<u32>,
@@ -53,7 +53,7 @@ pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
 }
 
 fn folder(name: &str) -> PathBuf {
-    // Where the tests were built, or where they are run.
+    // The place where the tests were built, or where they are run.
     let built = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = if built.exists() { built } else { Path::new(".") };
     root.join("tests/golden/models").join(name)
@@ -74,8 +74,8 @@ pub fn load(name: &str, device: Device) -> Golden {
 }
 
 impl Golden {
-    /// What is generated greedily behind the prompt, of which the first `prefix` tokens are read at once and the rest by
-    /// `full`, with the logits of the last step.
+    /// Greedy continuation of the prompt, whose first `prefix` tokens are prefilled and the others read by `full`; with the logits of the
+    /// last step.
     pub fn continues(&self, prefix: usize) -> (Vec<u32>, Vec<f32>) {
         let (decoder, n) = (&self.decoder, self.prompt.len());
         let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();

@@ -39,7 +39,10 @@ pub use prefill::mask::{
 };
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
-pub use prefix_stats::stats::{PromptHead, PromptNeed, PromptStats};
+pub use prefix_stats::{
+    need::PromptNeed,
+    stats::{PromptHead, PromptStats},
+};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale};
 pub use types::budget::{Budget, Context, Tuned};

@@ -1,4 +1,4 @@
-//! Runs whose next batch depends on the records so far, as those of `spattn tune`.
+//! Runs whose next batch depends on the records so far, as in `spattn tune`.
 
 use anyhow::Result;
 
@@ -10,16 +10,16 @@ use spattn_tasks::Task;
 
 /// A source of batches, each of which depends on the records so far.
 pub(in crate::cli) trait AdaptiveSource {
-    /// Makes sure that the tasks can be asked about.
+    /// Checks that the tasks can be used.
     ///
     /// # Errors
     /// If one cannot.
     fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()>;
 
-    /// Takes in records: those that are there, and those that are made.
+    /// Adds records, stored ones as well as new ones.
     fn take(&mut self, records: &[Record]);
 
-    /// What to run next, all that was asked for before being recorded; `None` for nothing more.
+    /// The next batch, when all earlier batches are recorded; `None` to stop.
     fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch>;
 }
 

@@ -1,4 +1,4 @@
-//! `--dry-run`: what would be run and what it would take. Nothing is run or written.
+//! `--dry-run`: prints what would run, and its cost. Nothing is run or written.
 
 use anyhow::Result;
 
@@ -16,7 +16,7 @@ use spattn_model::OpenModel;
 use spattn_model::source::ModelSource;
 
 impl RunRequest {
-    /// Prints what would be run, and what it would take.
+    /// Prints what would run, and its cost.
     pub fn describe(self) -> Result<Done> {
         let mut reporter = ProgressReporter::new(self.on_failure);
         let mut ready = self.ready(&mut reporter)?;
@@ -38,7 +38,7 @@ impl RunRequest {
         reporter.verdict("would be").map(|()| Done::Completed)
     }
 
-    /// Prints what would be run, and about what it would take, of models whose weights need not be there.
+    /// Prints what would run, and its approximate cost, for models whose weights may be missing.
     pub fn outline(self) -> Result<Done> {
         let mut reporter = ProgressReporter::new(self.on_failure);
         let (tasks, data) = self.tasks(&mut reporter)?;

@@ -1,7 +1,7 @@
-//! What `eval`, `sweep` and `tune` do with a matrix: it is prepared, run or described, and what was recorded is drawn.
+//! What `eval`, `sweep` and `tune` do with a matrix: they prepare it, run or describe it, and draw its records.
 //!
-//! A [`RunRequest`] says what is asked for. `prepare` opens models and tasks and plans, `orchestrate` runs, `shards` deals
-//! without running, `describe` prints the plan.
+//! A [`RunRequest`] holds the arguments. `prepare` opens models and tasks and makes the plan, `orchestrate` runs it, `shards` divides it
+//! without running, `describe` prints it.
 
 mod adaptive;
 mod describe;

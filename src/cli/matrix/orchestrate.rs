@@ -1,4 +1,4 @@
-//! The way of a run: prepare, open the folder, run each model, draw the results.
+//! The course of a run: prepare, open the folder, run each model, draw the results.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -45,12 +45,12 @@ impl RunRequest {
         self.run(Self::stated, Self::run_all, Self::finish)
     }
 
-    /// Runs what is not recorded yet, and draws nothing.
+    /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
         self.run(Self::stated, Self::run_all, |_, _| Ok(()))
     }
 
-    /// Runs what is asked for, of the only model, batch by batch; tells how long it took, and draws nothing.
+    /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
     pub fn answer(self, source: &mut dyn AdaptiveSource) -> Result<Done> {
         let quiet = self.quiet;
         let took = |_: &Self, took: RunTiming| {
@@ -59,7 +59,7 @@ impl RunRequest {
             }
             Ok(())
         };
-        // How many records there will be is not known before they are asked for.
+        // The number of records is unknown until the source has asked for all of them.
         let unstated = |_: &Self, _: &PreparedRun| Ok(None);
         self.run(
             unstated,
@@ -68,7 +68,7 @@ impl RunRequest {
         )
     }
 
-    /// What is to be made here.
+    /// What the manifest states about this shard: the records that it and the whole matrix will have.
     fn stated(&self, ready: &PreparedRun) -> Result<Option<Stated>> {
         let (mut records, mut whole) = (0usize, 0usize);
         for job in &ready.jobs {
@@ -123,7 +123,7 @@ impl RunRequest {
             log.end(ending, store.count(), ran.as_ref().err())?;
         }
         drop(store);
-        // What was moved away meanwhile is not there to be drawn.
+        // Records that were moved away during the run cannot be drawn.
         let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
         if ending == Ending::Stopped {
             let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded yet".to_owned());
@@ -172,7 +172,7 @@ impl RunRequest {
         Ok((RunEnd::Complete, RunTiming { all: start.elapsed(), spent, gpu }))
     }
 
-    /// Runs what is asked for on the first model, until nothing more is or `stop` is raised.
+    /// Runs the source's batches on the first model, until there are no more or `stop` is raised.
     fn run_batches(
         &self,
         ready: &mut PreparedRun,
@@ -212,7 +212,7 @@ impl RunRequest {
     fn open_store(&self, ready: &PreparedRun, stated: Option<Stated>) -> Result<Store> {
         let parts: Vec<ModelPart> = ready.jobs.iter().map(|job| job.part.clone()).collect();
         let mut kept = Vec::new();
-        // Records of models that cannot be loaded now stay what they are.
+        // Manifest entries stay for models that cannot be loaded this time.
         if self.mode == OpenMode::Resume && !ready.missing_models.is_empty() {
             let stored = load_manifest(&self.out).unwrap_or_default();
             let is_of = |stored: &str, model: &String| {
@@ -230,7 +230,7 @@ impl RunRequest {
         let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
         if !notes.is_empty() {
-            // Who reads the records later has to know as well.
+            // Readers of the records need these notes too.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
         }
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
@@ -243,7 +243,7 @@ impl RunRequest {
         })
     }
 
-    /// Draws everything from the stored records, and prints the table or JSON.
+    /// Draws all stored records, and prints the table or JSON.
     fn finish(&self, took: RunTiming) -> Result<()> {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
         let report = Report::of(&merged);
@@ -271,7 +271,7 @@ impl RunRequest {
     }
 }
 
-/// Makes a folder of a name, or, where that is there, of the name with a number.
+/// Creates a folder with this name, or with a number appended if it exists.
 fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
     let unwritable = |e: std::io::Error| {
         UsageError::new(format!("cannot write to the folder {}: {e}", name.display())).hint("choose one with --out DIR")
@@ -292,7 +292,7 @@ fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
     Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
 }
 
-/// A line that says how many records were kept and how to resume; `None` without records.
+/// A line with the number of stored records and how to resume; `None` without records.
 fn resume_hint(out: &Path, go_on: &str) -> Option<String> {
     let count = load_records(out).map_or(0, |l| l.records.len());
     let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };

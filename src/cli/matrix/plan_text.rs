@@ -1,4 +1,4 @@
-//! What is left to run on each model, as text and as JSON.
+//! The remaining work on each model, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::eval::run::estimate::{RunEstimate, estimate_by_products};
 use crate::eval::run::run_plan::RemainingWork;
 use crate::eval::run::runner::Runner;
 
-/// What is left to run on a model.
+/// The remaining work on a model.
 pub(super) struct PlanSummary {
     pub(super) model: String,
     pub(super) methods: Vec<String>,
@@ -95,7 +95,7 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         if let Some(system) = &d.system_prompt {
             let _ = writeln!(text, "  system prompt: {system:?}");
         }
-        // Examples are those of one seed, each of which has its own.
+        // The number counts the examples of one seed; each seed has its own.
         let examples = if d.seeds.len() > 1 { "examples a seed" } else { "examples" };
         let width = examples.len() + 1;
         let _ = writeln!(text, "\n{:<32} {:>8} {examples:>width$}", "task", "length");

@@ -1,4 +1,4 @@
-//! Models and tasks made ready before any work: opened, checked, planned, and calibrated.
+//! Prepares models and tasks before any work: opens, checks, plans and calibrates.
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
@@ -30,20 +30,20 @@ use spattn_tasks::{Task, TaskOptions, check_names, resolve_each};
 /// A run that is ready to start.
 pub(super) struct PreparedRun {
     pub(super) tasks: Tasks,
-    /// Where the data are, as records are identified by it.
+    /// The source of the data, as it identifies records.
     pub(super) data: Option<String>,
-    /// What the folder has recorded, if it is gone on with.
+    /// What the folder has recorded, if it is resumed.
     pub(super) recorded: Recorded,
-    /// Models that can be run, those whose turn is over taken out.
+    /// The models that remain to be run.
     pub(super) jobs: VecDeque<ModelJob>,
-    /// Models that cannot, as they were named.
+    /// The models that cannot be run, as the user named them.
     pub(super) missing_models: Vec<String>,
 }
 
 /// The tasks of a run.
 pub(super) type Tasks = Vec<Box<dyn Task>>;
 
-/// A model, and the plan of what is run on it.
+/// A model, and the plan of its runs.
 pub(super) struct ModelJob {
     pub(super) config: RunConfig,
     pub(super) plan: RunPlan,
@@ -60,11 +60,11 @@ impl ModelJob {
     }
 }
 
-/// A model before it is run: loaded, or opened without weights.
+/// A model before it runs: loaded, or opened without weights.
 pub(super) enum ModelHandle {
-    /// The only one: its weights are read before any work.
+    /// The only model of a run: its weights are loaded before any work.
     Loaded(Box<Model>),
-    /// One of several: never are the weights of two in memory.
+    /// One of several models: the weights of two are never in memory at once.
     Open(Box<OpenModel>),
 }
 
@@ -110,14 +110,14 @@ pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
     }
 }
 
-/// What a run takes at most of the memory of its GPU, if it has one, where it is known how long examples are.
+/// The most GPU memory that a run needs; `None` on the CPU, or if the lengths of examples are unknown.
 pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
     let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
     config.device.free_bytes().map(|_| gpu_need(config, model, longest))
 }
 
 impl RunRequest {
-    /// Loads and checks everything, before any work.
+    /// Loads and checks everything before any work.
     pub(super) fn ready(&self, reporter: &mut ProgressReporter) -> Result<PreparedRun> {
         let (tasks, data) = self.tasks(reporter)?;
         let is_resumed = self.mode == OpenMode::Resume && self.out.join(MANIFEST).is_file();
@@ -133,7 +133,7 @@ impl RunRequest {
         let runs = ready.jobs.iter().any(|job| !job.plan.cells.is_empty());
         match runs || reporter.failures.is_empty() {
             true => Ok(ready),
-            // Nothing is left to run, so the first is what is wrong.
+            // Nothing can run, so report the first failure as the error.
             false => {
                 let first = reporter.failures.remove(0).error;
                 reporter.list();
@@ -142,7 +142,7 @@ impl RunRequest {
         }
     }
 
-    /// The tasks, and where their data are, as records are identified by it.
+    /// The tasks, and the source of their data, as it identifies records.
     pub(super) fn tasks(&self, reporter: &mut ProgressReporter) -> Result<(Tasks, Option<String>)> {
         let config = &self.configs[0];
         let data = config.data.as_deref().map(find_data).transpose()?;
@@ -163,7 +163,7 @@ impl RunRequest {
         Ok((tasks, data.map(|d| d.id)))
     }
 
-    /// A model with what is run on it; `None` if it cannot be loaded.
+    /// A model with the plan of its runs; `None` if it cannot be loaded.
     pub(super) fn job(
         &self,
         mut config: RunConfig,
@@ -202,7 +202,7 @@ impl RunRequest {
         let plan = ready.planner(&config, &model, self).plan(reporter)?;
         plan.notes.iter().for_each(|n| eprintln!("note: {n}"));
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
-        // Only now that all is known to fit into memory.
+        // Weights are loaded only now that everything is known to fit into memory.
         let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
         let handle = match is_loaded {
             true => model.load(config.device).map(|model| ModelHandle::Loaded(Box::new(model))),

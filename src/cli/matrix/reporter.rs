@@ -12,18 +12,18 @@ use crate::eval::records::record::Record;
 use crate::eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 use spattn_base::error::in_one_line;
 
-/// So many of the parts that could not be run are listed at the end; a sweep's folder has all.
+/// The most failed parts that are listed at the end. A sweep's folder has all of them.
 const MOST_LISTED: usize = 100;
 
-/// Draws progress and current scores on standard error, and keeps what failed.
+/// Draws progress and current scores on standard error, and collects failures.
 pub(super) struct ProgressReporter {
     on_failure: OnFailure,
     pub(super) meter: Meter,
     pub(super) failures: Vec<SkippedWork>,
-    /// Nothing runs yet.
+    /// Whether nothing runs yet.
     is_planning: bool,
     scores: Scores,
-    /// Where what happens is noted, if it is.
+    /// The folder's log, once there is one.
     pub(super) log: Option<Log>,
 }
 
@@ -33,7 +33,7 @@ impl ProgressReporter {
         Self { on_failure, meter, failures: Vec::new(), is_planning: true, scores, log: None }
     }
 
-    /// Begins to note what happens in a run's folder, what happened already too.
+    /// Starts the log in a run's folder, with the failures so far.
     pub(super) fn keep_log(&mut self, out: &Path, records: usize) -> Result<()> {
         let mut log = Log::begin(out, records)?;
         self.failures.iter().try_for_each(|failure| log.failed(&failure.what, &failure.error))?;
@@ -41,7 +41,7 @@ impl ProgressReporter {
         Ok(())
     }
 
-    /// Starts to draw; `records` are there already.
+    /// Starts the display; `records` are stored already.
     pub(super) fn begin(&mut self, quiet: bool, records: &[Record]) {
         self.is_planning = false;
         self.meter = Meter::new(quiet, "{prefix}{bar:30} {percent}%, {eta} left  {msg}");
@@ -49,12 +49,12 @@ impl ProgressReporter {
         self.scores.take_current();
     }
 
-    /// The bar is of one model at a time.
+    /// Starts the bar of one model.
     pub(super) fn begin_model(&mut self, id: &str, number: usize, of: usize) {
         self.meter.begin(if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() });
     }
 
-    /// The bar is of one batch at a time.
+    /// Starts the bar of one batch.
     pub(super) fn begin_batch(&mut self, samples: usize, methods: usize) {
         self.meter.begin(format!("{samples} samples, {methods} methods  "));
     }
@@ -69,7 +69,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Lists what failed, which makes the whole a failure; `others` says what became of the rest.
+    /// Lists the failures and turns them into an error. `others` says what happened to the other parts.
     pub(super) fn verdict(self, others: &str) -> Result<()> {
         if self.failures.is_empty() {
             return Ok(());
@@ -102,11 +102,11 @@ impl RunObserver for ProgressReporter {
 
     fn failed(&mut self, failure: SkippedWork) -> Result<()> {
         if self.on_failure == OnFailure::Stop {
-            // Some errors begin with the model's name already.
+            // Some errors already begin with the model's name.
             let is_named = failure.error.to_string().starts_with(&format!("{}: ", failure.what));
             return Err(if is_named { failure.error } else { failure.error.context(failure.what) });
         }
-        // While a matrix is planned nothing else is shown, and there may be thousands of models to look for.
+        // While a matrix is planned no bar is shown, and thousands of models may follow, so the user is told at once.
         match self.is_planning && self.failures.is_empty() {
             true => eprintln!("note: {} cannot be run: {}", failure.what, in_one_line(&failure.error)),
             false => self.meter.say(&format!("failed: {}: {}", failure.what, in_one_line(&failure.error))),

@@ -1,4 +1,4 @@
-//! What arguments ask of `eval` and `sweep`: the models, the folder, and how failures are taken.
+//! What the arguments of `eval` and `sweep` request: the models, the folder, and what to do on failure.
 
 use std::path::PathBuf;
 
@@ -12,34 +12,34 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_model::source::recorded;
 
-/// What happens if a part of the matrix cannot be run.
+/// What to do if a part of the matrix cannot be run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum OnFailure {
-    /// End with its error.
+    /// End with the error.
     Stop,
-    /// Go on with the rest, and list it in the end.
+    /// Continue with the other parts, and list the failures at the end.
     GoOn,
 }
 
-/// A run as arguments ask for it.
+/// A run as the arguments request it.
 #[derive(Debug)]
 pub(in crate::cli) struct RunRequest {
-    /// One for each model.
+    /// One configuration for each model.
     pub configs: Vec<RunConfig>,
     pub shard: Shard,
     pub out: PathBuf,
-    /// Whether the folder's name was made up here, and another will do where somebody has it.
+    /// Whether the folder's name was made up here, so that another may be used if it is taken.
     pub is_unnamed: bool,
     pub mode: OpenMode,
     pub quiet: bool,
     pub json: bool,
     pub on_failure: OnFailure,
-    /// Whether it is only planned here, for other machines to run it.
+    /// Whether the run is only planned here, for other machines.
     pub is_elsewhere: bool,
 }
 
 impl RunRequest {
-    /// That the folder can be written, as far as that can be seen.
+    /// Checks, as far as possible in advance, that the folder can be written.
     pub(super) fn check_free(&self) -> Result<(), UsageError> {
         check_free(&self.out, self.mode)?;
         match self.on_failure {
@@ -48,10 +48,10 @@ impl RunRequest {
         }
     }
 
-    /// Leaves the user out of what is written, if that was asked for.
+    /// Hides the user's data in what is written, if requested.
     ///
     /// # Errors
-    /// A [`UsageError`] if the folder began the other way, or if prompts are kept that would say what is left out.
+    /// A [`UsageError`] if the folder was started with the other setting, or if stored prompts would reveal what is hidden.
     pub(super) fn settle_privacy(&self) -> Result<(), UsageError> {
         let config = &self.configs[0];
         if self.mode == OpenMode::Resume
@@ -84,7 +84,7 @@ impl RunRequest {
         Ok(())
     }
 
-    /// Whether another model of the run has the name of this one, as it is recorded.
+    /// Whether another model of the run is recorded under the same name.
     pub(super) fn has_twin(&self, model: &str) -> bool {
         let name = recorded(model);
         self.configs.iter().any(|other| other.model != model && recorded(&other.model) == name)

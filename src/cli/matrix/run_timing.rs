@@ -1,4 +1,4 @@
-//! Where the time of a run went, as its last line says it.
+//! How the time of a run was spent, for its last line of output.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::eval::run::stopwatch::PhaseTimes;
 use spattn_base::memory::peak_bytes;
 use spattn_model::engine::GpuUse;
 
-/// Where the time of this run went.
+/// How the time of this run was spent.
 pub(super) struct RunTiming {
     pub(super) all: Duration,
     pub(super) spent: PhaseTimes,

@@ -1,4 +1,4 @@
-//! What each shard of a matrix would do, worked out without the weights of a model.
+//! Plans the work of each shard of a matrix, without the weights of a model.
 
 use anyhow::Result;
 
@@ -13,17 +13,17 @@ use crate::launch::plan::{PlannedCell, PlannedShard};
 use spattn_base::error::in_one_line;
 use spattn_base::privacy;
 
-/// A matrix in shards.
+/// A matrix divided into shards.
 pub(in crate::cli) struct ShardPlan {
-    /// By model, task and length.
+    /// The cells, by model, task and length.
     pub cells: Vec<PlannedCell>,
     pub shards: Vec<PlannedShard>,
-    /// What cannot be run, as far as that is known.
+    /// What cannot be run, as far as the planner knows.
     pub failed: Vec<attempts::Failed>,
 }
 
 impl RunRequest {
-    /// What each of so many shards would do, and what cannot be run, without the weights of a model.
+    /// The work of each of `jobs` shards, and what cannot be run, without the weights of a model.
     pub fn shares(mut self, jobs: usize) -> Result<ShardPlan> {
         self.is_elsewhere = true;
         self.shard = Shard { index: 0, count: jobs };
@@ -31,7 +31,7 @@ impl RunRequest {
         let mut reporter = ProgressReporter::new(self.on_failure);
         let ready = self.ready(&mut reporter)?;
         let contexts: usize = ready.jobs.iter().map(|job| self.contexts(&ready, job)).sum::<Result<usize>>()?;
-        // No shard is to have nothing.
+        // No shard may be empty.
         self.shard.count = jobs.min(contexts).max(1);
         let mut shares = ShardPlan {
             cells: Vec::new(),
@@ -76,7 +76,7 @@ impl RunRequest {
         Ok(shares)
     }
 
-    /// Contexts of a model's cells, of all shards.
+    /// The number of contexts in a model's cells, over all shards.
     pub(super) fn contexts(&self, ready: &PreparedRun, job: &ModelJob) -> Result<usize> {
         let model = job.opened();
         let cells = ready.planner(&job.config, model, self).dealt_to_run()?;

@@ -31,15 +31,15 @@ use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
 use spattn_train_rows::{Books, Encoder, Trainer};
 
-/// Bytes of a file that was learned elsewhere.
+/// The most bytes of a file with imported nets.
 const MOST_OF_IMPORT: u64 = 16 << 30;
 
 // ---- finding artefacts ----
 
-/// Gives every method that needs one its artefact: from `folder`, or from the model's own place.
+/// Gives each method that needs one its artefact, from `folder` or from the model's own place.
 ///
 /// # Errors
-/// A [`UsageError`] that says how to make it if one is missing or not made for this model.
+/// A [`UsageError`] that says how to make an artefact, if one is missing or was not made for this model.
 pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Path>) -> Result<()> {
     let mut artefacts = BTreeMap::new();
     for method in methods {
@@ -55,7 +55,7 @@ pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Pat
     Ok(())
 }
 
-/// The artefact of `kind` for `model`, which the method called `method` needs.
+/// The artefact of `kind` for `model`, or an error for the method `method` that needs it.
 fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Artefact> {
     found(kind, model, folder)?.ok_or_else(|| {
         let file = place(model, folder).label(kind);
@@ -80,7 +80,7 @@ pub fn found(kind: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Opt
     Ok(Some(artefact))
 }
 
-/// Where artefacts are looked for.
+/// The place where artefacts are looked for.
 fn place(model: &OpenModel, folder: Option<&Path>) -> CalibrationPlace {
     folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()))
 }
@@ -90,14 +90,14 @@ fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&
         return UsageError::new(error.to_string()).hint(how_to_make(&format!("{kind} --import FILE"), model, folder));
     }
     let what = match &error {
-        // Settings by which methods choose are written as the method's own parameters.
+        // Settings that change a selection are written as the method's own parameters.
         ArtefactError::OtherSetting { expected, .. } => format!("{kind}:{expected}"),
         _ => kind.to_owned(),
     };
     UsageError::new(error.to_string()).hint(how_to_make(&what, model, folder))
 }
 
-/// The command that makes an artefact where it was looked for, or where it can be kept.
+/// The command that makes an artefact at the place where it was looked for, or where it can be stored.
 fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
     let command = format!("spattn calibrate {kind} --model {}", model.id);
     match (folder, &model.writable_calibration) {
@@ -109,15 +109,15 @@ fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
 
 // ---- making artefacts ----
 
-/// Which text is read.
+/// The text to read.
 pub enum Text {
     /// Essays of the offline generator, different in every block.
     Generated,
-    /// A text's token ids, read on from block to block and from the start again at its end.
+    /// A text's token ids. Blocks continue where the last one ended, and start again at the end of the text.
     File {
-        /// Name and hash, for the record.
+        /// Its name and hash, for the record.
         label: String,
-        /// Without what the tokenizer puts in front of a text.
+        /// Without the tokenizer's first special tokens.
         ids: Vec<u32>,
     },
     /// Prompts of a task.
@@ -155,7 +155,7 @@ impl Text {
         }
     }
 
-    /// Tokens without which a block is not made.
+    /// The shortest block, in tokens.
     fn shortest(&self) -> usize {
         match self {
             Self::Rows(_) => SHORTEST_ROW,
@@ -163,7 +163,7 @@ impl Text {
         }
     }
 
-    /// Tokens of the `number`-th block, `longest` at most; for rows every factor is equally likely.
+    /// The length of the `number`-th block in tokens, at most `longest`. For rows, lengths are uniform on a logarithmic scale.
     fn length(&self, number: usize, longest: usize, seed: u64) -> usize {
         const STEPS: usize = 1 << 20;
         match self {
@@ -176,11 +176,11 @@ impl Text {
         }
     }
 
-    /// The `number`-th block from here, of `tokens` tokens (for tasks, at most).
+    /// The `number`-th block, of `tokens` tokens (for tasks, at most that many).
     fn block(&self, number: usize, tokens: usize, seed: u64, model: &Model) -> Result<Vec<u32>> {
         match self {
             Self::Generated => {
-                // A word is a token at least.
+                // A word has at least one token.
                 let text = Essays::Grammar.reader(seed, number as u64).text(tokens);
                 let mut ids = model.tokenizer.encode_text(&text, true)?;
                 ids.truncate(tokens);
@@ -193,7 +193,7 @@ impl Text {
                 Ok(block)
             }
             Self::Task(task) => {
-                // Hashed, so that no evaluated example is made from the same seed.
+                // The seed is hashed, so that no evaluated example is made from the same seed.
                 let seed = example_seed(seed, CALIBRATION_SEEDS, tokens, number);
                 let index = task.available().map_or(number, |n| number % n.max(1));
                 let example = task.example(tokens, index, seed, &Counter(&model.tokenizer))?;
@@ -208,8 +208,8 @@ impl Text {
     }
 }
 
-/// A file of running text that `flag` names: its name and hash, for the record, and its tokens without what the tokenizer puts
-/// in front of a text.
+/// Reads a file of running text, which `flag` names: returns its name and hash for the record, and its tokens without the tokenizer's first
+/// special tokens.
 ///
 /// # Errors
 /// If it cannot be read or has no text.
@@ -230,10 +230,10 @@ pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(Stri
     Ok((label, ids))
 }
 
-/// Tokens of a block without which it says little of the model.
+/// The shortest block, in tokens, that says enough about the model.
 const LEAST_BLOCK: usize = 64;
 const CALIBRATION_SEEDS: &str = "calibration";
-/// Tokens of the shortest training row that is read.
+/// The shortest training row that is read, in tokens.
 const SHORTEST_ROW: usize = 256;
 
 /// The model's tokens for training rows.
@@ -250,14 +250,14 @@ impl<'a> RowEncoder<'a> {
             UsageError::new(format!("{} has no end token, which training rows need", model.id))
                 .hint("give text with --data, or prompts with --task")
         })?;
-        // A model without a first token reads rows after the end of another text.
+        // A model without a BOS token reads rows after an EOS token.
         Ok(Self { tokenizer, bos: tokenizer.bos_id().unwrap_or(eos), eos })
     }
 }
 
 impl Encoder for RowEncoder<'_> {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        // Tokenizers of models encode every text; what one could not would be missing from a row, no more.
+        // Tokenizers of models encode every text. A text that failed would be missing from its row, nothing else.
         ids.extend(self.tokenizer.encode_text(text, false).unwrap_or_default());
     }
 
@@ -279,7 +279,7 @@ impl Encoder for RowEncoder<'_> {
 pub struct CalibrationOrder {
     /// Who makes it.
     pub calibration: &'static Calibration,
-    /// Its settings as given.
+    /// Its settings as the user gave them.
     pub spec: MethodSpec,
 }
 
@@ -287,7 +287,7 @@ impl CalibrationOrder {
     /// Reads `kind` or `kind:setting=value,...`, each kind once; all kinds there are if none is given.
     ///
     /// # Errors
-    /// If there is none of a kind, or a kind is given twice.
+    /// If a kind is unknown or given twice.
     pub fn parse(specs: &[String]) -> Result<Vec<Self>, UsageError> {
         if specs.is_empty() {
             let plain = |c: &'static Calibration| Self { calibration: c, spec: MethodSpec::bare(c.kind) };
@@ -306,25 +306,25 @@ impl CalibrationOrder {
                 orders.push(Self { calibration, spec });
             }
         }
-        // In one order whatever was given, so that those that read the same are neighbours.
+        // Always in the same order, so that orders that read the same text are adjacent.
         orders.sort_by_key(|o| CALIBRATIONS.iter().position(|c| c.kind == o.calibration.kind));
         Ok(orders)
     }
 
-    /// Orders that are made from one reading of the text.
+    /// Groups the orders that share one reading of the text.
     pub fn by_reading(orders: &[Self]) -> impl Iterator<Item = &[Self]> {
         orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading && !a.calibration.reading.resumable)
     }
 
-    /// What orders of one reading read if the user does not say.
+    /// The default reading of orders that share one.
     ///
     /// # Panics
-    /// If there are none.
+    /// If there are no orders.
     pub fn reading(orders: &[Self]) -> Reading {
         orders[0].calibration.reading
     }
 
-    /// The text that is made for it if none is given.
+    /// The text that is generated if the user gives none.
     ///
     /// # Errors
     /// If its settings are wrong.
@@ -350,18 +350,18 @@ pub struct CalibrationPlan<'a> {
     pub tokens: usize,
     /// Most tokens of a block; the last one may be shorter.
     pub length: usize,
-    /// Further blocks, of full length, to measure what was learned.
+    /// Further blocks, of full length, that measure what was learned.
     pub held_out: usize,
-    /// Seed of the text and of what is drawn.
+    /// The seed of the text and of random numbers.
     pub seed: u64,
 }
 
-/// Where the state of long calibrations is kept while they run.
+/// Where checkpoints of long calibrations are stored.
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
     /// Folder of the files.
     pub folder: PathBuf,
-    /// Whether to go on from the files that are there.
+    /// Whether to resume from existing files.
     pub resume: bool,
 }
 
@@ -381,13 +381,13 @@ pub struct Made {
     pub kind: &'static str,
     /// Contents of its file.
     pub bytes: Vec<u8>,
-    /// What the user may want to know of it, one line each.
+    /// Notes for the user, one line each.
     pub notes: Vec<String>,
-    /// What was measured on text that nothing was learned from, as CSV.
+    /// Measurements on held-out text, as CSV.
     pub held_out: Option<String>,
 }
 
-/// What others learned of a model, taken in from their file.
+/// Imports nets that others trained for a model.
 ///
 /// # Errors
 /// A [`UsageError`] if such files are not read for `order`, or the file cannot be read or does not fit the model.
@@ -440,11 +440,11 @@ pub struct CalibrationOutcome {
     pub tokens: usize,
     /// The text, in words.
     pub data: String,
-    /// Time of it all, as far as this run did it.
+    /// The time that this run took.
     pub took: Duration,
 }
 
-/// What has been read.
+/// What has been read so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Read {
     blocks: usize,
@@ -455,8 +455,7 @@ impl CalibrationPlan<'_> {
     /// Makes sure that settings are right and that the model can read the blocks.
     ///
     /// # Errors
-    /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are beyond the
-    /// model's context.
+    /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are longer than the model's context.
     pub fn check(&self, model: &Model) -> Result<(), UsageError> {
         self.collectors(&model.shape(), None)?;
         let limit = model.decoder.config().context_limit();
@@ -491,7 +490,7 @@ impl CalibrationPlan<'_> {
         memory::check(needed as u64, what, "choose a shorter --length")
     }
 
-    /// What the user should know about the text, one line each: files that are read more than once.
+    /// Notes for the user about the text, one line each: about files that are read more than once.
     pub fn notes(&self) -> Vec<String> {
         let mut read = vec![0; self.texts.len()];
         self.blocks().iter().enumerate().for_each(|(number, length)| read[number % self.texts.len()] += length);
@@ -535,7 +534,7 @@ impl CalibrationPlan<'_> {
         lengths
     }
 
-    /// Shows every chunk of a block to `observe`; the block's tokens.
+    /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
     fn read(
         &self,
         number: usize,
@@ -556,12 +555,11 @@ impl CalibrationPlan<'_> {
         Ok(ids.len())
     }
 
-    /// Reads all blocks, telling `progress` how many of how many are done after each; `None` if it broke
-    /// off, which leaves checkpoints to go on from.
+    /// Reads all blocks. After each, `progress` gets the number of blocks done and of all blocks. `None` if it stops the run, which leaves
+    /// checkpoints to resume from.
     ///
     /// # Errors
-    /// If a text cannot be made or read, a prompt is beyond the model's context, or a checkpoint cannot be
-    /// written or gone on from.
+    /// If a text cannot be made or read, a prompt is longer than the model's context, or a checkpoint cannot be written or resumed.
     pub fn run(
         &self,
         model: &Model,
@@ -641,7 +639,7 @@ impl CalibrationPlan<'_> {
         Ok(())
     }
 
-    /// Brings the collectors to where their checkpoints were written; what had been read by then.
+    /// Restores the collectors from their checkpoints, and returns what had been read by then.
     fn resume(
         &self,
         checkpoints: &Checkpoints,
@@ -682,7 +680,7 @@ impl CalibrationPlan<'_> {
     }
 }
 
-/// Setting of a checkpoint: the tokens of the plan.
+/// The setting of a checkpoint that holds the plan's number of tokens.
 const PLANNED: &str = "planned_tokens";
 
 fn checkpoint_kind(kind: &str) -> String {
@@ -724,7 +722,7 @@ mod tests {
         assert!(blocks.iter().all(|length| (SHORTEST_ROW..=1024).contains(length)), "{blocks:?}");
         let left = 60_000 - blocks.iter().sum::<usize>();
         assert!(left < 1024, "a row that does not fit ends it: {left} are left");
-        // The median of factors that are equally likely is half way by factors: 512.
+        // On a logarithmic scale from 256, the median length is the middle: 512.
         let short = blocks.iter().filter(|length| **length < 512).count() as f64 / blocks.len() as f64;
         assert!((0.3..0.7).contains(&short), "{short} of {} are shorter than 512", blocks.len());
         assert_eq!(plan(&texts, SHORTEST_ROW - 1, 1024).blocks(), [0; 0]);
@@ -766,7 +764,7 @@ mod tests {
     #[test]
     fn texts_are_read_in_turn_and_repeated_reading_is_said() {
         let texts = [file(0..120), file(0..150)];
-        // Blocks of 100, 100 and 50: 150 of the first text, 100 of the second.
+        // Blocks of 100, 100 and 50 tokens: 150 from the first text, 100 from the second.
         let plan_of_two = plan(&texts, 250, 100);
         let notes = plan_of_two.notes();
         assert_eq!(notes.len(), 1, "{notes:?}");
@@ -812,7 +810,7 @@ mod tests {
         };
         assert_eq!(refused(&["loki", "loki"]).unwrap(), "`loki` is to be calibrated twice");
         assert!(refused(&["quest"]).unwrap().contains("quest"));
-        // Two are of one text; what takes long is read for by itself.
+        // The first two kinds read the same text. A long training has a reading of its own.
         let orders = orders(&[]);
         let readings: Vec<_> = CalibrationOrder::by_reading(&orders).map(kinds).collect();
         assert_eq!(readings[0], all[..2]);
@@ -892,7 +890,7 @@ mod tests {
             let info = Artefact::parse("kept", bytes).unwrap().info().clone();
             Some((info.blocks, info.tokens))
         };
-        // What was kept when each block had been read: every 32nd, and the one where it stops.
+        // The checkpoint after each block: one at every 32nd, and one at the block where the run stops.
         let mut found = Vec::new();
         let stopped = plan.run(&model, Some(&begin), |done, _| {
             found.push(kept());

@@ -1,5 +1,5 @@
-//! Reads a prompt densely in two parts and shows both to observers: the first part, which is attended, and the tokens behind
-//! it, whose queries attend.
+//! Reads a prompt densely in two parts and passes both to observers: the first part is the context; the tokens after it have the queries
+//! that attend to it.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::LayerKv;
 use spattn_model::decoder::Decoder;
 
-/// Reads the first `context` of `ids`, and then the others, if there are any. `before` sees the chunks of the former at every
-/// layer, `behind` those of the latter. Keys and values of all layers, of all tokens.
+/// Reads the first `context` of `ids`, and then the others, if there are any. `before` gets the first part's chunks at every layer,
+/// `behind` those of the second part. Returns keys and values of all layers for all tokens.
 ///
 /// # Errors
-/// If the decoder cannot read them, or what a device holds of them cannot be copied.
+/// If the decoder cannot read them, or they cannot be copied from a device.
 pub fn read_apart(
     decoder: &Decoder,
     ids: &[u32],

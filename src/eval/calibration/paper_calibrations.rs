@@ -1,5 +1,4 @@
-//! Trains the calibrations that a paper's item compares. Each is written as soon as it is done, so a stopped run continues
-//! with the next one.
+//! Trains the calibrations that a paper's item compares. Each one is written when it is done, so a stopped run continues with the next one.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -26,25 +25,25 @@ fn name(at: usize) -> String {
     format!("{at:02}.json")
 }
 
-/// Calibrations that are to be learned, and where what they are measured to be is kept.
+/// The calibrations to train and measure, and where to store the measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Lesson<'a> {
-    /// What is learned.
+    /// The calibrations and their settings.
     pub learning: &'a Learning,
     /// The folder of its files.
     pub folder: &'a Path,
-    /// Where to compute.
+    /// The device to compute on.
     pub device: Device,
-    /// Whether what is there is thrown away.
+    /// Whether stored measurements are deleted first.
     pub overwrite: bool,
 }
 
 impl Lesson<'_> {
-    /// Makes sure that it can be learned, of a model whose weights need not be there; gives about how long reading takes in all,
-    /// in seconds, and memory in bytes. What training takes besides depends on the calibration.
+    /// Checks that the calibrations are possible, and returns the estimated seconds of all reading and the memory in bytes. The model's
+    /// weights may be missing. Training takes further time, which depends on the calibration.
     ///
     /// # Errors
-    /// Calibrations that are unknown or measure nothing, and a model that is not there.
+    /// For calibrations that are unknown or measure nothing, and for a missing model.
     pub fn check(&self) -> Result<(f64, usize)> {
         let source = ModelSource::parse(&self.learning.model)?;
         let model = OpenModel::open_without_weights(&source, None, TokenizerOptions::default())?;
@@ -57,10 +56,11 @@ impl Lesson<'_> {
         Ok((reading_seconds(dimensions, &prompts)?, bytes))
     }
 
-    /// Learns what was not learned yet; `None` if it was stopped. `tell` hears of each.
+    /// Trains the calibrations that are not stored yet, and returns all measurements; `None` if it was stopped. `tell` gets a line for
+    /// each.
     ///
     /// # Errors
-    /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
+    /// As [`check`](Self::check); if stored measurements have other settings, the model cannot read, or files cannot be written.
     pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<AnalysisTables>>> {
         if self.overwrite {
             OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
@@ -97,10 +97,10 @@ impl Lesson<'_> {
         Ok(Some(by_layer(&all)?))
     }
 
-    /// What was learned before of these settings; nothing if not all of it is there.
+    /// The stored measurements with these settings; empty unless all are there.
     ///
     /// # Errors
-    /// If what is there cannot be read, or is of other settings.
+    /// If a stored measurement cannot be read or has other settings.
     pub fn kept_all(&self) -> Result<Vec<AnalysisTables>> {
         let open = self.model()?;
         let all = (0..self.learning.calibrations.len()).map(|at| self.kept(at, &open));
@@ -148,7 +148,7 @@ impl Lesson<'_> {
         }))
     }
 
-    /// What a file holds of these settings; `None` if there is no file.
+    /// The measurement in a file; `None` if there is no file. An error if it has other settings.
     fn kept(&self, at: usize, model: &OpenModel) -> Result<Option<Learned>> {
         let path = self.path(at);
         if !path.exists() {

@@ -12,10 +12,10 @@ use spattn_base::error::{UsageError, in_plain_words};
 const HINT: &str = "`spattn list configs` shows configs that work";
 
 impl Settings {
-    /// Reads a config's text; `file` names it in errors.
+    /// Reads a config's text; `file` is its name in errors.
     ///
     /// # Errors
-    /// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, a value of the wrong type or out of its bounds.
+    /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, and a value of the wrong type or out of bounds.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         let settings: Self = parse_toml(text, file)?;
         settings.check_values().map_err(|InvalidValue { key, item, error }| {
@@ -26,10 +26,10 @@ impl Settings {
     }
 }
 
-/// Reads a file's text; `file` names it in errors.
+/// Reads a TOML text; `file` is its name in errors.
 ///
 /// # Errors
-/// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, or a value of the wrong type.
+/// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, or a value of the wrong type.
 pub(crate) fn parse_toml<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, UsageError> {
     toml::from_str(text).map_err(|e: toml::de::Error| {
         let at = e.span().map(|span| span.start);
@@ -47,19 +47,19 @@ fn place(text: &str, file: &str, at: Option<usize>) -> String {
     at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)))
 }
 
-/// The number of the line that has a byte, from 1.
+/// The number of the line that contains a byte, from 1.
 fn line(text: &str, byte: usize) -> usize {
     1 + text.bytes().take(byte).filter(|b| *b == b'\n').count()
 }
 
-/// The key whose value has a byte; none if the text is no TOML.
+/// The key whose value contains a byte; `None` if the text is invalid TOML.
 fn key_at(text: &str, byte: usize) -> Option<String> {
     let table = DeTable::parse(text).ok()?.into_inner();
     let holds = |value: &Spanned<DeValue<'_>>| value.span().contains(&byte);
     table.iter().find(|(_, value)| holds(value)).map(|(key, _)| key.get_ref().to_string())
 }
 
-/// Where a key's value is, or the item of it if it is a list.
+/// The position of a key's value, or of an item of it if it is a list.
 fn value_span(text: &str, key: &str, item: usize) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?.into_inner();
     let (_, value) = table.iter().find(|(k, _)| k.get_ref().as_ref() == key)?;
@@ -67,7 +67,7 @@ fn value_span(text: &str, key: &str, item: usize) -> Option<Range<usize>> {
     Some(of_item.unwrap_or_else(|| value.span()))
 }
 
-/// The error for a key that is none, from the parser's "unknown field `a`, expected one of `b`, `c`".
+/// The error for an unknown key, from the parser's "unknown field `a`, expected one of `b`, `c`".
 fn unknown_key(message: &str) -> Option<UsageError> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     Some(UsageError::unknown("key", quoted.next()?, quoted))

@@ -10,7 +10,7 @@ use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
 
-/// Sinks, windows, dense layers and tails in all combinations: what methods are run under unless they say otherwise.
+/// All combinations of sinks, windows, dense layers and tails. Methods run under them unless their specs say otherwise.
 fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
     let sinks = alternatives("sink", s.sink.as_ref(), default.sink)?;
@@ -43,10 +43,10 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     Ok(policies)
 }
 
-/// What methods of these settings are run under unless they say otherwise.
+/// The policy of methods under these settings, unless their specs say otherwise.
 ///
 /// # Errors
-/// If sinks, windows, dense layers or tails are several, or wrong.
+/// If there are several sinks, windows, dense layers or tails, or a wrong one.
 pub(crate) fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     let mut policies = policies(s)?;
     match policies.len() {

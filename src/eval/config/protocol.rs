@@ -1,4 +1,4 @@
-//! Where sparse attention starts. It is recorded with every score, as it changes scores more than most methods do.
+//! Where sparse attention starts. It is recorded with every score, because it changes scores more than most methods do.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,36 +7,34 @@ use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 use spattn_model::tokenizer::PromptTokens;
 
-/// Which tokens of a prompt are the prefix: read densely and shared by all methods, but under `prefill`.
+/// Which tokens of a prompt are the prefix, which is read densely and shared by all methods, except under `Prefill`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// The whole prompt is dense; only generated tokens are sparse. The first answer token then comes
-    /// from dense attention, which flatters every method.
+    /// The whole prompt is dense; only generated tokens are sparse. The first answer token then comes from dense attention, which favours
+    /// every method.
     Decode,
     /// Sparse from the first token of the question.
     Question,
-    /// Sparse for the last so many prompt tokens.
+    /// Sparse for this many last prompt tokens.
     Last(usize),
-    /// Sparse from the first token: all of the prompt is the prefix, which each method reads by its own prefill
-    /// pattern.
+    /// Sparse from the first token: the prefix is the whole prompt, which each method reads with its own prefill pattern.
     Prefill,
 }
 
 impl Protocol {
-    /// Number of prompt tokens in the prefix; `context_bytes` is where the question begins in the
-    /// user's turn.
+    /// The number of prompt tokens in the prefix. `context_bytes` is the offset of the question in the user's turn.
     pub fn prefix_tokens(self, prompt: &PromptTokens, context_bytes: usize) -> usize {
         let all = prompt.ids.len();
         match self {
             Protocol::Decode | Protocol::Prefill => all,
-            // At least one token is left, to take the first logits from.
+            // At least one token remains, which gives the first logits.
             Protocol::Question => prompt.token_of_user_byte(context_bytes).min(all - 1),
             Protocol::Last(n) => all.saturating_sub(n),
         }
     }
 
-    /// As [`prefix_tokens`](Self::prefix_tokens), for a prompt of so many tokens whose continuations are scored: they
-    /// are the question, and the prompt's last token is the first that the method attends.
+    /// As [`prefix_tokens`](Self::prefix_tokens), for a prompt of `prompt_tokens` tokens with scored continuations: these take the place of
+    /// the question, and the prompt's last token is the first that a method attends.
     pub fn prefix_before_answer(self, prompt_tokens: usize) -> usize {
         match self {
             Protocol::Decode | Protocol::Prefill => prompt_tokens,
@@ -93,7 +91,7 @@ mod tests {
         let (before, after) = prompt.ids.split_at(of(Protocol::Question));
         let text = |ids: &[u32]| model.tokenizer.decode(ids).unwrap();
         assert!(text(before).trim_end().ends_with("4711.") && text(after).trim_start().starts_with("What opens"));
-        // Where nothing is asked, the last token is left to be read.
+        // Without a question, the last token remains to be read.
         let statement = model.tokenizer.encode_plain(context.trim_end(), "").unwrap();
         let prefix = Protocol::Question.prefix_tokens(&statement, context.len());
         assert_eq!(prefix, statement.ids.len() - 1);

@@ -18,10 +18,10 @@ use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
 use spattn_tasks::Positions;
 
-/// What examples are run under, besides the methods: each combination of values is run.
+/// The conditions of examples besides the methods. Each combination of values is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// Seed of the examples and of methods that draw.
+    /// Seed of the examples and of methods with random choices.
     pub seed: u64,
     /// Where sparse attention starts.
     pub protocol: Protocol,
@@ -114,10 +114,10 @@ impl Matrix {
 }
 
 impl RunConfig {
-    /// Checks settings and fills in what is still missing from the program's defaults: a config for each model.
+    /// Checks settings and adds the program's defaults. Returns a configuration for each model.
     ///
     /// # Errors
-    /// The first thing that is wrong with them.
+    /// With the first fault in the settings.
     pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
         settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
@@ -138,7 +138,7 @@ impl RunConfig {
         Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())
     }
 
-    /// The same of settings that give one value of everything that `spattn eval` takes one of.
+    /// As [`resolve`](Self::resolve), for settings with a single value of everything that `spattn eval` takes once.
     ///
     /// # Errors
     /// As [`RunConfig::resolve`]; if there are several values.
@@ -151,7 +151,7 @@ impl RunConfig {
         }
     }
 
-    /// What every example is run under: all combinations of seed and protocol.
+    /// The conditions of every example: all combinations of seed and protocol.
     pub fn variants(&self) -> Vec<Variant> {
         let of_seed = |&seed: &u64| self.protocols.iter().map(move |&protocol| Variant { seed, protocol });
         self.seeds.iter().flat_map(of_seed).collect()

@@ -85,9 +85,9 @@ with_settings!(define_settings);
 pub struct InvalidValue {
     /// Its key.
     pub key: &'static str,
-    /// Which value of the key it is, from 0.
+    /// The index of the wrong value in the key's list, from 0.
     pub item: usize,
-    /// What is wrong with it.
+    /// The fault.
     pub error: UsageError,
 }
 
@@ -114,7 +114,7 @@ fn check_count<T: Value>(flag: &Flag, value: Option<&T>) -> Result<(), InvalidVa
     }
 }
 
-/// Paths that are not UTF-8 are written as they are shown.
+/// Paths that are not UTF-8 are written with replacement characters.
 fn as_shown<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }

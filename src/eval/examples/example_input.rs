@@ -10,23 +10,23 @@ use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
 use spattn_tasks::{Cut, Task};
 
-/// What an example is made of.
+/// The content of an example.
 pub(crate) enum ExampleInput {
     Prompt(Box<TruncatedExample>),
     Passage(Passage),
 }
 
-/// Tokens of an example.
+/// Token counts of an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Of its prompt.
+    /// Tokens of the prompt.
     pub prompt: usize,
-    /// Steps after the prefix, under all protocols together, if answers are as long as their keys.
+    /// Steps after the prefix, summed over all protocols, if answers are as long as their references.
     pub steps: usize,
 }
 
-/// Makes an example of a task, as it is read by a model that takes `most` tokens; whether it fits them to the last is not
-/// checked, nor that the model knows them.
+/// Makes an example of a task for a model that reads at most `most` tokens. Whether it fits exactly, and whether the model knows all
+/// tokens, is not checked.
 ///
 /// # Errors
 /// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
@@ -55,7 +55,7 @@ pub(crate) fn make(
     }
 }
 
-/// Splits texts of rows, of which the model takes a number of tokens at most.
+/// Tokenizes texts of rows up to a limit.
 struct Bounded<'a> {
     model: &'a OpenModel,
     most: usize,
@@ -81,7 +81,7 @@ impl ExampleInput {
         }
     }
 
-    /// How many of them are the prefix.
+    /// The number of its tokens in the prefix.
     pub fn prefix_tokens(&self, protocol: Protocol) -> usize {
         match self {
             Self::Prompt(fitted) => protocol.prefix_tokens(&fitted.prompt, fitted.example.context.len()),
@@ -89,8 +89,8 @@ impl ExampleInput {
         }
     }
 
-    /// Tokens that are generated, if the answer is as long as its key, or scored; `None` if the key is no text to the
-    /// tokenizer.
+    /// The number of generated tokens, if the answer is as long as its references, or of scored tokens; `None` if the references cannot be
+    /// tokenized.
     pub fn answer_tokens(&self, tokenizer: &Tokenizer) -> Option<usize> {
         match self {
             Self::Passage(passage) => Some(passage.continuations.iter().map(|c| c.tokens.len()).sum()),
@@ -102,7 +102,7 @@ impl ExampleInput {
         }
     }
 
-    /// How many tokens there are; `None` as for [`answer_tokens`](Self::answer_tokens).
+    /// The token counts; `None` as in [`answer_tokens`](Self::answer_tokens).
     pub fn size(&self, protocols: &[Protocol], tokenizer: &Tokenizer) -> Option<Size> {
         let (prompt, answer) = (self.prompt().len(), self.answer_tokens(tokenizer)?);
         let steps = protocols.iter().map(|protocol| prompt - self.prefix_tokens(*protocol) + answer).sum();

@@ -12,13 +12,13 @@ pub struct RunProgress<'a> {
     pub total: usize,
     /// Work done, in the unit of `eval::plan::work`; longer examples have more.
     pub work_done: u64,
-    /// Work of examples that were in the store already: it tells nothing about the speed of this run.
+    /// Work of examples that were in the store already, which does not count for the speed of this run.
     pub work_found: u64,
     /// Work of this shard.
     pub work: u64,
     /// The task of the example just done.
     pub task: &'a str,
-    /// Its length asked for.
+    /// The requested length.
     pub length: usize,
     /// Whether it was the last one of its task and length.
     pub ends_cell: bool,
@@ -29,7 +29,7 @@ pub struct RunProgress<'a> {
 /// A part of the matrix that cannot be run.
 #[derive(Debug)]
 pub struct SkippedWork {
-    /// What of the matrix is left out: the model, and task, length, seed, protocol and method where they matter.
+    /// What is left out: the model, and the task, length, seed, protocol and method as far as they matter.
     pub what: String,
     /// Why.
     pub error: anyhow::Error,
@@ -46,7 +46,7 @@ pub trait RunObserver {
     /// An error ends the run; otherwise it continues with the rest.
     fn failed(&mut self, failure: SkippedWork) -> Result<()>;
 
-    /// Something failed, but its records were made in another way.
+    /// Something failed, but its records could be made in another way.
     fn mended(&mut self, failure: &SkippedWork) {
         let _ = failure;
     }

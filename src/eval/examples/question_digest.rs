@@ -10,9 +10,9 @@ use spattn_tasks::likelihood::{Measure, Scoring};
 /// Hexadecimal digits of a digest: 128 bits.
 const DIGITS: usize = 32;
 
-/// Digest of an example: all tokens that are read or scored, the answer key, how it is scored, and where answers end.
+/// Digest of an example: all tokens that are read or scored, the references, how answers are scored, and where they end.
 ///
-/// It is made of JSON, so it is the same on every machine and with every version of the compiler.
+/// It is made from JSON, so it is the same on every machine and with every compiler version.
 pub(crate) fn digest(material: &ExampleInput) -> String {
     let content = match material {
         ExampleInput::Prompt(fitted) => {
@@ -33,7 +33,7 @@ pub(crate) fn digest(material: &ExampleInput) -> String {
     sha256_hex(content.to_string().as_bytes())[..DIGITS].to_owned()
 }
 
-/// How the example that a record was made of differs from `material`; `None` if it does not, as far as the record tells.
+/// How a record's example differs from `material`; `None` if it does not, as far as the record tells.
 pub(crate) fn difference(record: &Record, material: &ExampleInput) -> Option<String> {
     let is_same = match &record.example_sha256 {
         Some(then) => digest(material) == **then,
@@ -47,11 +47,11 @@ pub(crate) fn difference(record: &Record, material: &ExampleInput) -> Option<Str
         (Some(then), Some(now)) if then != now => Some(format!("{name} was {}, is {}", short(then), short(now))),
         _ => None,
     });
-    // What is the same in all that records spell out differs in the text that they do not.
+    // If everything that records contain is equal, the difference is in the text, which they do not contain.
     differing.or_else(|| record.example_sha256.is_some().then(|| "its text has changed".to_owned()))
 }
 
-/// What records spell out of an example, by name; `None` where one does not say it.
+/// The parts of an example that records contain, by name; `None` if a record lacks one.
 struct Asked([(&'static str, Option<Value>); 6]);
 
 impl Asked {
@@ -105,7 +105,7 @@ impl Asked {
     }
 }
 
-/// A value as JSON, its end left out where it is long.
+/// A value as JSON, shortened at the end.
 fn short(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();
@@ -115,7 +115,7 @@ fn short(value: &Value) -> String {
     }
 }
 
-/// A text of at most a few hundred characters: the middle of a longer one is left out.
+/// A text of at most a few hundred characters, shortened in the middle.
 pub(crate) fn elide_middle(text: &str) -> String {
     const HALF: usize = 250;
     let text = text.trim();
@@ -178,7 +178,7 @@ mod tests {
         ExampleInput::Passage(passage)
     }
 
-    /// Everything that decides a prompt, an answer or its score is in the digest; names and places are not.
+    /// The digest covers everything that determines a prompt, an answer or its score, but not names and positions.
     #[test]
     fn a_digest_is_of_content_alone() {
         let changed = [
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(told(&more), both("the limit of tokens to generate was 8, is 9"));
         let longer = prompt(|_, ids| ids.push(4));
         assert_eq!(told(&longer), both("the number of prompt tokens was 3, is 4"));
-        // What a record does not spell out is told by its digest alone.
+        // A change of what the record does not contain shows only in the digest.
         let other_text = prompt(|_, ids| ids[1] = 7);
         assert_eq!(told(&other_text), (Some("its text has changed".to_owned()), None));
     }

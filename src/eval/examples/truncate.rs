@@ -23,10 +23,10 @@ pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, 
     }
 }
 
-/// Makes sure that a prompt says something to the model, and says it in one chat template at most.
+/// Checks that some of the user's turn is left in the tokens, and that it is not inside two chat templates.
 ///
 /// # Errors
-/// If nothing of the user's turn is left in tokens, or it was put into a chat template before.
+/// If no token of the user's turn is left, or it already contains a chat template.
 pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenizer) -> Result<(), UsageError> {
     let user = example.user_turn();
     let said = prompt.user_start..prompt.user_start + user.len().saturating_sub(prompt.user_cut);
@@ -47,14 +47,14 @@ pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenize
     }
 }
 
-/// Makes sure that a text is not so much longer than `most` tokens that splitting it as a whole would be of no use.
+/// Checks that a text is not so much longer than `most` tokens that tokenizing all of it would be useless.
 ///
 /// # Errors
 /// If it is, or the tokenizer fails.
 pub fn check_bytes(text: &str, model: &OpenModel, most: usize) -> Result<(), UsageError> {
-    // Few texts have more bytes a token; any other is split as a whole, and counted to the last.
+    // Few texts have more bytes per token. Any other text is tokenized as a whole and counted exactly.
     const BYTES: usize = 8;
-    // More than where pieces meet can add.
+    // More than the tokens added where pieces meet.
     let enough = most + most / 8 + 1024;
     if text.len() <= BYTES * enough || model.tokenizer.count_past(text, enough)? <= enough {
         return Ok(());
@@ -64,10 +64,10 @@ pub fn check_bytes(text: &str, model: &OpenModel, most: usize) -> Result<(), Usa
     Err(UsageError::new(what).hint("leave the row out"))
 }
 
-/// Cuts the user's turn to `keep` tokens if it has more; gives the number of tokens cut out.
+/// Cuts the user's turn to `keep` tokens if it has more, and returns the number of tokens cut out.
 ///
 /// # Errors
-/// If so few are to be kept that nothing would be left, or the tokenizer fails.
+/// If nothing would be left, or the tokenizer fails.
 pub fn cut(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     match example.rules.cut.clone() {
         Cut::Nothing => Ok(0),
@@ -81,9 +81,9 @@ fn too_few(example: &Example, keep: usize) -> UsageError {
         .hint("choose a greater --length")
 }
 
-/// Half of the tokens are kept from the beginning and half from the end.
+/// Keeps half of the tokens from the start and half from the end.
 ///
-/// The question stays what it is where the kept end holds all of it; otherwise all of the kept end is the question.
+/// The question stays the same if the kept end contains all of it; otherwise the whole kept end becomes the question.
 fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     let ids = tokenizer.encode_text(&example.user_turn(), true)?;
     if ids.len() <= keep {
@@ -102,7 +102,7 @@ fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Resu
     Ok(ids.len() - 2 * half)
 }
 
-/// The separator and the question are kept, and as much of the context's beginning as there is room for.
+/// Keeps the separator and the question, and as much of the context's start as fits.
 fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     let all = tokenizer.encode_text(&example.user_turn(), true)?.len();
     if all <= keep {
@@ -116,9 +116,9 @@ fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Toke
     Ok(all.saturating_sub(kept.len() + end))
 }
 
-/// An example as it is run: cut if it has to be.
+/// An example as it is run, cut if necessary.
 pub struct TruncatedExample {
-    /// The example, with what is left of its prompt.
+    /// The example, with the rest of its prompt.
     pub example: Example,
     /// Its prompt in tokens.
     pub prompt: PromptTokens,
@@ -126,8 +126,8 @@ pub struct TruncatedExample {
     pub cut_tokens: Option<usize>,
 }
 
-/// Cuts an example that may be cut to `example.length` tokens (0: to no certain length), and, unless that length is
-/// beyond `context`, until prompt and answer fit `context` tokens.
+/// Cuts an example, if its rules allow it, to `example.length` tokens (0 for no limit), and, unless that length is beyond `context`, until
+/// prompt and answer fit into `context` tokens.
 ///
 /// # Errors
 /// As [`cut`].
@@ -144,7 +144,7 @@ pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Tr
         let prompt = encode(tokenizer, &shorter)?;
         match prompt.ids.len().saturating_sub(room) {
             0 => return Ok(TruncatedExample { example: shorter, prompt, cut_tokens }),
-            // The chat template, and tokens that became more where the halves meet.
+            // Further tokens come from the chat template, and from where the halves meet.
             excess => keep = keep.saturating_sub(excess),
         }
     }
@@ -194,7 +194,7 @@ mod tests {
         let exact = |text: &str| tokenizer.encode_text(text, false).unwrap().len();
         let short = "A house by the sea, é段\u{1f600}.\n".repeat(100);
         assert_eq!((count(&short, usize::MAX), count("", 0)), (exact(&short), 0));
-        // Several pieces, with white space and without any.
+        // Several pieces, with and without white space.
         for text in [short.repeat(20), "段落".repeat(50_000), "x".repeat(200_000)] {
             let (counted, all, pieces) = (count(&text, usize::MAX), exact(&text), text.len() / (1 << 15) + 1);
             assert!(all <= counted + 2 * pieces && counted <= all + 2 * pieces, "{counted} of {all}");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the text: no panic, and never more than is to be kept.
+        /// For any text, it never panics and never keeps too much.
         #[test]
         fn any_text_can_be_cut(context in ".{0,80}", question in "(.|\n|é|段){0,40}", keep in 2usize..60) {
             let tokenizer = tokenizer();

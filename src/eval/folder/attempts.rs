@@ -19,31 +19,31 @@ use spattn_base::{clock, privacy};
 
 /// Name of the file within a folder.
 pub const ATTEMPTS: &str = "attempts.jsonl";
-/// Bytes of it that are read at most.
+/// The most bytes of it that are read.
 const MOST_BYTES: u64 = 1 << 30;
-/// Stands for the machine where the user is left out.
+/// Replaces the machine's name if the user is hidden.
 const NOWHERE: &str = "-";
-/// How often a job may begin without getting anything done.
+/// How many times a job may start without making a record.
 const MOST_FRUITLESS: usize = 3;
 
-/// Who began, and when.
+/// The start of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// Seconds since 1970.
     pub at: u64,
-    /// The machine, or the node as the scheduler calls it.
+    /// The machine's name, or the node's name from the scheduler.
     pub node: String,
-    /// The scheduler's number of the job, if there is a scheduler.
+    /// The scheduler's job number, if there is a scheduler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-    /// Its process.
+    /// The process number.
     pub pid: u32,
-    /// Records that were there.
+    /// The number of records at the start.
     pub records: usize,
 }
 
 impl Start {
-    /// Without the machine and the number of the process.
+    /// The same without the machine's name and the process number.
     fn without_user(self) -> Self {
         Self { node: NOWHERE.to_owned(), pid: 0, ..self }
     }
@@ -58,26 +58,26 @@ pub struct Failed {
     pub why: String,
 }
 
-/// How a process ended that could say so.
+/// The end of a process that could still write it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct End {
     /// Seconds since 1970.
     pub at: u64,
     /// How it ended.
     pub end: Ending,
-    /// Records that were there then.
+    /// The number of records at the end.
     pub records: usize,
     /// The error that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Seconds that processors worked on it, where the system tells.
+    /// Processor seconds, if the system reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor_s: Option<f64>,
 }
 
 impl End {
     fn now(end: Ending, records: usize, error: Option<String>) -> Self {
-        // To a hundredth: more is noise.
+        // Rounded to hundredths; more digits are noise.
         let processor_s = clock::process_time().map(|time| (100.0 * time.as_secs_f64()).round() / 100.0);
         Self { at: now(), end, records, error, processor_s }
     }
@@ -87,7 +87,7 @@ impl End {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// All is recorded, but for the parts that are listed as failed.
+    /// All is recorded, except for the parts listed as failed.
     Done,
     /// It was told to stop.
     Stopped,
@@ -103,23 +103,23 @@ enum Line {
     Ended(End),
 }
 
-/// One process on the folder.
+/// One process that ran on the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// How it began.
+    /// Its start.
     pub start: Start,
     /// What it could not run.
     pub failed: Vec<Failed>,
-    /// How it ended, if it could say so.
+    /// Its end, if it could write it.
     pub end: Option<End>,
 }
 
-/// The attempts on a folder, in their order; none where nothing can be read of them.
+/// The attempts on a folder, in order; empty if the log cannot be read.
 pub fn read(dir: &Path) -> Vec<Attempt> {
     let bytes = read_here(&dir.join(ATTEMPTS), MOST_BYTES).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let mut attempts: Vec<Attempt> = Vec::new();
-    // A torn line says nothing.
+    // An incomplete line is skipped.
     for line in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
         match (line, attempts.last_mut()) {
             (Line::Started(start), _) => attempts.push(Attempt { start, failed: Vec::new(), end: None }),
@@ -131,18 +131,17 @@ pub fn read(dir: &Path) -> Vec<Attempt> {
     attempts
 }
 
-/// The attempt that is being made by this process.
+/// The log of this process's attempt.
 #[derive(Debug)]
 pub struct Log {
     file: File,
 }
 
 impl Log {
-    /// Begins an attempt on a folder that this process alone writes to.
+    /// Starts an attempt on a folder that only this process writes to.
     ///
     /// # Errors
-    /// If the file cannot be written; a [`RunFailure`] if the scheduler's job has begun so often without one more record
-    /// that there is no sense in it.
+    /// If the file cannot be written; a [`RunFailure`] if the scheduler's job has started too often without making a record.
     pub fn begin(dir: &Path, records: usize) -> Result<Self> {
         Self::begin_as(dir, records, job())
     }
@@ -168,7 +167,7 @@ impl Log {
         }
     }
 
-    /// Notes what cannot be run.
+    /// Logs a part that cannot be run.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -177,7 +176,7 @@ impl Log {
         self.write(&Line::Failed(Failed { what, why }))
     }
 
-    /// Notes how it ended.
+    /// Logs the end.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -197,7 +196,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The number of the scheduler's job that this process is of, which stays when it is begun again.
+/// The scheduler's job that this process belongs to. It stays the same when the job is restarted.
 fn job() -> Option<String> {
     let of = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     match (of("SLURM_ARRAY_JOB_ID"), of("SLURM_ARRAY_TASK_ID")) {
@@ -206,12 +205,12 @@ fn job() -> Option<String> {
     }
 }
 
-/// A job as it is written down: its number, or what stands for it.
+/// The job as it is logged: its number, or a substitute if the user is hidden.
 fn marked(job: String, dir: &Path) -> String {
     if privacy::is_left_out() { privacy::job(&job, dir) } else { job }
 }
 
-/// How often in a row a job began where no record came after.
+/// How many times in a row a job started and made no record.
 fn fruitless(attempts: &[Attempt], job: &str, records: usize) -> usize {
     let is = |attempt: &&Attempt| attempt.start.job.as_deref() == Some(job) && attempt.start.records == records;
     attempts.iter().rev().take_while(is).count()
@@ -230,7 +229,7 @@ mod tests {
         log.failed("builtin, ruler/vt", &anyhow::anyhow!("too\nlong").context("at 4096")).unwrap();
         log.end(Ending::Stopped, 3, None).unwrap();
         drop(Log::begin_as(dir.path(), 3, Some("7_1".into())).unwrap());
-        // A line that was torn by a kill.
+        // A line that a kill left incomplete.
         let torn = fs::read_to_string(dir.path().join(ATTEMPTS)).unwrap() + "{\"ended\":{\"at\":";
         fs::write(dir.path().join(ATTEMPTS), torn).unwrap();
         let [first, second] = &read(dir.path())[..] else { panic!("two attempts") };
@@ -250,7 +249,7 @@ mod tests {
         let error = begin("7_1", 5).unwrap_err();
         assert!(error.to_string().contains("job 7_1 began 3 times"), "{error}");
         assert_eq!(read(dir.path()).last().unwrap().end.as_ref().unwrap().end, Ending::Error);
-        // A user who submits it again means it; so does one who begins by hand.
+        // Submitting the job again is deliberate, and so is starting a run by hand.
         begin("8_1", 5).unwrap();
         for _ in 0..4 {
             Log::begin_as(dir.path(), 5, None).unwrap();

@@ -8,28 +8,28 @@ use serde_json::Value;
 use spattn_base::disk::read_here;
 use spattn_base::given::MARK;
 
-/// Bytes of a file that are read where it has to be read whole.
+/// The most bytes of a file that has to be read whole.
 const MOST_BYTES: u64 = 256 << 20;
-/// Bytes at a file's beginning that show what it is.
+/// The bytes at the start of a file that are examined.
 const BEGINNING: u64 = 4096;
 
-/// What this program's files of a name have.
+/// What identifies this program's files of a name.
 enum Sign {
-    /// One of these texts stands at the beginning.
+    /// The file starts with one of these texts.
     Begins(&'static [&'static str]),
-    /// All of these stand near the beginning.
+    /// All of these texts are near the start.
     Holds(&'static [&'static str]),
     /// A JSON object with all of these keys.
     Keys(&'static [&'static str]),
-    /// As figures are drawn: white, with a size.
+    /// An SVG with this program's first lines: a size and a white background.
     Figure,
-    /// As the figure beside it is made pixels of: twice its size, and nothing else in the file.
+    /// A PNG made from the SVG beside it: twice its size, and nothing but pixels.
     Pixels,
-    /// A prompt, packed without a time and a name.
+    /// A compressed prompt, without a time and a name.
     Packed,
-    /// A table of a report, or one that the page of an analysis links to.
+    /// A table of a report, or one that an analysis's page links to.
     Table,
-    /// Tensors with what is known of them.
+    /// Tensors with this program's metadata.
     Tensors,
 }
 
@@ -37,9 +37,9 @@ use Sign::{Begins, Figure, Holds, Keys, Packed, Pixels, Table, Tensors};
 
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
-/// Signs by a file's name: the first line that fits it counts; `*` stands for any name without a folder.
+/// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
 const SIGNS: [(&str, Sign); 33] = [
-    // An empty one is of a run that failed before its first record.
+    // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
     ("summary.csv", Begins(&["model,task,length,method,params,protocol,n,score,ci_low,"])),
@@ -74,23 +74,23 @@ const SIGNS: [(&str, Sign); 33] = [
     ("*.png", Pixels),
     ("*.safetensors", Tensors),
 ];
-/// Whether a file of a folder shows that this program wrote it.
+/// Whether a file's content shows that this program wrote it.
 pub fn is_shown(dir: &Path, name: &str) -> bool {
     match SIGNS.iter().find(|(pattern, _)| fits(name, pattern)) {
         Some((_, sign)) => sign.is_at(dir, name),
-        // A unit of an item of a paper.
+        // A unit of a paper's item.
         None => name.ends_with(".json") && Keys(&["identity", "program"]).is_at(dir, name),
     }
 }
 
 fn fits(name: &str, pattern: &str) -> bool {
     let Some((folder, ending)) = pattern.split_once('*') else { return name == pattern };
-    // Figures are in `plots/` or, a paper's, beside its table.
+    // Figures are in `plots/`; a paper's figure is beside its table.
     let is_below = folder.is_empty() || name.starts_with(folder);
     is_below && name.ends_with(ending)
 }
 
-/// Whether the page of an analysis, which is this program's, links to a table.
+/// Whether this program's page of an analysis links to a table.
 fn is_linked(dir: &Path, name: &str) -> bool {
     const PAGE: &str = "analyze.md";
     let page = read_here(&dir.join(PAGE), MOST_BYTES).unwrap_or_default();
@@ -139,7 +139,7 @@ fn is_empty(dir: &Path, name: &str) -> bool {
     std::fs::metadata(dir.join(name)).is_ok_and(|file| file.len() == 0)
 }
 
-/// Width and height of a figure of this program's, by its first two lines.
+/// Width and height of a figure, if its first two lines are this program's.
 fn size(svg: &str) -> Option<(u32, u32)> {
     let mut lines = svg.lines();
     let (first, second) = (lines.next()?, lines.next()?);
@@ -152,7 +152,7 @@ fn size(svg: &str) -> Option<(u32, u32)> {
     (first.ends_with(&head) && second == white).then(|| width.parse().ok().zip(height.parse().ok())).flatten()
 }
 
-/// Width and height of a PNG in four channels that holds nothing but pixels: no program's name, no density of print.
+/// Width and height of a PNG with four channels that contains nothing but pixels: no program's name, no print density.
 fn pixels(png: &[u8]) -> Option<(u32, u32)> {
     let number = |at: usize| Some(u32::from_be_bytes(png.get(at..at + 4)?.try_into().ok()?));
     if !png.starts_with(b"\x89PNG\r\n\x1a\n") || png.get(24..26)? != [8, 6] {

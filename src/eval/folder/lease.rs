@@ -21,28 +21,28 @@ use spattn_base::privacy;
 
 /// Name of the file within a folder.
 pub const OWNER: &str = ".owner";
-/// How often an owner says that it lives.
+/// The interval at which an owner increments its counter.
 const BEAT: Duration = Duration::from_secs(5);
-/// How long a count has to stand still.
+/// How long a counter must stand still before its owner counts as gone.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a name has to stand where two may take over at the same time.
+/// How long a name must stand if two processes may take over at the same time.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Bytes of the file that are read at most.
+/// The most bytes of the file that are read.
 const MOST_BYTES: u64 = 1 << 16;
 
-/// What is found in a file's place.
+/// What a folder has in place of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
     Nothing,
     Owner(Owner),
-    /// The beginning of what an owner writes.
+    /// The incomplete start of an owner's file.
     CutShort,
 }
 
 impl Found {
     /// # Errors
-    /// If the file is of no owner, or cannot be read.
+    /// If the file is not an owner's, or cannot be read.
     fn at(path: &Path) -> io::Result<Self> {
         let bytes = match read_here(path, MOST_BYTES) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Self::Nothing),
@@ -52,7 +52,7 @@ impl Found {
             return Ok(Self::Owner(owner));
         }
         let (beginning, text) = (b"{\"host\"", bytes.trim_ascii());
-        // A machine that went down may leave zeros.
+        // A crashed machine may leave zeros.
         let is_cut = text.iter().all(|byte| *byte == 0) || text.starts_with(beginning) || beginning.starts_with(text);
         match is_cut {
             true => Ok(Self::CutShort),
@@ -64,47 +64,47 @@ impl Found {
     }
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Name of the machine, or of the node that a scheduler calls it.
+    /// The machine's name, or the node's name from the scheduler.
     pub host: String,
-    /// Which start of the machine it is, where the system tells.
+    /// The machine's boot id, if the system has one.
     #[serde(default)]
     pub boot: String,
-    /// The process there.
+    /// The process number.
     pub pid: u32,
-    /// When it began, in nanoseconds: processes of one number are told apart.
+    /// The time of its start in nanoseconds, which distinguishes processes with the same number.
     pub since: u128,
-    /// Raised as long as it lives.
+    /// The counter, incremented while the process lives.
     pub count: u64,
 }
 
 impl Owner {
-    /// This process, as it is written down.
+    /// This process as an owner.
     fn this() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let (host, boot) = machine(privacy::is_left_out());
         Self { host, boot, pid: std::process::id(), since, count: 0 }
     }
 
-    /// Whether it is of this machine and this start of it, whichever way it was written down.
+    /// Whether it is on this machine and this boot, with or without the user hidden.
     fn is_here(&self) -> bool {
         [true, false].into_iter().any(|is_left_out| machine(is_left_out) == (self.host.clone(), self.boot.clone()))
     }
 
-    /// Who it says it is, whatever its count.
+    /// Whether both are the same owner, for any counter.
     fn is(&self, other: &Self) -> bool {
         (&self.host, &self.boot, self.pid, self.since) == (&other.host, &other.boot, other.pid, other.since)
     }
 
-    /// The owner of a folder, if one has left its name there.
+    /// The owner of a folder, if it has one.
     pub fn of(dir: &Path) -> Option<Self> {
         serde_json::from_slice(&read_here(&dir.join(OWNER), MOST_BYTES).ok()?).ok()
     }
 
-    /// Whether the folder's owner lives: whether its process is there, if that is of this machine, and otherwise whether it
-    /// raised its count lately, going by the times of files.
+    /// Whether the folder's owner lives: on this machine, whether its process exists; on another one, whether the file changed recently, by
+    /// the clock of files.
     pub fn is_alive(dir: &Path) -> bool {
         if Self::of(dir).is_some_and(|o| o.is_here() && is_ended(&o)) {
             return false;
@@ -114,19 +114,19 @@ impl Owner {
     }
 }
 
-/// The name of this machine, and which start of it this is; or, with the user left out, what stands for both, and nothing.
+/// This machine's name and boot id. With the user hidden, a substitute for both, and an empty text.
 fn machine(is_left_out: bool) -> (String, String) {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
     if is_left_out { (privacy::machine(&host(), &boot), String::new()) } else { (host(), boot) }
 }
 
-/// What this machine is called.
+/// This machine's name.
 pub fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
     named.map_or_else(|| "a machine without a name".to_owned(), |name| name.trim().to_owned())
 }
 
-/// A folder that this process alone writes to, until it is dropped.
+/// A folder that only this process writes to, until it is dropped.
 #[derive(Debug)]
 pub struct Lease {
     path: PathBuf,
@@ -138,12 +138,12 @@ pub struct Lease {
 #[derive(Debug)]
 struct Shared {
     is_lost: AtomicBool,
-    /// When the count was last raised; `None` tells the thread to end.
+    /// The time of the last increment; `None` tells the thread to end.
     last: Mutex<Option<Instant>>,
     ended: Condvar,
 }
 
-/// Why a folder cannot be had.
+/// The reason why a folder cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// It has an owner.
@@ -155,11 +155,11 @@ pub enum Refused {
 }
 
 impl Lease {
-    /// Takes a folder that is there. `is_locked` says that a lock of the file system is held, which tells for certain that
-    /// no other process of this machine writes there.
+    /// Takes an existing folder. `is_locked` says that a lock of the file system is held, so that certainly no other process on this
+    /// machine writes there.
     ///
     /// # Errors
-    /// [`Refused::Owned`] if another process does, which takes up to [`PATIENCE`] to find out.
+    /// [`Refused::Owned`] if another process writes there, which takes up to [`PATIENCE`] to find out.
     pub fn take(dir: &Path, is_locked: bool) -> Result<Self, Refused> {
         Self::take_within(dir, is_locked, PATIENCE, SETTLE)
     }
@@ -173,12 +173,12 @@ impl Lease {
         }
         let mut found = Found::at(&path)?;
         if found == Found::CutShort {
-            // Unless somebody is just making it.
+            // Unless another process is just writing it.
             std::thread::sleep(settle);
             found = Found::at(&path)?;
         }
         let is_followed_at_once = match &found {
-            // A lock tells that the process of this number is no writer, if its file was there all the time.
+            // With a lock, a process with this number is not a writer, if its file was there all the time.
             Found::Owner(found) => found.is_here() && (is_ended(found) || is_locked && found.pid == owner.pid),
             _ => false,
         };
@@ -211,18 +211,18 @@ impl Lease {
                 match Found::at(&path_there) {
                     Ok(Found::Owner(found)) if !found.is(&own) => of_thread.is_lost.store(true, Ordering::Relaxed),
                     Ok(Found::Owner(_) | Found::CutShort) => drop(write(&path_there, &own)),
-                    // Another folder may have taken the place of this one.
+                    // Another folder may be at the path now.
                     Ok(Found::Nothing) | Err(_) => {}
                 }
                 *last = Some(Instant::now());
             }
         };
-        // Without the thread the folder is as it was before there were leases.
+        // Without the thread, the folder is only as protected as it was before leases.
         let beating = std::thread::Builder::new().name("lease".to_owned()).spawn(beat).ok();
         Self { path, owner, shared, beating }
     }
 
-    /// Whether the folder is still this process's. One that slept for long looks for its name.
+    /// Whether the folder is still this process's. After a long suspension, it checks its name in the file.
     pub fn is_held(&self) -> bool {
         if self.shared.is_lost.load(Ordering::Relaxed) {
             return false;
@@ -250,7 +250,7 @@ impl Drop for Lease {
     }
 }
 
-/// Whether no other's name is in the file. That nothing can be read of it, for a moment, says nothing.
+/// Whether the file names no other owner. A temporary failure to read it does not count.
 fn stands(path: &Path, owner: &Owner) -> bool {
     let found = read_here(path, MOST_BYTES).ok().and_then(|bytes| serde_json::from_slice::<Owner>(&bytes).ok());
     found.is_none_or(|found| found.is(owner))
@@ -258,14 +258,14 @@ fn stands(path: &Path, owner: &Owner) -> bool {
 
 fn create(path: &Path, owner: &Owner) -> io::Result<()> {
     let mut file = match open_here(path, OpenOptions::new().write(true).create_new(true)) {
-        // Whatever it is, it is looked at next.
+        // Whatever is there is examined next.
         Err(_) if fs::symlink_metadata(path).is_ok() => return Err(ErrorKind::AlreadyExists.into()),
         file => file?,
     };
     file.write_all(&line(owner)).inspect_err(|_| drop(fs::remove_file(path)))
 }
 
-/// Whoever reads it meanwhile finds a whole one.
+/// Readers always find a complete file.
 fn write(path: &Path, owner: &Owner) -> io::Result<()> {
     replace_here(path, &line(owner))
 }
@@ -276,19 +276,19 @@ fn line(owner: &Owner) -> Vec<u8> {
     line
 }
 
-/// Whether a process of this machine is there no more.
+/// Whether a process on this machine has ended.
 fn is_ended(owner: &Owner) -> bool {
     let processes = Path::new("/proc");
     processes.join("self").exists() && !processes.join(owner.pid.to_string()).exists()
 }
 
-/// Waits until nothing has changed for so long.
+/// Waits until nothing has changed for `patience`.
 fn wait_for_silence(dir: &Path, found: Owner, patience: Duration) -> Result<(), Refused> {
     let (mut told, start) = (false, Instant::now());
     while start.elapsed() < patience {
         std::thread::sleep(patience / 30);
         match Owner::of(dir) {
-            // Let go of.
+            // The owner has released it.
             None if !dir.join(OWNER).exists() => return Ok(()),
             Some(now) if now != found => return Err(Refused::Owned(now)),
             _ => {}
@@ -402,7 +402,7 @@ mod tests {
                 std::thread::sleep(PATIENCE / 2);
                 write(&dir.path().join(OWNER), &Owner { count: 1, ..lives.clone() }).unwrap();
             });
-            // Whoever comes has locked a new file.
+            // Another process has locked a new file.
             assert!(matches!(Lease::take_within(dir.path(), true, PATIENCE, SETTLE), Err(Refused::Owned(_))));
         });
     }
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn one_that_ended_on_this_machine_is_followed_at_once() {
         let dir = tempfile::tempdir().unwrap();
-        // The greatest number of a process is 2^22.
+        // The largest possible process number is 2^22.
         let ended = Owner { pid: u32::MAX, ..Owner::this() };
         write(&dir.path().join(OWNER), &ended).unwrap();
         let start = Instant::now();
@@ -429,7 +429,7 @@ mod tests {
             drop(take(dir.path()).unwrap());
             assert!(start.elapsed() < PATIENCE);
         }
-        // With a lock nobody else of this machine can be there, whatever the number says.
+        // With a lock, no other process on this machine can be there, whatever number the file has.
         write(&dir.path().join(OWNER), &Owner { since: 1, ..Owner::this() }).unwrap();
         let start = Instant::now();
         drop(Lease::take_within(dir.path(), true, PATIENCE, SETTLE).unwrap());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use spattn_base::error::RunFailure;
 
-/// A file that is open, and the path that it was opened by.
+/// An open file, and the path by which it was opened.
 #[derive(Debug)]
 pub struct OpenFile {
     path: PathBuf,
@@ -15,27 +15,27 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Of a file that was opened by this path.
+    /// A file that was opened by this path.
     ///
     /// # Errors
-    /// If there are no more open files to be had.
+    /// If the system gives no more open files.
     pub fn of(path: &Path, file: &File) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), file: file.try_clone()? })
     }
 
-    /// Makes sure that the path still leads to the file.
+    /// Checks that the path still leads to the file.
     ///
     /// # Errors
-    /// What became of the file, as far as that can be told.
+    /// With what happened to the file, as far as can be known.
     pub fn check(&self) -> Result<(), RunFailure> {
         check(&self.path, &self.file)
     }
 }
 
-/// Makes sure that a path still leads to an open file.
+/// Checks that a path still leads to an open file.
 ///
 /// # Errors
-/// What became of the file, as far as that can be told.
+/// With what happened to the file, as far as can be known.
 pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
     if is_of(path, file) {
         return Ok(());
@@ -66,18 +66,18 @@ pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
 pub fn is_of(path: &Path, file: &File) -> bool {
     use std::os::unix::fs::MetadataExt;
     let place = |found: fs::Metadata| (found.dev(), found.ino());
-    // Where the system does not say what is open, nothing is wrong.
+    // If the system gives no information on the open file, it counts as unchanged.
     let Ok(open) = file.metadata().map(place) else { return true };
     fs::metadata(path).is_ok_and(|found| place(found) == open)
 }
 
-/// Whether a path leads to an open file, as far as that can be told here: to a file.
+/// Whether a path leads to an open file, as far as this platform can tell: whether it leads to a file.
 #[cfg(not(unix))]
 pub fn is_of(path: &Path, _: &File) -> bool {
     path.is_file()
 }
 
-/// Where an open file is now, if it has a name.
+/// The present path of an open file, if it has one.
 #[cfg(target_os = "linux")]
 fn place_now(file: &File) -> Option<PathBuf> {
     use std::os::fd::AsRawFd;

@@ -1,9 +1,9 @@
-//! Which files of a results folder this program wrote: only those are ever replaced or removed, whatever a flag says.
+//! Knows which files of a results folder this program wrote. Only those are ever replaced or removed, whatever flags are given.
 //!
-//! Each such folder has a list of them, [`WRITTEN`], a name a line. It only grows, except where a run is thrown away. Folders from
-//! before there were lists, and those that lost theirs, are known by what only this program writes: a manifest, a page, a result.
-//! In these, what a file holds has to show that this program wrote it (`file_signs`); any other is somebody else's.
-//! Nothing is written through a link, as a folder may be somebody else's.
+//! Each results folder has a list of them, [`WRITTEN`], with one name in each line. It only grows, except when a run is deleted. Folders
+//! without a list, from old versions or after its loss, are recognised by a file that only this program writes: a manifest, a page, a
+//! result. Their other files must show by their content that this program wrote them (`file_signs`); all others belong to somebody else.
+//! Nothing is written through links, because a linked folder may belong to somebody else.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -19,20 +19,20 @@ use spattn_base::error::UsageError;
 
 /// Name of the list within a folder.
 pub const WRITTEN: &str = ".written";
-/// The list's first line, by which it is known.
+/// The first line of a list.
 const HEADING: &str = "# What spattn wrote into this folder: only that is ever replaced or removed.";
-/// Bytes of a list, and of a file by which a folder is known, at most.
+/// The most bytes of a list, and of a file that identifies a folder.
 const MOST_BYTES: u64 = 256 << 20;
 const OTHER_FOLDER: &str = "choose another --out folder";
 
-/// What a command writes into a folder.
+/// The files that a command writes into a folder.
 #[derive(Debug)]
 pub struct Kind {
     /// Files in the folder itself.
     pub names: &'static [&'static str],
-    /// Folders in it, and the endings of the files there.
+    /// Subfolders, with the extensions of the files there.
     pub folders: &'static [(&'static str, &'static [&'static str])],
-    /// Whether a folder without a list is known to hold such files.
+    /// Whether a folder without a list is recognised as one with such files.
     is_in: fn(&Path) -> bool,
 }
 
@@ -42,37 +42,37 @@ pub const RUN: Kind = Kind {
     folders: &[FIGURES, ("prompts", &["gz"])],
     is_in: |dir| has(dir, "manifest.json", &["program", "identity"]),
 };
-/// What became of the attempts of a sweep, which stays where a run is thrown away.
+/// The log of a sweep's attempts, which stays when a run is deleted.
 pub const ATTEMPTS: Kind = Kind { names: &["attempts.jsonl"], folders: &[], is_in: |dir| RUN.is_in(dir) };
-/// What `spattn report` draws.
+/// The files of `spattn report`.
 pub const REPORT: Kind = Kind {
     names: &["summary.csv", "summary.md", "summary.tex", "summary.json", "depths.csv", "metrics.csv", "report.html"],
     folders: &[FIGURES, ("tables", &["md", "csv", "tex", "json"])],
     is_in: |dir| RUN.is_in(dir) || begins(dir, "report.html", 4096, " – spattn</title>"),
 };
-/// What `spattn tune` finds; its records are a run.
+/// The results of `spattn tune`. Its records are a run.
 pub const TUNE: Kind = Kind {
     names: &["tune.json", "tune.csv", "tune.md", "measured.jsonl"],
     folders: &[FIGURES],
     is_in: |dir| RUN.is_in(dir) || has(dir, "tune.json", &["run"]) || begins(dir, "measured.jsonl", 6, "{\"of\":"),
 };
-/// What `spattn bench` times.
+/// The results of `spattn bench`.
 pub const BENCH: Kind = Kind {
     names: &["bench.json", "bench.csv", "bench.md", "manifest.json"],
     folders: &[FIGURES],
     is_in: |dir| has(dir, "manifest.json", &["program", "bench"]),
 };
-/// What `spattn report` draws of a bench.
+/// What `spattn report` draws for a benchmark.
 pub const BENCH_PAGE: Kind = Kind { names: &["bench.md"], folders: &[FIGURES], is_in: |dir| BENCH.is_in(dir) };
-/// What `spattn analyze` finds.
+/// The results of `spattn analyze`.
 pub const ANALYSIS: Kind = Kind {
     names: &["analyze.json", "analyze.md"],
     folders: &[FIGURES, ("tables", &["csv"]), ("dump", &["safetensors"])],
     is_in: |dir| has(dir, "analyze.json", &["manifest", "analyses"]),
 };
-/// What `spattn analyze --dump` writes.
+/// The files of `spattn analyze --dump`.
 pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])], is_in: |dir| ANALYSIS.is_in(dir) };
-/// What came of an item of a paper.
+/// The results of a paper's item.
 pub const ITEM: Kind = Kind {
     names: &["result.json", "table.csv", "plot.svg", "manifest.json"],
     folders: &[("", &["svg"])],
@@ -84,7 +84,7 @@ pub const PAPERS: Kind = Kind {
     folders: &[],
     is_in: |dir| begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
 };
-/// Units of what an item looks at or has learned, in a folder of their own.
+/// The units of an item's analyses or calibrations, in a folder of their own.
 pub const UNITS: Kind = Kind {
     names: &[],
     folders: &[("", &["json", "safetensors"])],
@@ -105,7 +105,7 @@ impl Kind {
         (self.is_in)(dir)
     }
 
-    /// Whether a file may be of this kind, by its name.
+    /// Whether a file's name fits this kind.
     fn is_name(&self, name: &str) -> bool {
         let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
         let is_drawn = |(of, endings): &(&str, &[&str])| {
@@ -114,7 +114,7 @@ impl Kind {
         self.names.contains(&name) || self.folders.iter().any(is_drawn)
     }
 
-    /// The files of this kind that are there.
+    /// The existing files whose names fit this kind.
     fn files(&self, dir: &Path) -> Vec<String> {
         let mut all: Vec<String> =
             self.names.iter().filter(|name| dir.join(name).exists()).map(|n| (*n).to_owned()).collect();
@@ -126,7 +126,7 @@ impl Kind {
     }
 }
 
-/// A results folder, and what in it is this program's own.
+/// A results folder, and which of its files this program wrote.
 #[derive(Debug)]
 pub struct OwnFolder {
     dir: PathBuf,
@@ -135,16 +135,16 @@ pub struct OwnFolder {
 }
 
 impl OwnFolder {
-    /// Reads which files are the program's own; the folder need not be there.
+    /// Finds out which files this program wrote. The folder need not exist.
     ///
     /// # Errors
-    /// A [`UsageError`] if the list is none of this program's, or cannot be read.
+    /// A [`UsageError`] if the list is not this program's, or cannot be read.
     pub fn of(dir: &Path) -> Result<Self, UsageError> {
         if dir.exists() && !dir.is_dir() {
             return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OTHER_FOLDER));
         }
         let path = dir.join(WRITTEN);
-        // One that is empty could not be written, on a full disk for example.
+        // An empty list could not be written, for example because the disk was full.
         let listed = match check_plain(&path).map_err(|e| refused(&path, &e))? {
             true => Some(listed(&path)?).filter(|_| fs::metadata(&path).is_ok_and(|file| file.len() > 0)),
             false => None,
@@ -157,8 +157,8 @@ impl OwnFolder {
         Ok(Self { dir: dir.to_owned(), names, is_listed })
     }
 
-    /// Makes sure that files of a kind can be written: that none of another's would be replaced, as far as names are known before
-    /// there is something to write, and that no link is in the way.
+    /// Checks that files of a kind can be written: that no file of somebody else would be replaced, as far as names are known in advance,
+    /// and that no link is in the way.
     ///
     /// # Errors
     /// A [`UsageError`] that names the file.
@@ -167,16 +167,16 @@ impl OwnFolder {
         for (folder, _) in kind.folders.iter().filter(|(folder, _)| !folder.is_empty()) {
             self.check_folder(&self.dir.join(folder))?;
         }
-        // What is drawn has names that are not known yet: another's drawings are no place for them.
+        // The names of plots are not known yet, so a folder with somebody else's plots is refused.
         let is_new = self.names.is_empty();
         let foreign = kind.files(&self.dir).into_iter().find(|name| is_new && name.contains('/'));
         foreign.map_or(Ok(()), |name| self.check_name(&name))
     }
 
-    /// Notes that files are going to be written, and makes the folder where needed.
+    /// Adds names to the list before the files are written, and creates the folder if needed.
     ///
     /// # Errors
-    /// A [`UsageError`] if one is another's or a link; others if the list cannot be written.
+    /// A [`UsageError`] if a file is somebody else's or a link; other errors if the list cannot be written.
     pub fn claim<'n>(&mut self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
         let names: Vec<&str> = names.into_iter().collect();
         names.iter().try_for_each(|name| self.check_name(name))?;
@@ -193,7 +193,7 @@ impl OwnFolder {
         Ok(())
     }
 
-    /// Writes a file whole that was claimed. Returns its path.
+    /// Writes a claimed file as a whole. Returns its path.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -204,7 +204,7 @@ impl OwnFolder {
         Ok(path)
     }
 
-    /// Removes what is the program's own and of one of these kinds.
+    /// Removes the program's own files of some kinds.
     ///
     /// # Errors
     /// If a file cannot be removed.
@@ -231,7 +231,7 @@ impl OwnFolder {
         Ok(write_whole_here(&self.dir.join(WRITTEN), text.as_bytes())?)
     }
 
-    /// That a file is not there, or is this program's own, and is reached through no link.
+    /// Checks that a file does not exist or is this program's own, and that no link leads to it.
     fn check_name(&self, name: &str) -> Result<(), UsageError> {
         let path = self.dir.join(name);
         if let Some((folder, _)) = name.rsplit_once('/') {
@@ -256,16 +256,15 @@ impl OwnFolder {
     }
 }
 
-/// Makes sure that a command can write into a folder; see [`OwnFolder::check`].
+/// Checks that a command can write into a folder; see [`OwnFolder::check`].
 ///
 /// # Errors
-/// A [`UsageError`] that names the file that is in the way.
+/// A [`UsageError`] that names the file in the way.
 pub fn check(dir: &Path, kind: &Kind) -> Result<(), UsageError> {
     OwnFolder::of(dir)?.check(kind)
 }
 
-/// Writes files of some names into a folder, which is made where needed: all or, where one of them is another's, none. Returns
-/// their paths.
+/// Writes files into a folder, which is created if needed: all of them, or none if one is somebody else's. Returns their paths.
 ///
 /// # Errors
 /// As [`OwnFolder::claim`] and [`OwnFolder::write`].
@@ -275,7 +274,7 @@ pub fn write_all<N: AsRef<str>, B: AsRef<[u8]>>(dir: &Path, files: &[(N, B)]) ->
     files.iter().map(|(name, bytes)| own.write(name.as_ref(), bytes.as_ref())).collect()
 }
 
-/// Writes a file, among very many of different names: the list is not read where there is one, only added to.
+/// Writes one of very many files with different names. An existing list is extended without reading it.
 ///
 /// # Errors
 /// As [`OwnFolder::claim`] and [`OwnFolder::write`].
@@ -292,7 +291,7 @@ fn refused(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OTHER_FOLDER}"))
 }
 
-/// The files that show by themselves that this program wrote them, of the kinds that a folder is known to hold.
+/// The files that show by their content that this program wrote them, of the kinds that the folder is recognised for.
 fn shown(dir: &Path) -> BTreeSet<String> {
     let of_kinds = KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir));
     let mut names: BTreeSet<String> = of_kinds.collect();
@@ -300,7 +299,7 @@ fn shown(dir: &Path) -> BTreeSet<String> {
     names
 }
 
-/// Adds names to the list, in one write: others may be adding to it too. One that does not fit leaves the list as it was.
+/// Adds names to the list in one write, because others may be adding names too. A write that fails leaves the list unchanged.
 fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
     let path = dir.join(WRITTEN);
     let failed = || format!("cannot write {}", path.display());
@@ -310,7 +309,7 @@ fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()
     if length > 0 {
         file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).with_context(failed)?;
     }
-    // What was torn by a kill is no part of the next name.
+    // An incomplete line, left by a kill, must not join the next name.
     let before = match (length, last) {
         (0, _) => format!("{HEADING}\n"),
         (_, [b'\n']) => String::new(),
@@ -321,7 +320,7 @@ fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()
     file.write_all(text.as_bytes()).inspect_err(|_| drop(file.set_len(length))).with_context(failed)
 }
 
-/// The names in a list; of a folder that somebody made up, those alone that are below it.
+/// The names in a list. Names that lead outside the folder are ignored.
 fn listed(path: &Path) -> Result<BTreeSet<String>, UsageError> {
     let bytes = read_here(path, MOST_BYTES).map_err(|e| refused(path, &e))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -399,7 +398,7 @@ mod tests {
             .map(|name| dir.join(name).exists())
             .into();
         assert_eq!(left, [false, false, false, true, true]);
-        // And is another's from now on.
+        // The file is somebody else's from now on.
         put(dir, "summary.csv", "theirs");
         assert!(OwnFolder::of(dir).unwrap().check(&RUN).is_err());
     }
@@ -427,7 +426,7 @@ mod tests {
         let figure = "<svg width=\"660\" height=\"470\" viewBox=\"0 0 660 470\" xmlns=\"http://www.w3.org/2000/svg\">\n\
                       <rect x=\"0\" y=\"0\" width=\"660\" height=\"470\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>\n";
         let tensors = "01234567{\"__metadata__\":{\"spattn\":\"{}\"}}";
-        // What makes it known, a file of such a folder and how it begins, and what writes it.
+        // The file that identifies the folder and its content, another file and its first text, and the kind that writes it.
         let table: [(&str, &str, &str, &str, &Kind); 9] = [
             ("manifest.json", manifest, "samples.jsonl", "{\"key\":\"ab\"", &RUN),
             ("manifest.json", manifest, "plots/a.svg", figure, &RUN),
@@ -455,7 +454,7 @@ mod tests {
             check(temp.path(), kind).unwrap_or_else(|e| panic!("{name}: {e}"));
             write_all(temp.path(), &[(name, "new")]).unwrap();
             assert!(text(temp.path(), WRITTEN).contains(mark), "all that was there is listed with it");
-            // What does not begin so is another's.
+            // A file with another first text is somebody else's.
             fs::remove_file(temp.path().join(WRITTEN)).unwrap();
             put(temp.path(), name, "theirs");
             assert!(write_all(temp.path(), &[(name, "new")]).is_err(), "{name}");

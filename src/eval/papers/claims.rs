@@ -1,7 +1,7 @@
-//! Claims as tests on the cells of a table, and what became of them.
+//! Claims as tests on the cells of a table, and their verdicts.
 //!
-//! A test is a list of comparisons, each told, told otherwise, or not told by its 95 % interval. Published numbers have no
-//! intervals; there the same comparisons are of the numbers themselves.
+//! A test is a list of comparisons. A 95 % interval confirms a comparison, contradicts it, or leaves it open. Published numbers have no
+//! intervals, so their comparisons use the numbers alone.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +61,7 @@ pub struct Along {
     slack: f64,
 }
 
-/// Two rows over columns.
+/// Two rows that cross over the columns.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crossing {
@@ -70,7 +70,7 @@ pub struct Crossing {
     columns: Vec<String>,
 }
 
-/// A row over another.
+/// The ratio of two rows.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ratio {
@@ -81,7 +81,7 @@ pub struct Ratio {
     at_most: Option<f64>,
 }
 
-/// Rows within bounds.
+/// Rows with bounds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Between {
@@ -91,62 +91,62 @@ pub struct Between {
     at_most: Option<f64>,
 }
 
-/// A cell by row and column.
+/// A cell, by row and column.
 pub type Place<'a> = (&'a str, &'a str);
 
 /// One comparison of a test: `left − factor·right` (or `left` alone) against a bound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison<'a> {
-    /// The cell.
+    /// The first cell.
     pub left: Place<'a>,
-    /// What is taken from it, so many times.
+    /// The factor and the cell that is subtracted.
     pub right: Option<(f64, Place<'a>)>,
-    /// What it has to be.
+    /// The bound.
     pub bound: Bound,
-    /// Whether the claim stands as long as it is not told otherwise, as of single steps of a rise.
+    /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
     pub is_lenient: bool,
 }
 
-/// What a number has to be.
+/// A bound on a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
-    /// Greater than this.
+    /// More than this.
     Over(f64),
-    /// This at least.
+    /// At least this.
     AtLeast(f64),
     /// Less than this.
     Under(f64),
-    /// This at most.
+    /// At most this.
     AtMost(f64),
 }
 
-/// What an interval says of a bound.
+/// The verdict of an interval on a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundVerdict {
-    /// It is as claimed.
+    /// The bound holds.
     Yes,
-    /// It is not.
+    /// The bound does not hold.
     No,
-    /// The interval leaves it open, or there is none.
+    /// The interval leaves it open, or there is no interval.
     Open,
     /// A cell was not measured.
     Unmeasured,
 }
 
-/// What became of a claim.
+/// The verdict on a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// All of it is told.
+    /// All comparisons are confirmed.
     Holds,
-    /// Some of it is told, some is not or is told otherwise.
+    /// Some are confirmed, others are open or contradicted.
     HoldsInPart,
-    /// Nothing of it is told, and some is told otherwise.
+    /// None is confirmed, and some are contradicted.
     DoesNotHold,
-    /// Intervals leave all of it open.
+    /// All are open.
     CannotBeTold,
-    /// There is nothing to test it by.
+    /// There is nothing to test the claim with.
     NotTested,
 }
 
@@ -162,7 +162,7 @@ impl Verdict {
         }
     }
 
-    /// Of comparisons that were told, each with whether it is a lenient one.
+    /// The verdict from all comparisons, each with whether it is lenient.
     pub fn of(told: &[(BoundVerdict, bool)]) -> Self {
         let count = |which: BoundVerdict, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
         let strict = told.iter().filter(|(_, lenient)| !lenient).count();
@@ -180,7 +180,7 @@ impl Verdict {
 }
 
 impl Bound {
-    /// What an estimate says of it.
+    /// The verdict of an estimate's interval.
     pub fn told(self, estimate: &Estimate) -> BoundVerdict {
         let Some((low, high)) = estimate.ends else { return BoundVerdict::Open };
         let (is, is_not) = match self {
@@ -196,7 +196,7 @@ impl Bound {
         }
     }
 
-    /// Whether a number is as it has to be. Published numbers are rounded; so is their difference.
+    /// Whether a number is within the bound, with a margin because published numbers and their differences are rounded.
     pub fn holds(self, number: f64) -> bool {
         const ROUNDING: f64 = 1e-9;
         match self {
@@ -220,7 +220,7 @@ impl std::fmt::Display for Bound {
 }
 
 impl Test {
-    /// All rows that it names.
+    /// The names of all rows in the test.
     pub fn rows(&self) -> impl Iterator<Item = &str> {
         let (many, one): (Vec<&Vec<String>>, Vec<&String>) = match self {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
@@ -235,7 +235,7 @@ impl Test {
         many.into_iter().flatten().chain(one).map(String::as_str)
     }
 
-    /// All columns that it names.
+    /// The names of all columns in the test.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         let columns = match self {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
@@ -250,10 +250,10 @@ impl Test {
         columns.into_iter().flatten().map(String::as_str)
     }
 
-    /// Makes sure that there is something to compare.
+    /// Checks that there is something to compare.
     ///
     /// # Errors
-    /// What is missing.
+    /// With what is missing.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let bounds = match self {
             Self::Ratio(Ratio { at_least, at_most, .. }) | Self::Between(Between { at_least, at_most, .. }) => {
@@ -270,7 +270,7 @@ impl Test {
         }
     }
 
-    /// What is compared.
+    /// The comparisons of the test.
     pub fn comparisons(&self) -> Vec<Comparison<'_>> {
         match self {
             Self::Above(t) => t.each(Bound::Over(t.by)),
@@ -325,7 +325,7 @@ impl Against {
 }
 
 impl Along {
-    /// Of each line, the last against the first, and each step.
+    /// For each line, the last cell against the first, and each step.
     fn along(&self, whole: Bound, step: Bound) -> Vec<Comparison<'_>> {
         let cell = |line: &'_ String, at: &'_ String| -> (usize, usize) {
             let find = |list: &[String], name: &String| list.iter().position(|n| n == name).unwrap_or(0);
@@ -378,7 +378,7 @@ mod tests {
             let found = [between(1.0, 2.0), between(-1.0, 2.0), between(-2.0, -1.0)].map(|e| bound.told(&e));
             assert_eq!(found, told, "{bound}");
         }
-        // What touches the bound.
+        // Intervals that touch the bound.
         let zero = between(0.0, 0.0);
         let found =
             [Bound::Over(0.0), Bound::AtLeast(0.0), Bound::Under(0.0), Bound::AtMost(0.0)].map(|b| b.told(&zero));
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(of(&[Open, Open]), Verdict::CannotBeTold);
         assert_eq!(of(&[Unmeasured]), Verdict::NotTested);
         assert_eq!(of(&[]), Verdict::NotTested);
-        // A step that is open is no objection, one that goes the other way is, and so is one that nobody measured.
+        // An open step is no objection; a contradicted or unmeasured one is.
         assert_eq!(Verdict::of(&[(Yes, false), (Unmeasured, true)]), Verdict::HoldsInPart);
         assert_eq!(Verdict::of(&[(Open, false), (Unmeasured, true)]), Verdict::CannotBeTold);
         assert_eq!(Verdict::of(&[(Yes, false), (Open, true)]), Verdict::Holds);

@@ -1,19 +1,19 @@
-//! Cells that are made of other cells: at which of several columns a score is reached, and how two columns correlate.
+//! Cells that are computed from other cells: the column at which a score is reached, and the correlation of two columns.
 
 use serde::Deserialize;
 
 use spattn_base::error::UsageError;
 use spattn_stats::Estimate;
 
-/// The least of several columns, each standing for an amount, at which a row's score reaches a share of another column's.
+/// The smallest of several columns, each standing for an amount, at which a row's score reaches a share of another column's.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reaching {
-    /// Columns and amounts, from the least on.
+    /// Columns with their amounts, ascending.
     pub steps: Vec<(String, f64)>,
-    /// The column that is to be reached.
+    /// The column whose score is to be reached.
     pub of: String,
-    /// What share of it.
+    /// The share of it.
     pub share: f64,
 }
 
@@ -21,24 +21,24 @@ pub struct Reaching {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correlation {
-    /// The one.
+    /// The first column.
     pub x: String,
-    /// The other.
+    /// The second column.
     pub y: String,
-    /// Over which rows.
+    /// The rows.
     pub rows: Vec<String>,
 }
 
 impl Reaching {
-    /// All columns that it names.
+    /// The names of all its columns.
     pub fn columns(&self) -> impl Iterator<Item = &String> {
         self.steps.iter().map(|(column, _)| column).chain([&self.of])
     }
 
-    /// Makes sure that it can be told.
+    /// Checks the steps.
     ///
     /// # Errors
-    /// If there is no step, or amounts do not rise.
+    /// If there are none, or the amounts do not rise.
     pub fn check(&self) -> Result<(), UsageError> {
         match !self.steps.is_empty() && self.steps.windows(2).all(|pair| pair[0].1 < pair[1].1) {
             true => Ok(()),
@@ -47,11 +47,11 @@ impl Reaching {
         }
     }
 
-    /// The least amount from which on it is reached, of what each step is less than the share (`step − share·of`). Its
-    /// interval: from the least amount that may do, to the least that does for certain; none where none does.
+    /// The smallest amount from which on the share is reached, given each step less the share (`step − share·of`). Its interval goes from
+    /// the smallest amount that may suffice to the smallest that certainly does. `None` if no amount suffices.
     pub fn of(&self, short: &[Option<Estimate>]) -> Option<Estimate> {
         let short: Vec<Estimate> = short.iter().copied().collect::<Option<_>>()?;
-        // Beyond it no step may fall short again.
+        // No later step may fall short again.
         let from = |reaches: &dyn Fn(&Estimate) -> bool| {
             let first = short.iter().rposition(|step| !reaches(step)).map_or(0, |last| last + 1);
             self.steps.get(first).map(|(_, amount)| *amount)
@@ -84,9 +84,9 @@ mod tests {
     fn the_least_amount_is_the_one_from_which_on_no_step_falls_short() {
         let of = |steps: &[Option<Estimate>]| reaching().of(steps).map(|e| (e.mean, e.ends));
         assert_eq!(of(&[step(-30.0, 5.0), step(1.0, 0.5), step(4.0, 1.0)]), Some((4.0, Some((4.0, 4.0)))));
-        // The first may do, the second does not for certain.
+        // The first step may suffice, the second does not suffice for certain.
         assert_eq!(of(&[step(-3.0, 5.0), step(1.0, 2.0), step(4.0, 1.0)]), Some((4.0, Some((1.0, 16.0)))));
-        // A step that falls short again takes what is below it along.
+        // If a step falls short, smaller amounts do not count as sufficient.
         assert_eq!(of(&[step(1.0, 0.5), step(-9.0, 1.0), step(4.0, 1.0)]), Some((16.0, Some((16.0, 16.0)))));
         assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(1.0, 3.0)]), Some((16.0, None)));
         assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(-1.0, 3.0)]), None, "beyond what was measured");

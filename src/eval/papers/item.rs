@@ -1,11 +1,10 @@
-//! One table or figure of a paper, as a TOML file has it: what to run, the published numbers, and what they are to show.
+//! One table or figure of a paper, as a TOML file describes it: what to run, the published numbers, and the claims.
 //!
-//! `[run]` and `[builtin]` are settings as configs have them: the run at the paper's own setting, and one nearest to it that
-//! needs no download. `[[row]]` and `[[column]]` say which records a cell is made of; methods, tasks and lengths that the
-//! settings do not list are those that rows and columns name. What is no score of a run is taken from what analyses found
-//! (`[analyze.run]`, `[analyze.builtin]`), from what calibrations learned (`[learn.run]`, `[learn.builtin]`) or from a table of
-//! times (`[bench]`), or derived of other cells. `[[published]]` are
-//! facts, `[[claim]]` tests on cells.
+//! `[run]` and `[builtin]` are settings as in configs: the paper's own setting, and the nearest one that needs no download. `[[row]]` and
+//! `[[column]]` say which records a cell is made from; methods, tasks and lengths that the settings lack are those named by rows and
+//! columns. A cell that is not a score comes from analyses (`[analyze.run]`, `[analyze.builtin]`), from calibrations (`[learn.run]`,
+//! `[learn.builtin]`) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` are facts, `[[claim]]` tests
+//! on cells.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,23 +30,23 @@ use spattn_base::error::UsageError;
 pub struct Item {
     /// What it measures, in a line.
     pub title: String,
-    /// What of it cannot be run here by any means, and why.
+    /// What cannot be run here at all, and why.
     pub missing: Option<String>,
     /// The command that comes nearest to what cannot be run.
     pub nearest: Option<String>,
-    /// What a reader has to know about the runs or the numbers.
+    /// Notes for the reader about the runs or the numbers.
     pub note: Option<String>,
     /// The run at the paper's own setting.
     pub run: Option<Settings>,
-    /// A run on the built-in model, nearest to it in spirit.
+    /// The nearest run on the built-in model.
     pub builtin: Option<Settings>,
-    /// What is looked at where the measurement is of attention itself.
+    /// The analyses, if attention itself is measured.
     #[serde(default)]
     pub analyze: Analyze,
-    /// What is learned where the measurement is of what a calibration learned.
+    /// The calibrations, if what they learn is measured.
     #[serde(default)]
     pub learn: Learn,
-    /// Tables of times, where the measurement is a latency.
+    /// The tables of times, if latencies are measured.
     pub bench: Option<Bench>,
     /// Rows, in the paper's order.
     #[serde(default, rename = "row")]
@@ -58,14 +57,14 @@ pub struct Item {
     /// The paper's numbers.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// What the numbers are to show.
+    /// The paper's claims about the numbers.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
-    /// What is drawn; all columns of the first one's value if not given.
+    /// What is drawn; by default all columns with the first column's value.
     pub plot: Option<Plot>,
 }
 
-/// What is looked at: at the paper's own setting, and on the built-in model.
+/// The analyses of an item: at the paper's own setting, and on the built-in model.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Analyze {
@@ -75,7 +74,7 @@ pub struct Analyze {
     pub builtin: Option<Observing>,
 }
 
-/// What is learned: at the paper's own setting, and on the built-in model.
+/// The calibrations of an item: at the paper's own setting, and on the built-in model.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Learn {
@@ -85,50 +84,50 @@ pub struct Learn {
     pub builtin: Option<Learning>,
 }
 
-/// A row or a column: a name, and what is in it.
+/// A row or column: its name and what it selects.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
-    /// As the paper names it; claims and published numbers refer to it.
+    /// The paper's name for it, by which claims and published numbers refer to it.
     pub name: String,
-    /// What a cell of it is; the score where neither its row nor its column says so.
+    /// The value of its cells; the score if neither row nor column sets one.
     pub value: Option<Value>,
     /// Whether a share is shown in percent.
     #[serde(default)]
     pub percent: bool,
-    /// What numbers are multiplied by to be in the paper's unit.
+    /// A factor that converts numbers to the paper's unit.
     pub times: Option<f64>,
     /// Why nothing is measured for it.
     pub missing: Option<String>,
-    /// The model's id, where the run has several.
+    /// The model's id, if the run has several.
     pub model: Option<String>,
-    /// Spec of one method.
+    /// The spec of one method.
     pub method: Option<String>,
     /// Tasks or groups; all of the run if not given. A cell is the mean over them.
     pub tasks: Option<Vec<String>>,
-    /// Length; all of the run if not given.
+    /// The length; all of the run if not given.
     pub length: Option<usize>,
-    /// Protocol, where the run has several.
+    /// The protocol, if the run has several.
     pub sparse_from: Option<String>,
-    /// What analyses found that is in it.
+    /// The numbers of analyses that it selects.
     pub found: Option<Found>,
-    /// Which times are in it; a cell is a time where its column says so.
+    /// The times that it selects. A cell is a time if its column has this.
     pub time: Option<Timed>,
-    /// The least of some columns at which a score is reached; of a column alone.
+    /// The smallest of some columns at which a score is reached; for a column only.
     pub reaches: Option<Reaching>,
-    /// The correlation of two columns over rows; of a row alone.
+    /// The correlation of two columns over rows; for a row only.
     pub correlation: Option<Correlation>,
-    /// What is taken in its place on the built-in model.
+    /// What it selects instead on the built-in model.
     pub builtin: Option<Select>,
 }
 
-/// Which records are in a row or a column.
+/// Which records a row or column selects.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Select {
     /// The model's id.
     pub model: Option<String>,
-    /// Spec of one method.
+    /// The spec of one method.
     pub method: Option<String>,
     /// Tasks or groups.
     pub tasks: Option<Vec<String>>,
@@ -136,7 +135,7 @@ pub struct Select {
     pub length: Option<usize>,
     /// Protocol.
     pub sparse_from: Option<String>,
-    /// What analyses found that is in it; what it does not say is as in the line.
+    /// The numbers of analyses; fields that it lacks are as in the line.
     pub found: Option<Found>,
     /// Why nothing is measured for it on the built-in model.
     pub missing: Option<String>,
@@ -152,17 +151,17 @@ pub struct Published {
     pub values: BTreeMap<String, f64>,
 }
 
-/// Something that a paper says of the numbers.
+/// A statement of a paper about the numbers.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// In our words.
+    /// The statement, paraphrased.
     pub says: String,
-    /// How it is tested.
+    /// Its test.
     pub test: Option<Test>,
     /// What is missing to test it.
     pub missing: Option<String>,
-    /// Why it is as it is on the built-in model, once that was looked into.
+    /// The reason for the result on the built-in model, if it was investigated.
     pub because: Option<String>,
 }
 
@@ -170,14 +169,14 @@ pub struct Claim {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plot {
-    /// Columns, from left to right, or those of which each is drawn over the rows.
+    /// The columns, from left to right; or the columns that are drawn over the rows.
     pub columns: Vec<String>,
     /// Whether rows run from left to right instead.
     #[serde(default)]
     pub over_rows: bool,
 }
 
-/// Which of an item's two runs.
+/// One of an item's two runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
     /// The paper's own setting.
@@ -187,7 +186,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Its name, as folders have it.
+    /// The name in folders.
     pub fn name(self) -> &'static str {
         match self {
             Self::Paper => "paper",
@@ -197,7 +196,7 @@ impl Variant {
 }
 
 impl Line {
-    /// Which records are in it under a variant.
+    /// What the line selects under a variant.
     pub fn select(&self, variant: Variant) -> Select {
         let Self { model, method, tasks, length, sparse_from, found, missing, .. } = self.clone();
         let own = Select { model, method, tasks, length, sparse_from, found, missing };
@@ -211,7 +210,7 @@ impl Line {
                 found: Found::over(other.found, own.found),
                 missing: other.missing.or(own.missing),
             },
-            // Models of the paper have no part in it.
+            // The paper's models do not apply.
             (Variant::Builtin, None) => Select { model: None, ..own },
             (Variant::Paper, _) => own,
         }
@@ -219,11 +218,11 @@ impl Line {
 }
 
 impl Item {
-    /// Reads an item's text and checks all of it; `file` names it in errors.
+    /// Reads and checks an item's text. `file` is its name in errors.
     ///
     /// # Errors
-    /// `FILE:LINE: KEY: what`, for text that is no TOML, keys that are none and values that cannot be meant; `FILE: what`
-    /// for names that are none of the item's rows or columns, and for what is neither run nor missing.
+    /// `FILE:LINE: KEY: what` for invalid TOML, unknown keys and invalid values; `FILE: what` for names that are not the item's rows or
+    /// columns, and for an item that is neither run nor missing.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         let item: Self = parse_toml(text, file)?;
         item.check().map_err(|e| UsageError { what: format!("{file}: {}", e.what), ..e })?;
@@ -258,7 +257,7 @@ impl Item {
         Some(settings)
     }
 
-    /// What is looked at under a variant; `None` if nothing is.
+    /// The analyses under a variant; `None` if there are none.
     pub fn observing(&self, variant: Variant) -> Option<&Observing> {
         match variant {
             Variant::Paper => self.analyze.run.as_ref(),
@@ -266,7 +265,7 @@ impl Item {
         }
     }
 
-    /// What is learned under a variant; `None` if nothing is.
+    /// The calibrations under a variant; `None` if there are none.
     pub fn learning(&self, variant: Variant) -> Option<&Learning> {
         match variant {
             Variant::Paper => self.learn.run.as_ref(),
@@ -279,10 +278,10 @@ impl Item {
         self.settings(variant).is_some() || self.observing(variant).is_some() || self.learning(variant).is_some()
     }
 
-    /// The method of a spec as it is configured under a variant's settings.
+    /// The method of a spec, configured with a variant's settings.
     ///
     /// # Errors
-    /// If the spec is wrong, or stands for several methods.
+    /// If the spec is wrong, or is a grid of several methods.
     pub fn method(spec: &str, settings: &Settings) -> Result<Configured, UsageError> {
         let specs = expand_grid(spec)?;
         let [one] = specs.as_slice() else {
@@ -292,12 +291,12 @@ impl Item {
         configure(one, &only_policy(settings)?)
     }
 
-    /// The number that the paper has in a cell.
+    /// The published number of a cell.
     pub fn published(&self, row: &str, column: &str) -> Option<f64> {
         self.published.iter().find(|p| p.row == row).and_then(|p| p.values.get(column).copied())
     }
 
-    /// What a cell is.
+    /// The value of a cell.
     pub fn value(&self, row: &Line, column: &Line) -> Value {
         column.value.or(row.value).unwrap_or(Value::Score)
     }
@@ -354,7 +353,7 @@ impl Item {
         [Variant::Paper, Variant::Builtin].into_iter().try_for_each(|variant| self.check_run(variant))
     }
 
-    /// Makes sure that the settings of a variant can be run, and that rows and columns name one method each.
+    /// Checks that the settings of a variant can be run, and that rows and columns name one method each.
     fn check_run(&self, variant: Variant) -> Result<(), UsageError> {
         let Some(settings) = self.settings(variant) else { return Ok(()) };
         let table = if variant == Variant::Paper { "run" } else { "builtin" };
@@ -371,7 +370,7 @@ impl Item {
         RunConfig::resolve(settings).map(drop).map_err(within)
     }
 
-    /// That what is looked at, timed or derived can be.
+    /// Checks the settings of analyses, calibrations, times and derived cells.
     fn check_lines(&self) -> Result<(), UsageError> {
         for (table, observing) in [("analyze.run", &self.analyze.run), ("analyze.builtin", &self.analyze.builtin)] {
             let Some(observing) = observing else { continue };

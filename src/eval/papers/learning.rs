@@ -1,8 +1,7 @@
-//! What an item has learned to measure it: calibrations, trained alike but for what is compared, and judged on text that
-//! nothing was learned from.
+//! The calibrations that an item measures: they differ only in what is compared, and are measured on held-out text.
 //!
-//! What they say of that text by layer becomes [`AnalysisTables`], a layer a unit, so that differences are paired by layer. What trains
-//! them is above (`eval::calibration::paper_calibrations`); here nothing runs.
+//! The measurements by layer become [`AnalysisTables`], with each layer as a unit, so that differences are paired by layer. Nothing here
+//! runs: the training is in `eval::calibration::paper_calibrations`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -10,54 +9,54 @@ use serde_json::Value as Json;
 use super::seen::{AnalysisTables, SeenTable};
 use spattn_base::error::UsageError;
 
-/// What is learned.
+/// The calibrations of an item.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Learning {
     /// The model.
     pub model: String,
-    /// Calibrations, as `spattn calibrate` takes them.
+    /// Calibrations in the notation of `spattn calibrate`.
     pub calibrations: Vec<String>,
-    /// Tokens to read for each.
+    /// Tokens to read for each calibration.
     pub tokens: usize,
     /// Most tokens of a block.
     pub length: usize,
-    /// Seed of the text and of what is drawn.
+    /// The seed of the text and of random numbers.
     #[serde(default)]
     pub seed: u64,
 }
 
-/// What a calibration was measured to be, as a file has it.
+/// The measurements of a calibration, as stored in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
-    /// All that determines the numbers.
+    /// Everything that determines the numbers.
     pub identity: Json,
     /// The program that learned it.
     pub program: Json,
     /// The model.
     pub model: String,
-    /// The calibration, as it was written.
+    /// The calibration, as written in the item.
     pub calibration: String,
     /// Most tokens of a block.
     pub length: usize,
-    /// Blocks that nothing was learned from.
+    /// The number of held-out blocks.
     pub held_out: usize,
-    /// What was measured on them: a table with `layer`, two more names and numbers, as CSV.
+    /// The measurements on them: a CSV table with `layer`, two more names and numbers.
     pub csv: String,
 }
 
 /// The table's name, for `found`.
 const TABLE: &str = "held_out";
-/// What names a row of the table, besides the calibration and the layer.
+/// The names of a row, besides the calibration and the layer.
 const NAMES: [&str; 2] = ["nets", "bits"];
-/// What it was measured on, in place of a task.
+/// What stands in place of a task.
 const TEXT: &str = "held-out text";
 
 impl Learning {
-    /// Makes sure that it says what to learn.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// What is missing.
+    /// With what is missing.
     pub fn check(&self) -> Result<(), UsageError> {
         let empty = |key: &str| Err(UsageError::new(format!("`{key}` is empty")).hint("name one or more"));
         match (self.calibrations.is_empty(), self.tokens == 0 || self.length == 0) {
@@ -68,10 +67,10 @@ impl Learning {
     }
 }
 
-/// What was measured of all calibrations by layer.
+/// The measurements of all calibrations, by layer.
 ///
 /// # Errors
-/// A table that is not of that form, or of other layers than the first one's.
+/// If a table has another form, or other layers than the first one.
 pub fn by_layer(all: &[Learned]) -> Result<Vec<AnalysisTables>, UsageError> {
     let mut layers: Vec<(usize, SeenTable)> = Vec::new();
     for one in all {

@@ -1,5 +1,5 @@
-//! The cells of an item as they were measured: means with intervals, and differences of two cells on common examples. A cell
-//! is made of a run's records, of what analyses found, of times, or of other cells.
+//! The measured cells of an item: means with intervals, and differences of two cells on common examples. A cell comes from a run's records,
+//! from analyses, from times, or from other cells.
 
 use std::collections::BTreeSet;
 
@@ -17,33 +17,33 @@ use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, Sample, correlation, mean_interval};
 use spattn_tasks::likelihood::Measure;
 
-/// What was measured of an item.
+/// The measurements for an item.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Evidence<'a> {
-    /// Records of its run.
+    /// The records of its run.
     pub records: &'a [Record],
-    /// What its analyses found.
+    /// The results of its analyses and calibrations.
     pub seen: &'a [AnalysisTables],
 }
 
-/// What was measured, seen by the rows and columns of an item.
+/// The measurements, by the rows and columns of an item.
 pub struct Measured<'a> {
     item: &'a Item,
     variant: Variant,
-    /// Settings of the run; none where nothing is run.
+    /// The settings of the run; `None` if nothing is run.
     settings: Option<Settings>,
     cells: Vec<SummaryCell<'a>>,
     seen: &'a [AnalysisTables],
     times: Option<Times>,
 }
 
-/// What a cell of the table is made of.
+/// The content of a measured cell.
 pub enum Spot<'s, 'a> {
     /// Records.
     Records(Scored<'s, 'a>),
-    /// What was found in units of documents, in the paper's unit.
+    /// Numbers of units of documents, in the paper's unit.
     Units(Units),
-    /// A number with its interval, and how many it is made of: a time, or what is derived of other cells.
+    /// A number with its interval and its count: a time, or a number computed from other cells.
     Number(Estimate, usize),
 }
 
@@ -55,7 +55,7 @@ pub struct Scored<'s, 'a> {
 }
 
 impl<'a> Measured<'a> {
-    /// What was measured of `item`; `None` if nothing was.
+    /// The measurements of `item`; `None` if there are none.
     ///
     /// # Errors
     /// If its table of times cannot be read.
@@ -69,11 +69,11 @@ impl<'a> Measured<'a> {
         Ok(Some(Self { item, variant, settings, cells: group(records, &[]), seen, times }))
     }
 
-    /// The cell of a row and a column by their names; `None` where it is not measured, or not on all of its tasks.
+    /// The cell of a row and a column, by name; `None` if it is not measured, or not on all of its tasks.
     ///
     /// # Errors
-    /// What a cell selects that is not there: a table, a column or a key of what was found, one of several times. A method's
-    /// spec that is wrong: none in an item that was checked.
+    /// If the cell selects a table, column or key that does not exist, or several times; if a method's spec is wrong, which cannot be in a
+    /// checked item.
     pub fn spot(&self, row: &str, column: &str) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(row), Some(column)) = (find(&self.item.rows, row), find(&self.item.columns, column)) else {
             return Ok(None);
@@ -88,7 +88,7 @@ impl<'a> Measured<'a> {
             return self.time(&timed, times_of(row, column)).map_err(within);
         }
         if let Some(correlation) = &row.correlation {
-            // The paper's table has it below one of the two columns.
+            // The paper's table has the correlation below one of the two columns.
             return if correlation.y == column.name { self.correlated(correlation) } else { Ok(None) };
         }
         if let Some(reaching) = &column.reaches {
@@ -113,7 +113,7 @@ impl<'a> Measured<'a> {
         self.scored(&select, value, scale)
     }
 
-    /// Records of a method, wherever all methods have some.
+    /// The records of a method, if it has some at every task and length where other methods have some.
     fn scored(&self, select: &Select, value: Value, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(spec), Some(settings)) = (&select.method, &self.settings) else { return Ok(None) };
         let method = Item::method(spec, settings)?;
@@ -131,7 +131,7 @@ impl<'a> Measured<'a> {
         Ok(times.of(timed)?.map(|(estimate, turns)| Spot::Number(estimate.scaled(scale), turns)))
     }
 
-    /// The least amount at which a row reaches what it is to reach.
+    /// The smallest amount at which a row reaches the requested share.
     fn reached(&self, row: &str, reaching: &Reaching, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let Some(dense) = self.spot(row, &reaching.of)? else { return Ok(None) };
         let short = |(column, _): &(String, f64)| -> Result<Option<Estimate>, UsageError> {
@@ -158,7 +158,7 @@ fn find<'a>(lines: &'a [Line], name: &str) -> Option<&'a Line> {
     lines.iter().find(|line| line.name == name)
 }
 
-/// What numbers of a cell are multiplied by to be in the paper's unit.
+/// The factor that converts a cell's numbers to the paper's unit.
 fn times_of(row: &Line, column: &Line) -> f64 {
     row.times.unwrap_or(1.0) * column.times.unwrap_or(1.0)
 }
@@ -177,7 +177,7 @@ fn place(r: &Record) -> (&str, &str, &str, usize) {
 }
 
 impl Spot<'_, '_> {
-    /// Least number of independent examples of a task and length, or of units of documents; turns of a time.
+    /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
     pub fn contexts(&self) -> usize {
         match self {
             Self::Records(scored) => scored.contexts(),
@@ -186,7 +186,7 @@ impl Spot<'_, '_> {
         }
     }
 
-    /// The mean with its 95 % interval; `None` where it was not measured.
+    /// The mean with its 95 % interval; `None` if it was not measured.
     pub fn estimate(&self) -> Option<Estimate> {
         match self {
             Self::Records(scored) => scored.estimate(),
@@ -195,8 +195,8 @@ impl Spot<'_, '_> {
         }
     }
 
-    /// This cell less `factor` times another one, with its 95 % interval: on common examples where both have the same;
-    /// `None` where either was not measured.
+    /// This cell less `factor` times another one, with its 95 % interval, on common examples if both have the same. `None` if one was not
+    /// measured.
     pub fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
         let common = match (self, other) {
             (Self::Records(own), Self::Records(other)) => own.less(factor, other),
@@ -217,7 +217,7 @@ impl Scored<'_, '_> {
         self.value.is_score() && self.parts.iter().any(|cell| cell.measure() == Measure::Perplexity)
     }
 
-    /// The mean over tasks and lengths with its 95 % interval; `None` where it was not measured.
+    /// The mean over tasks and lengths, with its 95 % interval; `None` if it was not measured.
     fn estimate(&self) -> Option<Estimate> {
         let of_part = |cell: &&SummaryCell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summarize::perplexity_estimate(cell),
@@ -228,7 +228,7 @@ impl Scored<'_, '_> {
         Some(mean_of(&parts?)?.scaled(if self.is_perplexity() { 1.0 } else { self.scale }))
     }
 
-    /// The difference on common examples where both are of the same model, protocol, tasks and lengths; `None` otherwise.
+    /// The difference on common examples if both have the same model, protocol, tasks and lengths; `None` otherwise.
     fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
         let pair = |cell: &SummaryCell<'_>| other.parts.iter().find(|o| place(o.head()) == place(cell.head())).copied();
         let pairs: Option<Vec<_>> = self.parts.iter().map(|cell| Some((*cell, pair(cell)?))).collect();
@@ -256,11 +256,11 @@ fn paired(a: &SummaryCell<'_>, b: &SummaryCell<'_>, value: Value, factor: f64) -
     let pairs = a.pairs(b);
     let each = pairs.into_iter().map(|(context, a, b)| Some((context, value.of(a)? - factor * value.of(b)?)));
     let sample = Sample::new(each.collect::<Option<Vec<_>>>()?);
-    // The interval for scores is for differences between −1 and 1.
+    // The interval for scores assumes differences between −1 and 1.
     if value.is_score() && factor <= 1.0 { spattn_stats::difference(&sample) } else { mean_interval(&sample) }
 }
 
-/// `a − factor·b` of independent examples.
+/// `a − factor·b` for independent examples.
 fn apart(a: Estimate, factor: f64, b: Estimate) -> Estimate {
     let mean = a.mean - factor * b.mean;
     let ends = a.ends.zip(b.ends).map(|((a_low, a_high), (b_low, b_high))| {

@@ -1,8 +1,8 @@
-//! The papers' tables and figures: what is run for each, the published numbers, and tests of what they claim.
+//! The papers' tables and figures: what is run for each, the published numbers, and tests of the claims.
 //!
-//! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). Of a run's records, [`measure`] makes the cells of its
-//! table, [`claims`] the tests, and [`outcome`] puts both beside the published numbers. What is no score of a run is found by
-//! analyses ([`seen`]), learned ([`learning`]), timed ([`times`]) or derived of other cells ([`derived`]). Nothing here runs or draws.
+//! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). From a run's records, [`measure`] makes the cells of its table;
+//! [`claims`] defines the tests, and [`outcome`] joins both with the published numbers. Numbers that are not scores come from analyses
+//! ([`seen`]), calibrations ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Nothing here runs or draws.
 
 pub mod claims;
 pub mod derived;
@@ -22,7 +22,7 @@ use spattn_base::error::UsageError;
 pub struct Paper {
     /// Its name on the command line.
     pub name: &'static str,
-    /// As one cites it.
+    /// Its title, as cited.
     pub title: &'static str,
 }
 
@@ -151,24 +151,24 @@ impl Shipped {
         self.name.split_once('/').map_or(self.name, |(paper, _)| paper)
     }
 
-    /// The table's or figure's name, as `table-3`.
+    /// The table's or figure's name, such as `table-3`.
     pub fn item_name(&self) -> &'static str {
         self.name.split_once('/').map_or(self.name, |(_, item)| item)
     }
 
-    /// The item.
+    /// The parsed item.
     ///
     /// # Errors
-    /// As [`Item::parse`]: none in what is shipped, which a test makes sure of.
+    /// As [`Item::parse`]. None for shipped items, which a test checks.
     pub fn parse(&self) -> Result<Item, UsageError> {
         Item::parse(self.text, &format!("configs/papers/{}.toml", self.name))
     }
 }
 
-/// The items of a paper, or the one of `PAPER/ITEM`; all without a name.
+/// The items of a paper, or a single `PAPER/ITEM`; all items without a name.
 ///
 /// # Errors
-/// If there is none of that name.
+/// If the name is unknown.
 pub fn select(name: Option<&str>) -> Result<Vec<Shipped>, UsageError> {
     let Some(name) = name else { return Ok(ITEMS.to_vec()) };
     let found: Vec<Shipped> = ITEMS.iter().copied().filter(|item| item.name == name || item.paper() == name).collect();

@@ -1,4 +1,4 @@
-//! What came of an item: its cells, published and measured, and its claims with verdicts. All that is drawn is drawn of this.
+//! The outcome of an item: its cells, published and measured, and its claims with verdicts. All drawings are made from it.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::measure::{Evidence, Measured};
 use spattn_base::error::UsageError;
 use spattn_stats::Estimate;
 
-/// What came of an item, as `result.json` has it.
+/// The outcome of an item, as stored in `result.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// `PAPER/ITEM`.
@@ -27,19 +27,19 @@ pub struct Outcome {
     /// The command nearest to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearest: Option<String>,
-    /// What a reader has to know.
+    /// Notes for the reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Names of the columns.
+    /// The names of the columns.
     pub columns: Vec<String>,
     /// The rows of the table.
     pub rows: Vec<Row>,
     /// The claims.
     pub claims: Vec<Judged>,
-    /// Files of the drawing beside the first, where it takes several pages.
+    /// Further files of the drawing, if it has several pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_plots: Vec<String>,
-    /// What failed of the run.
+    /// The error of the run, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
@@ -49,7 +49,7 @@ pub struct Outcome {
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// The method on the run that was measured.
+    /// The method that was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
     /// A cell for each column.
@@ -62,7 +62,7 @@ pub struct CellOutcome {
     /// The paper's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<f64>,
-    /// Ours.
+    /// The measured number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Number>,
 }
@@ -74,30 +74,30 @@ pub struct Number {
     pub mean: f64,
     /// Both ends of the 95 % interval, if there is one.
     pub ends: Option<(f64, f64)>,
-    /// Least number of independent examples of a task and length, or of units of documents; turns of a time.
+    /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
     pub n: usize,
 }
 
-/// A claim with what became of it.
+/// A claim with its verdicts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
     /// The claim.
     pub says: String,
-    /// Of the published numbers; not tested where they are not all there.
+    /// The verdict on the published numbers; not tested if some are missing.
     pub published: Verdict,
-    /// Of ours.
+    /// The verdict on the measured numbers.
     pub measured: Verdict,
     /// What was compared, or what is missing.
     pub why: Vec<String>,
-    /// Why it is so, where that was looked into.
+    /// The reason, if it was investigated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
 }
 
-/// What came of `item` by what was measured under `variant`; of the published numbers alone if nothing was.
+/// The outcome of `item`, with the measurements under `variant`; with the published numbers alone if there are none.
 ///
 /// # Errors
-/// As [`Measured::spot`]: what rows and columns select that analyses did not find.
+/// As [`Measured::spot`]: if rows and columns select something that analyses do not have.
 pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) -> Result<Outcome, UsageError> {
     let is_run = !evidence.records.is_empty() || !evidence.seen.is_empty();
     let measured = Measured::new(item, variant, evidence)?;
@@ -141,7 +141,7 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result
             None => (BoundVerdict::Unmeasured, String::new()),
         };
         told.push((answer, comparison.is_lenient));
-        // Of single steps only those that go the other way, or are not there, are worth a line.
+        // Single steps are listed only if they are contradicted or unmeasured.
         let is_worth = !comparison.is_lenient || matches!(answer, BoundVerdict::No | BoundVerdict::Unmeasured);
         if is_worth && !text.is_empty() && !why.contains(&text) {
             why.push(text);
@@ -157,7 +157,7 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result
     })
 }
 
-/// What the published numbers say of a test; not tested where one is not there.
+/// The verdict of the published numbers on a test; not tested if one is missing.
 pub fn published_verdict(item: &Item, test: &Test) -> Verdict {
     let number = |(row, column): Place<'_>| item.published(row, column);
     let of = |c: &Comparison<'_>| {
@@ -169,7 +169,7 @@ pub fn published_verdict(item: &Item, test: &Test) -> Verdict {
     told.map_or(Verdict::NotTested, |told| Verdict::of(&told))
 }
 
-/// What the measured cells say of a comparison, and how.
+/// The verdict of the measured cells on a comparison, and a line that explains it.
 fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, String), UsageError> {
     let name = |(row, column): Place<'_>| format!("{row}, {column}");
     let Some(left) = measured.spot(c.left.0, c.left.1)? else {
@@ -196,7 +196,7 @@ fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, St
     Ok((told, format!("{what}: {} [{interval}], {}? {answer}", short(estimate.mean), c.bound)))
 }
 
-/// What is taken from what, with what both share said once.
+/// The difference of two cells as text, without repeating what both share.
 fn between((row, column): Place<'_>, factor: f64, (other, from): Place<'_>) -> String {
     let times = if factor == 1.0 { String::new() } else { format!("{factor} × ") };
     match (row == other, column == from) {
@@ -206,7 +206,7 @@ fn between((row, column): Place<'_>, factor: f64, (other, from): Place<'_>) -> S
     }
 }
 
-/// A number with as many digits as one reads.
+/// A number with a readable number of digits.
 pub fn short(x: f64) -> String {
     let digits = match x.abs() {
         x if x >= 100.0 || x == 0.0 => 1,

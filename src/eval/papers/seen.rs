@@ -1,8 +1,8 @@
-//! What analyses found, as plain data: numbers by table, row and column for each unit of documents. What finds them stands
-//! above and knows this form; here nobody knows an analysis.
+//! The results of analyses as plain data: numbers by table, row and column, for each unit of documents. Other modules run the analyses;
+//! nothing here depends on any of them.
 //!
-//! A unit is a document, or as many as have to be taken in together (`together`): an observation of its own, so intervals are
-//! over units. A cell of an item is one number a unit, made of all that its row and column select.
+//! A unit is a document, or several documents that are observed together (`together`). Each unit is an observation of its own, so intervals
+//! are over units. A cell of an item has one number for each unit, made from all numbers that its row and column select.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use spattn_base::error::UsageError;
 use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, Sample, mean_interval};
 
-/// What is looked at, as `spattn analyze` has it: prompts that are read densely.
+/// The settings of an analysis, as in `spattn analyze`: prompts that are read densely.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observing {
@@ -27,16 +27,16 @@ pub struct Observing {
     pub lengths: Vec<usize>,
     /// Prompts of each task and length.
     pub samples: usize,
-    /// Prompts that one observation takes in.
+    /// Prompts in one observation.
     #[serde(default = "one")]
     pub together: usize,
-    /// Last tokens of each whose queries are looked at.
+    /// Last tokens of each prompt whose queries are examined.
     #[serde(default = "queries")]
     pub queries: usize,
-    /// Layers that are looked at; all if empty.
+    /// Layers to examine; all if empty.
     #[serde(default)]
     pub layers: Vec<usize>,
-    /// Methods that are looked at; the analysis' own if empty.
+    /// Methods to examine; the analysis's own if empty.
     #[serde(default)]
     pub methods: Vec<String>,
 }
@@ -50,14 +50,14 @@ fn queries() -> usize {
 }
 
 impl Observing {
-    /// Most prompts of a task, and most queries of one: as many as `spattn analyze` takes.
+    /// The limits of `spattn analyze` on prompts of a task and on queries.
     const MOST_SAMPLES: usize = 100_000;
     const MOST_QUERIES: usize = 65_536;
 
-    /// Makes sure that it says what to look at.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// What is missing, or out of its bounds.
+    /// With what is missing or out of bounds.
     pub fn check(&self) -> Result<(), UsageError> {
         let lists = [("analyses", self.analyses.len()), ("tasks", self.tasks.len()), ("lengths", self.lengths.len())];
         if let Some((key, _)) = lists.iter().find(|(_, count)| *count == 0) {
@@ -80,61 +80,61 @@ impl Observing {
         }
     }
 
-    /// Units of each task and length.
+    /// The number of units of each task and length.
     pub fn units(&self) -> usize {
         self.samples / self.together
     }
 }
 
-/// What was found in one unit, as a file has it.
+/// The results of one unit, as stored in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnalysisTables {
-    /// All that determines the numbers.
+    /// Everything that determines the numbers.
     pub identity: Json,
     /// The program that found it.
     pub program: Json,
     /// The model.
     pub model: String,
-    /// Whose prompts were read.
+    /// The task whose prompts were read.
     pub task: String,
-    /// Tokens asked for.
+    /// The requested length in tokens.
     pub length: usize,
-    /// Which unit of the task and length, from 0.
+    /// The unit's index within the task and length, from 0.
     pub unit: usize,
-    /// Prompts in it.
+    /// The number of prompts in it.
     pub documents: usize,
     /// The tables.
     pub tables: Vec<SeenTable>,
 }
 
-/// Numbers by a few names.
+/// A table of numbers with named rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SeenTable {
     /// Its name.
     pub name: String,
-    /// What names a row.
+    /// The headings of the names.
     pub keys: Vec<String>,
-    /// What its numbers are.
+    /// The headings of the numbers.
     pub columns: Vec<String>,
-    /// Names and numbers of each row; a number that is none is missing.
+    /// The names and numbers of each row; missing numbers are `None`.
     pub rows: Vec<(Vec<String>, Vec<Option<f64>>)>,
 }
 
-/// Which numbers are in a row, a column or a cell, and what is made of them.
+/// Which numbers a row, a column or a cell selects, and what is computed from them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Found {
     /// The table's name.
     pub table: Option<String>,
-    /// Names of rows by key: a name, or a range of numbers `first..last` with both ends. All rows if none is given.
+    /// The selected rows by key: a name, or a range of numbers `first..last`, both included. Without keys, all rows.
     pub keys: BTreeMap<String, String>,
     /// The column's name.
     pub column: Option<String>,
-    /// What is made of several numbers of a unit; their mean if not given.
+    /// What is computed from several numbers of a unit; by default their mean.
     pub over: Option<Over>,
 }
 
-/// What is made of several numbers.
+/// What is computed from several numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
@@ -144,14 +144,14 @@ pub enum Over {
     Least,
     /// The greatest.
     Greatest,
-    /// The share of them that are below this.
+    /// The share of them below this.
     Below(f64),
-    /// The share of them that are above this.
+    /// The share of them above this.
     Above(f64),
 }
 
 impl Over {
-    /// Of numbers; `None` if there are none.
+    /// The result for some numbers; `None` if there are none.
     fn of(self, numbers: &[f64]) -> Option<f64> {
         let share =
             |holds: &dyn Fn(f64) -> bool| numbers.iter().filter(|x| holds(**x)).count() as f64 / numbers.len() as f64;
@@ -167,7 +167,7 @@ impl Over {
 }
 
 impl Found {
-    /// What `first` says, and where it says nothing, `second`.
+    /// The fields of `first`; those that it lacks are from `second`.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, mut second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -182,10 +182,10 @@ impl Found {
         })
     }
 
-    /// The number of a unit; `None` where all that is selected is missing.
+    /// The number of a unit; `None` if all selected numbers are missing.
     ///
     /// # Errors
-    /// A table, a key or a column that is none of what was found; keys that select no row.
+    /// If the unit has no such table, key or column, or if the keys select no row.
     pub fn of(&self, seen: &AnalysisTables) -> Result<Option<f64>, UsageError> {
         let unknown = |what: &str, name: &str, known: Vec<&str>| Err(UsageError::unknown(what, name, known));
         let (Some(name), Some(column)) = (&self.table, &self.column) else {
@@ -218,7 +218,7 @@ impl Found {
     }
 }
 
-/// Whether a row's name is the one that is wanted, or a number in the range that is.
+/// Whether a row's name equals `wanted`, or is a number in that range.
 fn is_named(name: &str, wanted: &str) -> bool {
     let number = |text: &str| text.parse::<usize>().ok();
     match wanted.split_once("..").and_then(|(first, last)| Some((number(first)?, number(last)?))) {
@@ -227,12 +227,12 @@ fn is_named(name: &str, wanted: &str) -> bool {
     }
 }
 
-/// Numbers of a cell: for each task and length, one a unit.
+/// The numbers of a cell: for each task and length, one for each unit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Units(BTreeMap<(String, usize), BTreeMap<usize, f64>>);
 
 impl Units {
-    /// Those of `found` in what was seen of some tasks, or of all, and of a length, or of all; `None` where a unit lacks it.
+    /// The numbers that `found` selects, for some tasks or all, and a length or all; `None` if a unit lacks it.
     ///
     /// # Errors
     /// As [`Found::of`].
@@ -256,7 +256,7 @@ impl Units {
         Ok((!units.0.is_empty()).then_some(units))
     }
 
-    /// Least number of units of a task and length.
+    /// The smallest number of units of a task and length.
     pub fn count(&self) -> usize {
         self.0.values().map(BTreeMap::len).min().unwrap_or(0)
     }
@@ -269,7 +269,7 @@ impl Units {
         mean_of(&self.0.values().map(of_place).collect::<Option<Vec<_>>>()?)
     }
 
-    /// These less `factor` times others, unit by unit; `None` where they are not of the same units.
+    /// The differences to `factor` times others, unit by unit; `None` if the units differ.
     pub fn less(&self, factor: f64, other: &Self) -> Option<Self> {
         let same = |(place, units): (&(String, usize), &BTreeMap<usize, f64>)| {
             let others = other.0.get(place)?;
@@ -281,7 +281,7 @@ impl Units {
         (all.len() == other.0.len()).then_some(Self(all))
     }
 
-    /// With every number multiplied.
+    /// The same units with every number multiplied.
     pub fn scaled(mut self, factor: f64) -> Self {
         self.0.values_mut().flat_map(BTreeMap::values_mut).for_each(|number| *number *= factor);
         self
@@ -292,7 +292,7 @@ impl Units {
 pub(super) mod tests {
     use super::*;
 
-    /// A unit of a table by layer whose column `x` is `numbers`, `y` a tenth of it.
+    /// A unit with a table by layer, whose column `x` is `numbers` and whose column `y` is a tenth of them.
     pub fn unit(task: &str, unit: usize, numbers: &[f64]) -> AnalysisTables {
         let row = |(layer, x): (usize, &f64)| (vec![layer.to_string()], vec![Some(*x), Some(x / 10.0)]);
         let mut rows: Vec<_> = numbers.iter().enumerate().map(row).collect();
@@ -325,7 +325,7 @@ pub(super) mod tests {
             ("table = 'by_layer'\ncolumn = 'x'\nkeys = { layer = '0..2' }\nover = 'greatest'", Some(6.0)),
             ("table = 'by_layer'\ncolumn = 'x'\nkeys = { layer = '0..2' }\nover = { below = 2 }", Some(1.0 / 3.0)),
             ("table = 'by_layer'\ncolumn = 'x'\nkeys = { layer = '0..2' }\nover = { above = 1 }", Some(2.0 / 3.0)),
-            // Of all rows, that of all layers too.
+            // Without keys, the row "all" counts too.
             ("table = 'by_layer'\ncolumn = 'x'\nover = 'greatest'", Some(99.0)),
             ("table = 'by_layer'\ncolumn = 'y'\nkeys = { layer = 'all' }", None),
         ];
@@ -363,12 +363,12 @@ pub(super) mod tests {
             Units::new(&found, &seen, None, None).unwrap().unwrap()
         };
         let (first, second) = (of("0"), of("1"));
-        // Mean 3, standard deviation √7, t of two degrees of freedom 4.302653.
+        // The mean is 3, the standard deviation √7, and t with two degrees of freedom 4.302653.
         let estimate = first.estimate().unwrap();
         let half = 4.302_653 * (7.0f64 / 3.0).sqrt();
         assert!((estimate.mean - 3.0).abs() < 1e-12);
         assert!((estimate.ends.unwrap().1 - 3.0 - half).abs() < 1e-5, "{estimate:?}");
-        // Every unit differs by 1, so there is no width.
+        // Every unit differs by 1, so the interval has no width.
         let difference = second.less(1.0, &first).unwrap().estimate().unwrap();
         assert_eq!((difference.mean, difference.ends), (1.0, Some((1.0, 1.0))));
         assert_eq!(second.less(2.0, &first).unwrap().estimate().unwrap().mean, 1.0 - 3.0);

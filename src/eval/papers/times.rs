@@ -1,7 +1,7 @@
-//! Tables of times, as `spattn bench` leaves them, and which of their rows a cell of an item is.
+//! Tables of times, as `spattn bench` writes them, and which of their rows a cell of an item selects.
 //!
-//! What the papers timed on GPUs was timed on one with the program's own command; these tables are part of the program, so a
-//! reader needs no GPU to see published beside measured. A table of one's own is named by its folder.
+//! The papers' GPU timings were repeated on a GPU with this program. Those tables are part of the program, so that a reader needs no GPU to
+//! compare published and measured numbers. Other tables are named by their folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use spattn_base::error::UsageError;
 use spattn_base::text::of_cell;
 use spattn_stats::Estimate;
 
-/// Where the tables that are part of the program come from.
+/// The origin of the tables that are part of the program.
 pub const MEASURED_AT: &str = "results/reference/h200/bench";
 
 macro_rules! measured {
@@ -21,7 +21,7 @@ macro_rules! measured {
     };
 }
 
-/// Names and texts of the tables that are part of the program.
+/// The names and texts of the tables that are part of the program.
 const MEASURED: [(&str, &str); 13] = measured![
     "context",
     "ds_figure5",
@@ -38,38 +38,38 @@ const MEASURED: [(&str, &str); 13] = measured![
     "magicpig_table6",
 ];
 
-/// Which tables of times an item is judged by.
+/// The tables of times that an item is judged by.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bench {
-    /// Those that are part of the program, by name; or the folders of others (with a `/` in it).
+    /// Names of tables that are part of the program, or folders of others (with a `/`).
     pub tables: Vec<String>,
     /// The commands that make such tables.
     pub commands: Vec<String>,
 }
 
-/// Which times are in a row, a column or a cell.
+/// Which times a row, a column or a cell selects.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timed {
-    /// What was timed, where the tables are of several: `attention`, `decode`.
+    /// The operation, if the tables have several: `attention`, `decode`.
     pub op: Option<String>,
-    /// Tokens.
+    /// Tokens in context.
     pub context: Option<usize>,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: Option<usize>,
-    /// The method or the other program, as the table names it.
+    /// The method or other program, by its name in the table.
     pub method: Option<String>,
-    /// Its parameters as the table has them, where there are several.
+    /// Its parameters as in the table, if there are several.
     pub params: Option<String>,
-    /// What the time is held against: how many times as long that one takes.
+    /// The row that it is compared with. The value is how many times as long that one takes.
     pub against: Option<String>,
-    /// The table's column; `time_us` if not given.
+    /// The table's column; by default `time_us`.
     pub column: Option<String>,
 }
 
 impl Timed {
-    /// What `first` says, and where it says nothing, `second`; parameters of both go together.
+    /// The fields of `first`; those that it lacks are from `second`. The parameters of both are joined.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -90,12 +90,12 @@ impl Timed {
     }
 }
 
-/// Times of one table or more.
+/// The times of one or more tables.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Times {
-    /// Where it is, or its parts are.
+    /// The places of the tables.
     pub places: Vec<String>,
-    /// Each row by the names of its columns.
+    /// Each row, by the names of its columns.
     rows: Vec<BTreeMap<String, String>>,
 }
 
@@ -104,10 +104,10 @@ const TIME: [&str; 3] = ["time_us", "time_low_us", "time_high_us"];
 const SCORE: [&str; 3] = ["score_us", "score_low_us", "score_high_us"];
 
 impl Bench {
-    /// The tables as one.
+    /// All tables as one.
     ///
     /// # Errors
-    /// If there is none of a name, or a folder's cannot be read.
+    /// If a name is unknown, or a folder's table cannot be read.
     pub fn read(&self) -> Result<Times, UsageError> {
         let mut all = Times { places: Vec::new(), rows: Vec::new() };
         for table in &self.tables {
@@ -151,17 +151,16 @@ impl Times {
         Ok(Self { places: vec![place.to_owned()], rows })
     }
 
-    /// What the times were taken on.
+    /// The machine that the times were taken on.
     pub fn machine(&self) -> &str {
         self.rows.first().and_then(|row| row.get("device")).map_or("a machine without a name", String::as_str)
     }
 
-    /// The time, or the ratio of times, that is selected, with its 95 % interval, and turns of the one with the fewest;
-    /// `None` where the table has no such row or number, or no method is named. Whole times have intervals, and scoring where it was
-    /// timed by itself.
+    /// The selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if the
+    /// table has no such row or number, or no method is named. Whole times have intervals, and so does scoring if it was timed separately.
     ///
     /// # Errors
-    /// If several rows are of what is selected.
+    /// If several rows are selected.
     pub fn of(&self, timed: &Timed) -> Result<Option<(Estimate, usize)>, UsageError> {
         let Some(method) = &timed.method else { return Ok(None) };
         let Some(row) = self.row(timed, method, timed.params.as_deref())? else { return Ok(None) };
@@ -212,12 +211,12 @@ impl Times {
     }
 }
 
-/// Parameters `key=value,...` in whatever order.
+/// The parameters of `key=value,...`, in any order.
 fn parts(params: &str) -> BTreeSet<&str> {
     params.split(',').filter(|part| !part.is_empty()).collect()
 }
 
-/// A number and, in two further columns, its interval's ends.
+/// A number, with the ends of its interval from two further columns.
 fn number(row: &BTreeMap<String, String>, [column, low, high]: [&str; 3]) -> Option<Estimate> {
     let of = |column: &str| row.get(column)?.parse::<f64>().ok();
     Some(Estimate { mean: of(column)?, ends: of(low).zip(of(high)) })
@@ -248,7 +247,7 @@ mod tests {
         let (time, turns) = of("context = 1024\nmethod = 'hip'\nparams = 'k=8'").unwrap().unwrap();
         assert_eq!((time.mean, time.ends, turns), (10.0, Some((9.5, 10.5)), 7));
         let ratio = of("context = 1024\nmethod = 'hip'\nparams = 'k=8,r_m=1'\nagainst = 'full'").unwrap().unwrap().0;
-        // 20/16; between 19/17 and 22/15.
+        // 20/16, between 19/17 and 22/15.
         assert_eq!((ratio.mean, ratio.ends), (1.25, Some((19.0 / 17.0, 22.0 / 15.0))));
         let attend = of("context = 2048\nmethod = 'hip'\ncolumn = 'attend_us'").unwrap().unwrap().0;
         assert_eq!((attend.mean, attend.ends), (6.0, None));
@@ -261,7 +260,7 @@ mod tests {
         );
         let whole = of("context = 2048\nmethod = 'hip'\ncolumn = 'time_us'").unwrap().unwrap().0;
         assert_eq!((whole.mean, whole.ends), (12.0, Some((11.0, 13.0))));
-        // Where there is no row, or no number, nothing was measured.
+        // Without a row or a number, nothing was measured.
         assert_eq!(of("context = 4096\nmethod = 'hip'").unwrap(), None);
         assert_eq!(of("context = 2048\nmethod = 'hip'\nagainst = 'full'").unwrap(), None);
         assert_eq!(of("context = 1024\nmethod = 'hip'\nparams = 'k=8,r_m=1'\ncolumn = 'attend_us'").unwrap(), None);
@@ -299,7 +298,7 @@ mod tests {
             Timed::over(Some(timed(&format!("params = '{first}'"))), Some(timed(&format!("params = '{second}'"))))
         };
         assert_eq!(params("r_m=1", "k=8").unwrap().params.unwrap(), "r_m=1,k=8");
-        // A row's and a column's are those of a time, in whatever order; an empty one adds nothing.
+        // The parameters of row and column are joined in any order; empty ones add nothing.
         let times = Times::parse(TABLE, "t").unwrap();
         let of = |params: Option<Timed>| {
             let place = timed("context = 1024\nmethod = 'hip'");

@@ -1,4 +1,4 @@
-//! What a cell of a paper's table can be: a number that records have.
+//! The values that a cell of a paper's table can have: numbers of records.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,15 +15,15 @@ pub enum Value {
     Density,
     /// The same without dense layers.
     DensitySparseLayers,
-    /// Share of the context picked, without dense layers and static tokens.
+    /// Share of the context selected, without dense layers and static tokens.
     PickedDensity,
-    /// Scoring over full attention, all layers.
+    /// FLOPs of scoring over those of full attention, all layers.
     Cost1,
     /// The same without dense layers.
     Cost1SparseLayers,
     /// The same without projections onto shared hyperplanes.
     Cost1Published,
-    /// Attending over full attention, all layers.
+    /// FLOPs of attending over those of full attention, all layers.
     Cost2,
     /// The same without dense layers.
     Cost2SparseLayers,
@@ -39,18 +39,18 @@ pub enum Value {
     SharedBytesResident,
     /// Relative error of the attention output; needs `fidelity`.
     OutputError,
-    /// Share of the exact top that was attended; needs `fidelity`.
+    /// Share of the exact top tokens that was attended; needs `fidelity`.
     Recall,
     /// Exact attention mass that was not attended; needs `fidelity`.
     DroppedMass,
-    /// KL divergence from dense attention, nats a token; of perplexity tasks.
+    /// KL divergence from dense attention in nats per token; for perplexity tasks.
     KlMean,
-    /// Tokens at which the most probable one is that of dense attention, percent; of perplexity tasks.
+    /// Percentage of tokens at which the most probable token is dense attention's; for perplexity tasks.
     SameTop,
 }
 
 impl Value {
-    /// The number of one record, in the unit of [`scale`](Self::scale) 1; `None` where it was not measured.
+    /// The number of a record, before [`scale`](Self::scale); `None` if it was not measured.
     pub fn of(self, r: &Record) -> Option<f64> {
         match self {
             Self::Score => Some(r.score),
@@ -75,17 +75,17 @@ impl Value {
         }
     }
 
-    /// Whether it is between 0 and 1 for each example because an answer is right or wrong to some share.
+    /// Whether it is a score: between 0 and 1 for each example.
     pub fn is_score(self) -> bool {
         self == Self::Score
     }
 
-    /// What numbers of records are multiplied by to be shown.
+    /// The factor for display.
     pub fn scale(self, percent: bool) -> f64 {
         if percent || matches!(self, Self::Score | Self::SameTop) { 100.0 } else { 1.0 }
     }
 
-    /// In words, for axes.
+    /// The name, for axes.
     pub fn label(self, percent: bool) -> String {
         let text = match self {
             Self::Score => return "score, %".to_owned(),

@@ -1,7 +1,7 @@
 //! The contexts of a task at a length, and the examples on each.
 //!
-//! Where a file holds the samples they are listed. Generated samples are all alike in this, and there may be any number
-//! of them: theirs are worked out one by one, so that a plan takes no memory, however much it asks for.
+//! Samples from a file are listed. Generated samples all have the same structure, and there may be any number of them, so theirs are
+//! computed one by one: a plan takes no memory, whatever its size.
 
 use std::collections::HashSet;
 
@@ -9,20 +9,20 @@ use super::sharding::{MOST_SHARDS, ShardAssignment, ShardLoads, Work};
 use spattn_base::error::UsageError;
 use spattn_tasks::Task;
 
-/// One share of a run that is split over machines.
+/// A share of a run that is split among machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// From 0.
+    /// Index, from 0.
     pub index: usize,
-    /// Number of shares.
+    /// Number of shards.
     pub count: usize,
 }
 
 impl Shard {
-    /// Everything.
+    /// The whole run.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// Reads `I/N` with I from 1 to N.
+    /// Reads `I/N`, with I from 1 to N.
     pub fn parse(text: &str) -> Result<Self, UsageError> {
         let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
         match parts {
@@ -37,53 +37,53 @@ impl Shard {
     }
 }
 
-/// Examples by context, in the order in which they are run.
+/// Examples by context, in the order of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Contexts {
     listed: Vec<Vec<usize>>,
-    /// What follows those that are listed.
+    /// The contexts after the listed ones.
     generated: Generated,
 }
 
-/// Contexts of generated samples: every `step`-th from `next` on, and one more.
+/// Contexts of generated samples: every `step`-th from `next` on, and one extra.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Generated {
     /// The examples of the first sample, by context.
     first: Vec<Vec<usize>>,
-    /// Examples of a sample.
+    /// The number of examples of a sample.
     cells: usize,
-    /// Number of a context among those of all shards.
+    /// The next context's number among those of all shards.
     next: usize,
     step: usize,
-    /// Where the steps end.
+    /// The end of the steps.
     end: usize,
-    /// A context beyond that.
+    /// A context after that.
     extra: Option<usize>,
 }
 
-/// How much a shard has of the contexts of a task at a length.
+/// A shard's share of the contexts of a task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareSize {
-    /// Contexts.
+    /// The number of contexts.
     pub contexts: usize,
-    /// Examples on them.
+    /// The number of examples.
     pub examples: usize,
-    /// Their work, estimated.
+    /// The estimated work.
     pub work: u64,
 }
 
-/// The contexts of a task at a length, before they are dealt out to shards.
+/// The contexts of a task at a length, before they are assigned to shards.
 #[derive(Debug, Clone)]
 pub struct UnassignedContexts {
     /// The examples by context: all that are listed, or those of the first sample.
     first: Vec<Vec<usize>>,
     cells: usize,
-    /// How often samples are like the first; `None` where they are listed.
+    /// The number of samples with the first one's structure; `None` if they are listed.
     generated: Option<usize>,
 }
 
 impl UnassignedContexts {
-    /// Of `samples` samples of a task.
+    /// The contexts of `samples` samples of a task.
     pub fn new(task: &dyn Task, samples: usize, is_listed: bool) -> Self {
         let cells = task.cells();
         let first = by_context(task, if is_listed { samples * cells } else { cells });
@@ -95,12 +95,12 @@ impl UnassignedContexts {
         Self { first: Vec::new(), cells: 0, generated: None }
     }
 
-    /// The examples, where they are listed.
+    /// The listed examples.
     pub fn listed(&self) -> Vec<usize> {
         if self.generated.is_some() { Vec::new() } else { self.first.concat() }
     }
 
-    /// Leaves out examples that are listed, after they were dealt out.
+    /// Removes listed examples that were assigned already.
     pub fn leave_out(&mut self, deal: &mut ShardAssignment, examples: &HashSet<usize>) {
         let (None, ShardAssignment::Each(shard_of)) = (self.generated, deal) else { return };
         let left = std::mem::take(&mut self.first).into_iter().zip(std::mem::take(shard_of));
@@ -111,7 +111,7 @@ impl UnassignedContexts {
         (self.first, *shard_of) = left.filter(|(context, _)| !context.is_empty()).unzip();
     }
 
-    /// Work of the longest of them, as far as they are told apart.
+    /// The work of the longest context. All contexts of generated samples count as equal.
     pub fn longest(&self, work: Work) -> u64 {
         match self.generated {
             Some(_) => work.of(self.examples_of_context()),
@@ -119,12 +119,12 @@ impl UnassignedContexts {
         }
     }
 
-    /// Examples on a generated context, rounded up.
+    /// The examples on a generated context, rounded up.
     fn examples_of_context(&self) -> usize {
         self.cells.div_ceil(self.first.len().max(1))
     }
 
-    /// Deals them out. Of a sample that is generated, contexts count as having as many examples each.
+    /// Assigns the contexts to shards. Contexts of a generated sample count as having equally many examples.
     pub fn deal(&self, work: Work, loads: &mut ShardLoads) -> ShardAssignment {
         match self.generated {
             None => loads.deal_each(&self.first.iter().map(|context| work.of(context.len())).collect::<Vec<_>>()),
@@ -135,7 +135,7 @@ impl UnassignedContexts {
         }
     }
 
-    /// How much each of so many shards has of them.
+    /// The share of each of `shards` shards.
     pub fn sizes(&self, deal: &ShardAssignment, work: Work, shards: usize) -> Vec<ShareSize> {
         let mut sizes = vec![ShareSize::default(); shards];
         match deal {
@@ -159,7 +159,7 @@ impl UnassignedContexts {
         sizes
     }
 
-    /// What a shard has of them.
+    /// The contexts of a shard.
     pub fn of_shard(&self, deal: &ShardAssignment, shard: Shard) -> Contexts {
         let all = match (deal, deal.rounds_of(shard.index)) {
             (ShardAssignment::Each(shard_of), _) => {
@@ -181,20 +181,20 @@ impl Contexts {
         self.listed.iter().cloned().chain(self.generated.clone())
     }
 
-    /// Number of examples.
+    /// The number of examples.
     pub fn examples(&self) -> usize {
         let listed: usize = self.listed.iter().map(Vec::len).sum();
         listed.saturating_add(self.generated.examples())
     }
 
-    /// Leaves out examples that are listed.
+    /// Removes listed examples.
     pub fn leave_out(&mut self, examples: &HashSet<usize>) {
         self.listed.iter_mut().for_each(|context| context.retain(|index| !examples.contains(index)));
         self.listed.retain(|context| !context.is_empty());
     }
 
-    /// Leaves out contexts that `keep` does not want. Of generated ones only those are looked at that have an example
-    /// below `below`; the number of examples on all others is returned.
+    /// Removes contexts that `keep` rejects. Generated contexts are checked only if they have an example below `below`; returns the number
+    /// of examples on all others.
     pub fn retain(&mut self, below: usize, mut keep: impl FnMut(&[usize]) -> bool) -> usize {
         self.listed.retain(|context| keep(context));
         while self.generated.next_index().is_some_and(|index| index < below) {
@@ -205,7 +205,7 @@ impl Contexts {
     }
 }
 
-/// The first `count` examples of a task, those on one context together.
+/// The first `count` examples of a task, grouped by context.
 fn by_context(task: &dyn Task, count: usize) -> Vec<Vec<usize>> {
     let mut indices: Vec<usize> = (0..count).collect();
     indices.sort_by_key(|index| task.context_of(*index));
@@ -218,19 +218,19 @@ impl Generated {
         if self.next < self.end { Some(self.next) } else { self.extra }
     }
 
-    /// The least index of an example of the sample that the next context belongs to.
+    /// The smallest index of an example in the next context's sample.
     fn next_index(&self) -> Option<usize> {
         self.next_context().map(|context| context / self.first.len() * self.cells)
     }
 
-    /// Number of examples on all contexts from the next on.
+    /// The number of examples on the next and all later contexts.
     fn examples(&self) -> usize {
         let extra = self.extra.map_or(0, |context| self.first[context % self.first.len()].len());
         if self.next >= self.end {
             return extra;
         }
         let left = (self.end - self.next - 1) / self.step + 1;
-        // Sizes come again after as many contexts as a sample has, at the latest.
+        // The sizes repeat after as many contexts as a sample has, or earlier.
         let period = self.first.len();
         let of = |count: usize| self.clone().take(count).map(|context| context.len()).sum::<usize>();
         (left / period).saturating_mul(of(period)).saturating_add(of(left % period)).saturating_add(extra)
@@ -262,7 +262,7 @@ mod tests {
 
     const WORK: Work = Work { context: 3, example: 1 };
 
-    /// A shard's share, after other work was dealt.
+    /// A shard's share, after other work was assigned.
     fn share(name: &str, samples: usize, is_listed: bool, index: usize, count: usize, before: usize) -> Contexts {
         let mut loads = ShardLoads::new(count, 0);
         loads.deal_alike(before, 10);

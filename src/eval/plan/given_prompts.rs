@@ -16,13 +16,12 @@ use spattn_tasks::likelihood::Passage;
 
 const FILE_HINT: &str = "leave the row out, or see what happens with --allow-extrapolation";
 const SKIP_HINT: &str = "--skip-bad goes on without such rows";
-/// Examples whose places a message names at most.
+/// The most examples that a message names.
 const PLACES_NAMED: usize = 10;
 
 impl Planner<'_> {
-    /// Leaves rows out of a plan that the model cannot read: those that are longer than its context, leave nothing in
-    /// tokens, or are in a chat template already. Where the user asked to go on without such rows (`--skip-bad`), the plan's
-    /// notes count them; otherwise `watch` is told.
+    /// Removes rows from a plan that the model cannot read: those that are longer than its context, leave no tokens, or already contain a
+    /// chat template. With `--skip-bad`, the plan's notes count them; otherwise `watch` gets them as failures.
     ///
     /// # Errors
     /// What `watch` returns.
@@ -58,7 +57,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// As [`dealt`](Planner::dealt), without rows that would be left out: what all shards together are going to run.
+    /// As [`dealt`](Planner::dealt), without rows that would be removed: what all shards together will run.
     ///
     /// # Errors
     /// If files cannot be read.
@@ -80,7 +79,7 @@ impl Planner<'_> {
             let place = self.place_of(of, index);
             Some((index, UsageError { what: format!("{place}: {}", error.what), ..error }))
         };
-        // What is no mistake of a row (a disk that fails) is left to when it is run.
+        // An error that is not the row's fault (a failing disk) is left to the run.
         indices.into_par_iter().filter_map(why).collect()
     }
 
@@ -103,12 +102,12 @@ impl Planner<'_> {
         format!("{}{more}", named.collect::<Vec<_>>().join(", "))
     }
 
-    /// Tokens that a prompt may have at most, its answer included.
+    /// The most tokens of a prompt with its answer.
     pub(crate) fn most_tokens(&self) -> usize {
         if self.config.allow_extrapolation { MOST_TOKENS } else { self.model.dimensions.config().context_limit() }
     }
 
-    /// Checks an example against the model's vocabulary and context, and whether it says anything to it.
+    /// Checks an example against the model's vocabulary and context, and that its prompt has content.
     pub(crate) fn check_fits(&self, task: &dyn Task, material: &ExampleInput) -> Result<(), UsageError> {
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         match material {
@@ -116,7 +115,7 @@ impl Planner<'_> {
                 let TruncatedExample { example, prompt, .. } = &**fitted;
                 self.model.check_tokens(&prompt.ids)?;
                 let context = self.model.dimensions.config().context_limit();
-                // What was cut to a length beyond the context was checked before.
+                // An example that was cut to a length beyond the context was checked before.
                 if example.length > context && !task.is_sized() {
                     return Ok(());
                 }
@@ -131,7 +130,7 @@ impl Planner<'_> {
     }
 }
 
-/// Tokens of a passage with its longest continuation.
+/// The tokens of a passage with its longest continuation.
 pub(crate) fn passage_tokens(passage: &Passage) -> usize {
     passage.prompt.len() + passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0)
 }
@@ -186,7 +185,7 @@ mod tests {
         json!({"input": input, "outputs": ["x"]}).to_string()
     }
 
-    /// The examples of the only cell, the plan's notes and what was told, of rows in a file.
+    /// For rows in a file: the examples of the only cell, the plan's notes, and the failures.
     fn planned(
         rows: &[String],
         options: &str,
@@ -255,7 +254,7 @@ mod tests {
             told[0].contains("a text of 17825792 bytes, more than 32768 tokens, is beyond the context"),
             "{told:?}"
         );
-        // All of it takes the better part of a minute.
+        // Tokenizing all of it would take most of a minute.
         assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
     }
 

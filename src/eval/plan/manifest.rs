@@ -19,23 +19,22 @@ use spattn_model::OpenModel;
 use spattn_model::device::Device;
 use spattn_tasks::{Positions, Task};
 
-/// Raised whenever the same settings may give other records than before.
+/// Incremented whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 6;
 
-/// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there. 3: loki, hash_attention,
-/// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do. 6: tensor cores take keys in another order.
+/// Incremented whenever the GPU engine may give other records than before. 2: double_sparsity selects on the GPU. 3: loki, hash_attention,
+/// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do. 6: tensor cores sum over keys in another order.
 const CUDA_VERSION: u32 = 6;
 
-/// Key of a model in a manifest that holds a digest of what its `tokenizer.json` says, however it is laid out.
+/// Key of a model in a manifest, for a digest of the content of its `tokenizer.json`, independent of layout.
 pub const TOKENIZER_VALUE: &str = "tokenizer_value_sha256";
 
-/// Everything that determines a record besides task, length, example and method.
+/// Everything that determines a record, except for task, length, example and method.
 ///
-/// What single methods were calibrated with is not in it either, but part of their own records' keys:
-/// a method that is added to a run leaves the records of others as they are.
-/// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
-/// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
-/// ([`DataFolder::id`](spattn_model::data::DataFolder::id)): the name in `config` may come to mean another.
+/// The calibrations of single methods are not in it but in the keys of their own records, so that a method can be added to a run without
+/// changing the records of others. Instruction set and thread count are recorded but not part of it: the first changes only rounding, the
+/// second nothing. `data` is the data set as found, with its commit if it has one ([`DataFolder::id`](spattn_model::data::DataFolder::id)),
+/// because the name in `config` may come to mean another.
 pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: Option<&str>) -> Value {
     let mut identity = json!({
         "results_version": RESULTS_VERSION,
@@ -50,18 +49,18 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
         "data": data,
         "fidelity": config.fidelity,
     });
-    // Runs without it are as they were before it could be chosen.
+    // Runs without the key are those from before the precision could be chosen.
     if config.matmul_precision != MatmulPrecision::F32 {
         identity["matmul_precision"] = config.matmul_precision.name().into();
     }
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
     }
-    // Engines round differently. Of what was computed on the processor's cores it was never said.
+    // Engines round differently. Runs on the processor have never recorded an engine.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();
     }
-    // Steps are taken again to time them, which changes no result; but times of both kinds would be in one run.
+    // Solo timing changes no result, but a run must not contain both kinds of times.
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
     }
@@ -70,14 +69,14 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     identity
 }
 
-/// An identity as it was before models' configurations were part of it: keys of older records are made of that.
+/// An identity without models' configurations, from which the keys of old records were made.
 pub fn without_content(identity: &Value) -> Value {
     let mut fields = identity.as_object().cloned().unwrap_or_default();
     CONTENT.iter().for_each(|key| drop(fields.shift_remove(*key)));
     Value::Object(fields)
 }
 
-/// What the manifest says of a model and of what is run on it.
+/// A model's part of the manifest.
 #[derive(Debug, Clone)]
 pub struct ModelPart {
     /// Its id.
@@ -90,7 +89,7 @@ pub struct ModelPart {
 }
 
 impl ModelPart {
-    /// Of a model that was found; `data` as for [`identity`].
+    /// The part of an opened model; `data` as for [`identity`].
     pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
         let c = model.dimensions.config();
         Self {
@@ -130,13 +129,13 @@ impl ModelPart {
     }
 }
 
-/// What tasks are made of, by their names.
+/// The digests of what tasks are made from, by task.
 pub fn inputs(tasks: &[Box<dyn Task>]) -> Map<String, Value> {
     tasks.iter().map(|task| (task.name().to_owned(), task.inputs().into())).collect()
 }
 
-/// The whole manifest of a run on some models, at least one. What differs by model, seed or protocol is a list where
-/// there are several. `kept` are identities of models that cannot be loaded now, but have records.
+/// The whole manifest of a run on one or more models. What differs by model, seed or protocol is a list if there are several. `kept` are
+/// the identities of models that cannot be loaded now but have records.
 pub fn manifest(
     settings: &Settings,
     parts: &[ModelPart],
@@ -173,13 +172,13 @@ fn one_or_several(mut values: Vec<Value>) -> Value {
     if values.len() == 1 { values.remove(0) } else { Value::Array(values) }
 }
 
-/// Hash of the artefact by its kind, for those that methods of the run were given.
+/// The hashes of the artefacts that the run's methods use, by kind.
 fn calibration(config: &RunConfig) -> Map<String, Value> {
     let one = |m: &Configured| Some((m.method.calibration()?.to_owned(), m.artefact.clone()?.into()));
     config.methods.iter().flat_map(Configured::parts).filter_map(one).collect()
 }
 
-/// Name of the processor, where the system says it.
+/// The processor's name, if the system gives it.
 pub fn cpu_name() -> Option<String> {
     static NAME: LazyLock<Option<String>> = LazyLock::new(|| {
         let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
@@ -209,7 +208,7 @@ mod tests {
         let [cpu, first, third] = [Device::Cpu, Device::Cuda(0), Device::Cuda(2)].map(&mut of);
         assert_eq!(first, third);
         assert_ne!(cpu, first);
-        // Runs that were stored before there was another engine are those of the CPU.
+        // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
     }
 
@@ -225,10 +224,10 @@ mod tests {
         config.methods = RunConfig::resolve_single(Settings::parse(gathering, "test").unwrap()).unwrap().methods;
         let gathered = example_bytes(&config, &model) - prefill;
         assert!(gathered > 0);
-        // Each of two protocols keeps it, and what they share keeps it to be gone on with.
+        // Each of two protocols keeps the prompt statistics, and a copy stays at the point where they diverge.
         config.protocols = vec![Protocol::Question, Protocol::Decode];
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
-        // One that reads for itself, beside `full`, which reads densely; and each of them alone.
+        // A method that reads the prompt by itself, beside `full`, which reads densely; and each of them alone.
         let mut read = |settings: &str| {
             let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\n{settings}");
             config.methods = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap().methods;

@@ -1,4 +1,4 @@
-//! What is to be run, before any weights are read: cells and their contexts, shards, memory, and the manifest.
+//! The plan of a run, made before any weights are read: cells and their contexts, shards, memory, and the manifest.
 //!
 //! Nothing here runs a model.
 

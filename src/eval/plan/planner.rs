@@ -1,4 +1,4 @@
-//! Plans what is to be run on a model: the cells of the matrix, after every check that needs no weights.
+//! Plans the run of a matrix on a model: its cells, after all checks that need no weights.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ use spattn_tasks::Task;
 pub struct TaskLength {
     /// Index of the task.
     pub task: usize,
-    /// Length asked for; 0 if a file fixes it.
+    /// The requested length; 0 if a file fixes it.
     pub length: usize,
 }
 
@@ -45,7 +45,7 @@ impl PlanCell {
     }
 }
 
-/// What there is to run on a model.
+/// The work on a model.
 #[derive(Debug, Clone, Default)]
 pub struct RunPlan {
     /// By task and length, in the order asked for.
@@ -71,10 +71,10 @@ impl RunPlan {
 
 pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
 
-/// How much longer a product takes in a step of one row than in a prompt, which is read in large pieces.
+/// How much more expensive a product is in a step, with a single row, than in a prefill with many rows.
 const STEP_FACTOR: u64 = 4;
 
-/// Tokens of an example at most that is made to see what an example has besides its context.
+/// The longest example, in tokens, that is made to measure how many tokens an example has besides its context.
 const MOST_SAMPLED: usize = 1 << 20;
 
 const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
@@ -83,24 +83,24 @@ fn least_of(task: &dyn Task) -> String {
     format!("the shortest example that `{}` can have", task.name())
 }
 
-/// A matrix on one model, to be planned; its weights are not needed for that.
+/// Plans a matrix on one model, without its weights.
 #[derive(Clone, Copy)]
 pub struct Planner<'a> {
     /// The model.
     pub model: &'a OpenModel,
-    /// What to run.
+    /// The matrix.
     pub config: &'a RunConfig,
     /// The tasks, resolved.
     pub tasks: &'a [Box<dyn Task>],
-    /// The data set that the tasks were made from, as records are identified by it.
+    /// The data set of the tasks, as it identifies records.
     pub data: Option<&'a str>,
-    /// Which share of the examples.
+    /// The shard to plan.
     pub shard: Shard,
-    /// Whether other machines will run it, whose memory is not known here.
+    /// Whether other machines will run it, whose memory is unknown.
     pub is_elsewhere: bool,
 }
 
-/// The examples of a task at a length, dealt out to shards.
+/// The examples of a task at a length, assigned to shards.
 #[derive(Debug)]
 pub struct ShardedCell {
     /// Which task at which length.
@@ -114,12 +114,12 @@ pub struct ShardedCell {
 }
 
 impl ShardedCell {
-    /// How much each of so many shards has of it.
+    /// The share of each of `shards` shards.
     pub fn sizes(&self, shards: usize) -> Vec<ShareSize> {
         self.all.sizes(&self.deal, self.work, shards)
     }
 
-    /// What a shard has of it.
+    /// The contexts of a shard.
     pub fn of_shard(&self, shard: Shard) -> Contexts {
         self.all.of_shard(&self.deal, shard)
     }
@@ -129,20 +129,20 @@ impl ShardedCell {
         self.failure.as_ref()
     }
 
-    /// The examples of all shards, where they are listed.
+    /// The listed examples of all shards.
     pub(crate) fn listed(&self) -> Vec<usize> {
         self.all.listed()
     }
 
-    /// Leaves out examples that are listed; the others stay with their shards.
+    /// Removes listed examples. The others stay with their shards.
     pub(crate) fn leave_out(&mut self, examples: &HashSet<usize>) {
         self.all.leave_out(&mut self.deal, examples);
     }
 }
 
 impl Planner<'_> {
-    /// What there is to run, checked as far as that needs no work: lengths against the model's context and against
-    /// what tasks need, dense layers against the model's depth. What fails is told to `watch`, and left out.
+    /// The plan, after all checks without a run: lengths against the model's context and the tasks' needs, dense layers against the model's
+    /// depth. Failures are reported to `watch`, and their parts left out.
     ///
     /// # Errors
     /// If no length was given where one is needed, or files cannot be read; what `watch` returns.
@@ -167,7 +167,7 @@ impl Planner<'_> {
         Ok(plan)
     }
 
-    /// What there is to run, of which neither memory nor methods are checked; a length that the model cannot read has nothing.
+    /// The plan without checks of memory and methods. A length that the model cannot read has no examples.
     ///
     /// # Errors
     /// If files cannot be read.
@@ -178,8 +178,8 @@ impl Planner<'_> {
         Ok(plan)
     }
 
-    /// All cells in the order asked for, dealt out to as many shards as [`shard`](Self::shard) is one of: those with the
-    /// longest contexts first. What this machine lacks the memory for is dealt all the same: others may have it.
+    /// All cells in the user's order, assigned to the number of shards in [`shard`](Self::shard), the longest contexts first. Cells that
+    /// need more memory than this machine has are assigned too, because other machines may have it.
     ///
     /// # Errors
     /// If files cannot be read.
@@ -210,10 +210,10 @@ impl Planner<'_> {
         Ok(cells)
     }
 
-    /// How many tokens an example of a task has besides its context: the first at the least length that can be made.
+    /// The tokens of a task's example besides its context: of the first example at the shortest possible length.
     fn sample_of(&self, task: &dyn Task) -> Option<example_input::Size> {
         let mut lengths = self.lengths_of(task).to_vec();
-        // Nothing is made of which it is known that it is not run.
+        // Lengths that will not run are not tried.
         let can_be = |length: usize| self.is_within_context(task, length) && self.too_long(task, length).is_none();
         lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
@@ -224,8 +224,8 @@ impl Planner<'_> {
         made.size(&self.config.protocols, &model.tokenizer)
     }
 
-    /// Work of a task's contexts at a length, under all seeds, protocols and methods. A prompt is taken to be as long as
-    /// was asked for, its question and answer as long as those of the sample.
+    /// The work of a task's contexts at a length, under all seeds, protocols and methods. A prompt counts as long as requested, its
+    /// question and answer as long as those of `sample`.
     fn work(&self, task: &dyn Task, length: usize, sample: example_input::Size) -> Work {
         let prompt = if task.is_sized() && length > 0 { length } else { sample.prompt };
         let (seeds, methods) = (self.config.seeds.len() as u64, self.config.methods.len() as u64);
@@ -237,7 +237,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The lengths that a task is run at.
+    /// The lengths at which a task is run.
     fn lengths_of(&self, task: &dyn Task) -> &[usize] {
         match () {
             () if task.is_sized() => &self.config.lengths,
@@ -246,8 +246,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The lengths that cannot hold the task's examples. What fits a length fits all that are longer. No example is made
-    /// of a length that cannot be run.
+    /// The lengths that are too short for the task's examples. If a length suffices, so do all longer ones. Lengths that will not run are
+    /// not tried.
     fn too_short(&self, task: &dyn Task) -> Vec<(usize, anyhow::Error)> {
         let mut lengths = if task.is_sized() { self.config.lengths.clone() } else { Vec::new() };
         lengths.retain(|length| self.too_long(task, *length).is_none());
@@ -260,7 +260,7 @@ impl Planner<'_> {
         lengths.into_iter().map_while(|length| Some((length, error(length)?))).collect()
     }
 
-    /// Whether the model's context holds what is asked for, on whatever machine.
+    /// Whether the request fits the model's context; memory is not considered.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
         let tokens = tokens_of(task, length);
         self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
@@ -333,7 +333,7 @@ impl Planner<'_> {
         self.config.variants().into_iter().map(of).sum()
     }
 
-    /// The contexts of a task at a length, of all shards.
+    /// The contexts of a task at a length, for all shards.
     fn contexts_of(&self, task: &dyn Task, length: usize) -> Result<UnassignedContexts> {
         let available = match task.likelihood() {
             Some(task) => Some(task.available(length, &Counter(&self.model.tokenizer))?),
@@ -361,7 +361,7 @@ impl Planner<'_> {
             .hint(hint))
     }
 
-    /// Makes sure that keys and values of so many tokens can be in memory at all.
+    /// Checks that keys and values of `tokens` tokens fit into memory.
     fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
         if self.is_elsewhere {
             return Ok(());
@@ -378,7 +378,7 @@ impl Planner<'_> {
                 .hint("choose a shorter --length, fewer methods at a time, or --dtype bf16"));
             }
         }
-        // Weights, keys and values of a run on a GPU are there, and pass through the machine's memory in pieces.
+        // On a GPU, weights, keys and values are in its memory, and only pieces pass through the machine's.
         if self.config.device != Device::Cpu {
             return Ok(());
         }
@@ -389,7 +389,7 @@ impl Planner<'_> {
         memory::check(needed as u64, what, "choose a shorter --length, or --dtype bf16")
     }
 
-    /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
+    /// Checks that methods that move positions have RoPE frequencies that are constant over all `tokens`.
     pub(crate) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
         match methods.iter().flat_map(Configured::parts).find(moves) {
@@ -403,17 +403,16 @@ impl Planner<'_> {
         }
     }
 }
-/// Tokens of a task's prompts at a length, as far as they are known before one is made.
+/// The tokens of a task's prompts at a length, as far as they are known before one is made.
 fn tokens_of(task: &dyn Task, length: usize) -> usize {
     if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() }
 }
 
-/// Bytes of a GPU's memory that weights and an example of so many tokens under all methods take at most: worked out, not
-/// measured.
+/// The most bytes of GPU memory that weights and an example with `tokens` tokens need under all methods: computed, not measured.
 pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let (dimensions, methods) = (&model.dimensions, &config.methods);
     let prompt = dimensions.prompt_shape(tokens);
-    // One method reads at a time.
+    // Only one method reads at a time.
     let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
     memory::sum([
         dimensions.weight_bytes(),
@@ -442,7 +441,7 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
         let Ok(form) = method.method.device_form() else { return 0 };
         let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
-        // What later tokens attend again is kept by layer.
+        // Selections that later tokens reuse are kept by layer.
         let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
         index + (1 + kept) * form.list_bytes(prefix) + prefix.layers * form.held_bytes(prefix)
     };
@@ -568,7 +567,7 @@ mod tests {
         });
     }
 
-    /// A task whose examples a file fixes.
+    /// A task with examples from a file.
     struct OfFile {
         is_cut: bool,
         least_tokens: usize,
@@ -655,7 +654,7 @@ mod tests {
 
     #[test]
     fn methods_that_do_not_fit_the_model_are_left_out_everywhere() {
-        // The model has 10 layers, whose heads have 64 channels.
+        // The model has 10 layers, and its heads have 64 channels.
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 600]\n\
                     methods = ['topk:dense_layers=0-9', 'topk:dense_layers=10', 'sparq:r=64', 'sparq:r=65']";
         let mut told = Told::default();
@@ -701,19 +700,19 @@ mod tests {
             let of = |spec: &&str| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
             picking_bytes(&specs.iter().map(of).collect::<Vec<_>>(), &prefix, KvDtype::Bf16)
         };
-        // Lists of four bytes a token, for eight query heads or two KV heads.
+        // Lists of four bytes for each token, for eight query heads or two KV heads.
         assert_eq!(bytes(&["topk:k=10", "topk:k=10,per=kv_head"]), 8 * 10 * 4 + 2 * 10 * 4);
         assert_eq!(bytes(&["topk:k=5000"]), 8 * 1000 * 4);
-        // Two bounds of two bytes for 64 channels of 63 pages, for two KV heads of two layers.
+        // Two bounds of two bytes, for 64 channels, 63 pages, two KV heads and two layers.
         let index = 2 * 2 * 63 * 2 * 64 * 2;
         assert_eq!(bytes(&["quest:k=32"]), index + 8 * 32 * 4);
         assert_eq!(bytes(&["quest:k=32", "quest:k=64"]), index + 8 * (32 + 64) * 4);
         assert_eq!(bytes(&["quest:k=32", "quest:k=32,sink=8"]), 2 * (index + 8 * 32 * 4));
-        // Ten tables of 17 bounds and all tokens in two bytes, with lengths and means, and hyperplanes; codes of one KV head.
+        // Ten tables of 17 bounds and all tokens in two bytes, lengths, means, and hyperplanes; and codes of one KV head.
         let tables = 2 * (2 * (10 * (17 + 1000) * 2 + 4 * (1000 + 64)) + 4 * 40 * 64) + 2 * 10 * 1000;
-        // Whatever collides may be listed, with its weight and a bit more; and a code a table.
+        // Every token that collides may be listed, with a weight and a small extra; and a code for each table.
         assert_eq!(bytes(&["magicpig:K=4,L=10"]), tables + 8 * (1000 * (4 + 4 + 1) + 2 * 10));
-        // Masks are kept for both layers where later tokens attend them again.
+        // Masks are kept for both layers if later tokens reuse them.
         assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
         assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
         assert_eq!(bytes(&["full", "random", "snapkv", "quest:summary_bits=4"]), 0);

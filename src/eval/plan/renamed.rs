@@ -11,17 +11,18 @@ use crate::eval::records::store::identities;
 use spattn_model::OpenModel;
 use spattn_tasks::Task;
 
-/// The manifest of a folder that is gone on with; nothing of any other.
+/// The manifest of a folder that is resumed; `None` for any other.
 #[derive(Debug, Default)]
 pub struct Recorded(pub Option<Value>);
 
 impl Recorded {
-    /// Names a model as it was recorded if both names lead to one folder, and its tokenizer if it is the same but for its layout.
+    /// Gives a model its recorded name if both names lead to the same folder, and its tokenizer the recorded digest if only its layout
+    /// differs.
     pub fn name_model(&self, model: &mut OpenModel) {
         let Some(manifest) = &self.0 else { return };
         let known = identities(manifest);
         let name = |identity: &&Value| identity["model"].as_str().map(str::to_owned);
-        // Whether the weights in that folder are still those of the records is compared later, with the rest of the identity.
+        // Whether the weights in that folder are still the recorded ones is checked later, with the rest of the identity.
         if !known.iter().filter_map(name).any(|known| known == model.id)
             && let Some(known) = known.iter().filter_map(name).find(|known| is_same_place(known, &model.id))
         {
@@ -38,7 +39,7 @@ impl Recorded {
         }
     }
 
-    /// The name of a data set as it was recorded, where all tasks are made of the same data.
+    /// The recorded name of a data set, if all tasks are made from the same data.
     pub fn name_of_data(&self, tasks: &[Box<dyn Task>], data: Option<String>) -> Option<String> {
         let Some(manifest) = &self.0 else { return data };
         let recorded: Vec<Option<&str>> = identities(manifest).iter().map(|i| i["data"].as_str()).collect();
@@ -54,7 +55,7 @@ fn several(value: &Value) -> &[Value] {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice)
 }
 
-/// Whether two paths lead to one place, as far as their names tell: `m`, `./m/`, and the whole path.
+/// Whether two paths are the same place by their names, such as `m`, `./m/` and the absolute path.
 fn is_same_place(one: &str, other: &str) -> bool {
     let whole = |path: &str| absolute(Path::new(path)).ok();
     whole(one).zip(whole(other)).is_some_and(|(one, other)| one == other)

@@ -1,4 +1,4 @@
-//! What a manifest states about a shard: its index, and how many records it is to make.
+//! What a manifest states about a shard: its index, and how many records it will make.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -13,20 +13,20 @@ const SHARD: &str = "shard";
 /// A shard as a manifest states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Stated {
-    /// Its number, from 1.
+    /// The index, from 1.
     pub index: usize,
-    /// Number of shards.
+    /// The number of shards.
     pub of: usize,
-    /// Records that it is to make; `None` in manifests from before that was written.
+    /// The records that it will make; `None` in old manifests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<usize>,
-    /// Records that all shards are to make together; `None` where it is not known.
+    /// The records that all shards will make together; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<usize>,
 }
 
 impl Stated {
-    /// A shard that is to make so many records, of those of all shards.
+    /// The statement of a shard that will make `records` of the `whole` records.
     pub fn new(shard: Shard, records: usize, whole: usize) -> Self {
         Self { index: shard.index + 1, of: shard.count, records: Some(records), whole: Some(whole) }
     }
@@ -38,8 +38,8 @@ impl Stated {
         }
     }
 
-    /// Of a run's manifest, or of what a resumed run added to it. Those from before it was written have the command; `None` where that
-    /// does not say it either.
+    /// The statement in a run's manifest, or in what a resumed run added to it. Old manifests have only the command; `None` if that does
+    /// not state it either.
     pub fn of(manifest: &Value) -> Option<Self> {
         let stated = serde_json::from_value(manifest[SHARD].clone()).ok();
         stated.filter(|s: &Self| (1..=s.of).contains(&s.index)).or_else(|| Self::of_command(manifest))
@@ -64,7 +64,7 @@ pub fn records(planner: &Planner<'_>, plan: &RunPlan) -> usize {
     plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
 }
 
-/// Records that all shards of a plan make together.
+/// The number of records that all shards of a plan make together.
 ///
 /// # Errors
 /// If files cannot be read.

@@ -7,36 +7,36 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Shards that work can be dealt out to at most.
+/// The largest number of shards.
 pub const MOST_SHARDS: usize = 100_000;
 
-/// Work of the contexts of a task at a length, in units that are the same on every machine.
+/// The work of the contexts of a task at a length, in units that are the same on every machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Work {
-    /// Of reading a context.
+    /// The work of reading a context.
     pub context: u64,
-    /// Of each example on it.
+    /// The work of each example on it.
     pub example: u64,
 }
 
 impl Work {
-    /// Of a context with so many examples.
+    /// The work of a context with `examples` examples.
     pub fn of(&self, examples: usize) -> u64 {
         self.context.saturating_add(self.example.saturating_mul(examples as u64))
     }
 }
 
-/// Work dealt out so far, by shard.
+/// The work assigned so far, by shard.
 #[derive(Debug, Clone)]
 pub struct ShardLoads {
     of_shard: Vec<u64>,
-    /// The shard that comes first where several have as little.
+    /// The shard that comes first if several have equally little.
     first: usize,
 }
 
 impl ShardLoads {
-    /// Of `shards` shards that have nothing yet. `turn` counts dealings of the same shards that know nothing of each other
-    /// (the models of a matrix): what is left over of each goes to others first.
+    /// No work for `shards` shards. `turn` counts independent assignments to the same shards (one for each model of a matrix), so that what
+    /// is left over in each goes to different shards.
     pub fn new(shards: usize, turn: usize) -> Self {
         let shards = shards.max(1);
         Self { of_shard: vec![0; shards], first: turn % shards }
@@ -47,7 +47,7 @@ impl ShardLoads {
         &self.of_shard
     }
 
-    /// Deals `contexts` that take `work` each.
+    /// Assigns `contexts` contexts with equal work.
     pub fn deal_alike(&mut self, contexts: usize, work: u64) -> ShardAssignment {
         let shards = self.of_shard.len();
         let (rounds, rest) = (contexts / shards, contexts % shards);
@@ -62,7 +62,7 @@ impl ShardLoads {
         ShardAssignment::Rounds { contexts, shards, rest: least }
     }
 
-    /// Deals contexts that take so much each.
+    /// Assigns contexts with the given work.
     pub fn deal_each(&mut self, work: &[u64]) -> ShardAssignment {
         let mut longest: Vec<usize> = (0..work.len()).collect();
         longest.sort_by_key(|context| (Reverse(work[*context]), *context));
@@ -88,16 +88,16 @@ impl ShardLoads {
     }
 }
 
-/// Which contexts of a task at a length each shard has.
+/// Which shard gets which contexts of a task at a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardAssignment {
-    /// In full rounds each shard gets one; of what is left over, the shards in `rest` get one each, in this order.
+    /// Every shard gets one context in each full round. The shards in `rest` then get one each, in this order.
     Rounds {
-        /// Contexts dealt out.
+        /// The number of contexts.
         contexts: usize,
-        /// Shards they were dealt out to.
+        /// The number of shards.
         shards: usize,
-        /// Shards that have one more.
+        /// The shards with one more.
         rest: Vec<usize>,
     },
     /// The shard of each context.
@@ -105,7 +105,7 @@ pub enum ShardAssignment {
 }
 
 impl ShardAssignment {
-    /// Contexts of the full rounds, and the one that a shard has beyond them.
+    /// The number of contexts in full rounds, and a shard's extra context.
     pub(crate) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
         match self {
             Self::Each(_) => None,
@@ -121,7 +121,7 @@ impl ShardAssignment {
 mod tests {
     use super::*;
 
-    /// How many contexts of each kind each shard has, listed one by one.
+    /// The number of contexts of each kind that each shard has, by listing them.
     fn counts(deals: &[ShardAssignment], shards: usize) -> Vec<Vec<usize>> {
         let of = |deal: &ShardAssignment, shard: usize| match deal {
             ShardAssignment::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
@@ -151,7 +151,8 @@ mod tests {
     fn what_is_left_over_goes_to_those_that_have_least() {
         let mut loads = ShardLoads::new(4, 0);
         let deals = [loads.deal_alike(6, 10), loads.deal_alike(5, 4), loads.deal_alike(3, 1)];
-        // 6 of 10: two shards have two; 5 of 4: the first of the others has two; 3 of 1: all but the one that has most.
+        // 6 contexts with work 10: two shards get two. 5 with 4: the first of the other shards gets two. 3 with 1: all shards except the
+        // one with most work.
         assert_eq!(counts(&deals, 4), [vec![2, 1, 1], vec![2, 1, 0], vec![1, 2, 1], vec![1, 1, 1]]);
         assert_eq!(loads.of_shards(), [25, 24, 19, 15]);
         let mut turned = ShardLoads::new(4, 2);
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(loads.of_shards(), (0..7).map(of).collect::<Vec<_>>());
         let (most, least) = (loads.of_shards().iter().max().unwrap(), loads.of_shards().iter().min().unwrap());
         assert!(most - least <= 70, "a hundredth of a shard: {:?}", loads.of_shards());
-        // The same by looking through all shards each time.
+        // The same, by searching all shards each time.
         let (mut sorted, mut expected) = (work, [0; 7]);
         sorted.sort_unstable_by(|a, b| b.cmp(a));
         for of_context in sorted {

@@ -1,18 +1,18 @@
-//! Work of an example, in multiplications of its prefill: the one formula of progress and estimates.
+//! The work of an example as the multiplications of its prefill: the formula for progress and time estimates.
 //!
-//! Shards are dealt by the same products (`planner`), of the prompts that examples really have.
+//! Shards are assigned by the same products (`planner`), but for the real lengths of prompts.
 
 use spattn_model::dimensions::Dimensions;
 
-/// Tokens that an example of a file is taken to have, where none is made.
+/// The assumed tokens of an example from a file, if none is made.
 pub(crate) const TOKENS_OF_FILE_EXAMPLE: usize = 8192;
 
-/// Tokens that an example is expected to have; `length` is 0 where a file fixes it.
+/// The expected tokens of an example. `length` is 0 if a file fixes it.
 pub(crate) fn expected_tokens(length: usize) -> usize {
     if length == 0 { TOKENS_OF_FILE_EXAMPLE } else { length }
 }
 
-/// Multiplications of the prefill of an example, in the unit of [`Dimensions::prefill_products`]; `length` is 0 where a file fixes it.
+/// The multiplications of an example's prefill, in the unit of [`Dimensions::prefill_products`]. `length` is 0 if a file fixes it.
 pub(crate) fn prefill_work(dimensions: &Dimensions, length: usize) -> u64 {
     dimensions.prefill_products(expected_tokens(length))
 }

@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 
 use super::manifest_keys::{CALIBRATION, CONTENT, IDENTITY};
 
-/// Values then and now, by the key that they stand under, nested keys with dots.
+/// Old and new values by key; nested keys have dots.
 pub type Changes = BTreeMap<String, (Value, Value)>;
 
-/// What is told by a digest: a user sees a file, not a hash.
+/// Digests, with words for their change: a user sees a file, not a hash.
 const OF_FILES: [(&str, &str); 4] = [
     ("tokenizer_sha256", "tokenizer.json has changed"),
     ("weights_sha256", "the weights have changed"),
     ("tokens.chat_template_sha256", "the chat template has changed"),
     ("tokens.added_tokens_sha256", "the tokenizer's special tokens have changed"),
 ];
-/// What is asked for by a flag, or stands in a model's files, by the name that users know.
+/// Settings by flags, or in a model's files, with the names that users know.
 const OF_VALUES: [(&str, &str); 15] = [
     ("protocol", "`--sparse-from`"),
     ("seed", "`--seed`"),
@@ -34,10 +34,10 @@ const OF_VALUES: [(&str, &str); 15] = [
     ("tokens.front", "the list of tokens in front of a prompt"),
     ("results_version", "the version of the program's results"),
 ];
-/// Parts of an identity that a matrix has several of.
+/// The parts of an identity that a matrix may have several of.
 pub const AXES: [&str; 3] = ["model", "protocol", "seed"];
 
-/// Notes every key in which two values differ.
+/// Adds every key in which two values differ.
 pub fn compare(key: &str, then: &Value, now: &Value, found: &mut Changes) {
     if let (Value::Object(then), Value::Object(now)) = (then, now) {
         let field = |object: &Map<String, Value>, name: &str| object.get(name).cloned().unwrap_or(Value::Null);
@@ -70,7 +70,7 @@ pub fn in_words(key: &str, then: &Value, now: &Value) -> String {
     format!("{name} was {then}, is {now}")
 }
 
-/// What a folder has of an axis that is not asked for any more.
+/// A message about a value that a folder has but the present run does not request.
 pub fn lacking(key: &str, then: &Value) -> String {
     let name = OF_VALUES.iter().find(|(of, _)| *of == key).map_or(key, |(_, name)| name);
     let then = then.as_str().map_or_else(|| then.to_string(), str::to_owned);

@@ -1,31 +1,31 @@
-//! Densities and costs as published tables count them, and the tokens that a method keeps.
+//! Densities and costs as published tables count them, and the number of tokens that a method keeps.
 
 use serde::{Deserialize, Serialize};
 
 use spattn_attention::cost::Cost;
 
-/// Densities and costs as published tables have them: of the layers that are not dense by policy alone.
+/// Densities and costs as published tables count them: only over the layers that are not dense by policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PublishedCosts {
-    /// Tokens picked over tokens in context: sink, window and what follows the prefix left out; of `full`, its density.
-    /// `None` where a mask read the prompt.
+    /// Tokens selected over tokens in context, without sink, window and the tail; for `full`, its density. `None` if a mask read the
+    /// prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub picked_density: Option<f64>,
     /// FLOPs of scoring over those of full attention in these layers.
     pub cost1: f64,
     /// FLOPs of the gathered attention over those of full attention in these layers.
     pub cost2: f64,
-    /// The same without static tokens. `None` where `picked_density` is.
+    /// `cost2` without static tokens. `None` if `picked_density` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost2_picked: Option<f64>,
     /// `cost1` without projecting queries onto shared hyperplanes, which MagicPIG counts beside the model's linear layers.
     pub cost1_published: f64,
-    /// Bytes of what all heads and layers share (hyperplanes), held once.
+    /// Bytes of what all heads and layers share (hyperplanes), stored once.
     pub shared_bytes_resident: f64,
 }
 
 impl PublishedCosts {
-    /// Of what was counted in the layers that are not dense by policy.
+    /// The costs counted in the layers that are not dense by policy.
     pub fn of(sparse: &Cost) -> Self {
         Self {
             picked_density: Some(sparse.picked_density()),
@@ -38,18 +38,17 @@ impl PublishedCosts {
     }
 }
 
-/// Tokens whose keys and values a method keeps.
+/// How many tokens' keys and values a method keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KvTokens {
-    /// Those it would have to keep in the end, mean over layers and KV heads: what any query head of a group keeps, its KV
-    /// head keeps.
+    /// Tokens kept at the end, mean over layers and KV heads. A KV head keeps what any query head of its group keeps.
     pub held: f64,
-    /// All in context.
+    /// All tokens in context.
     pub context: usize,
 }
 
 impl KvTokens {
-    /// Whether any were let go.
+    /// Whether any were evicted.
     pub fn is_evicting(&self) -> bool {
         self.held < self.context as f64
     }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 pub struct Spread {
     /// The smallest.
     pub min: f64,
-    /// The one in the middle, or the mean of the two there.
+    /// The median.
     pub median: f64,
     /// The largest.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of `values`, to four digits; `None` if there are none.
+    /// The spread of `values`, to four digits; `None` without values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -24,7 +24,7 @@ impl Spread {
     }
 }
 
-/// Rounded to four significant digits, as whatever comes in long lists is kept.
+/// A number rounded to four significant digits, for storing long lists.
 pub fn four_digits(x: f64) -> f64 {
     format!("{x:.3e}").parse().unwrap_or(x)
 }
@@ -32,15 +32,14 @@ pub fn four_digits(x: f64) -> f64 {
 /// How close a method's attention came to exact attention on the same inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
-    /// Mean over steps and query heads of `‖o − o_full‖ / ‖o_full‖`, one entry a layer.
+    /// Mean over steps and query heads of `‖o − o_full‖ / ‖o_full‖`, by layer.
     pub output_error: Vec<f64>,
-    /// Mean share of the exact top-k that was attended, `k` being what the method attended, one entry a layer.
+    /// Mean share of the exact top-k that was attended, by layer; `k` is the number of tokens that the method attended.
     pub recall: Vec<f64>,
-    /// Mean exact attention mass of what was not attended, one entry a layer; empty in records from before it was
-    /// measured.
+    /// Mean exact attention mass of the tokens not attended, by layer; empty in old records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped_mass: Vec<f64>,
-    /// The same over the query heads of all layers that are not dense by policy.
+    /// The spread over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<FidelitySpread>,
     /// Every query head, `[layer][head]`, to four digits.
@@ -51,15 +50,15 @@ pub struct Fidelity {
 /// Spreads over layers and query heads; see [`Fidelity`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FidelitySpread {
-    /// Of the output error.
+    /// The spread of the output error.
     pub output_error: Spread,
-    /// Of the recall.
+    /// The spread of the recall.
     pub recall: Spread,
-    /// Of the dropped mass.
+    /// The spread of the dropped mass.
     pub dropped_mass: Spread,
 }
 
-/// What was measured of each query head, `[layer][head]`, to four digits; see [`Fidelity`].
+/// The measurements of each query head, `[layer][head]`, to four digits; see [`Fidelity`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeadFidelity {
     /// Tokens attended over tokens in context.

@@ -1,7 +1,7 @@
-//! Interning: values that many records have in common are in memory once.
+//! Interning: values that many records share are in memory once.
 //!
-//! Every record names its model, task, method and settings. A million records repeat a few hundred values; records that are
-//! read through a [`Pool`] share them by pointers.
+//! Every record names its model, task, method and settings. A million records repeat a few hundred values; records that are read through a
+//! [`Pool`] share them by pointers.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -175,7 +175,7 @@ impl<'de> Deserialize<'de> for InternedStr {
     }
 }
 
-/// Values of a kind that were seen so far.
+/// The values of a type seen so far.
 #[derive(Debug)]
 pub struct Pool<T: ?Sized>(HashSet<Interned<T>>);
 
@@ -186,7 +186,7 @@ impl<T: ?Sized> Default for Pool<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Pool<T> {
-    /// Puts the first that was equal in a value's place.
+    /// Replaces a value by the first one that was equal.
     pub fn share(&mut self, value: &mut Interned<T>) {
         match self.0.get(&**value) {
             Some(known) => *value = known.clone(),

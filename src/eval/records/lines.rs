@@ -1,7 +1,7 @@
-//! Lines of a file of records, with any line ending, and the repair of a torn last line.
+//! Lines of a file of records, with any line ending, and the repair of an incomplete last line.
 //!
-//! This program ends lines by `\n`. An editor or a transfer may have changed that to `\r\n` or `\r` and added a byte order mark;
-//! no record is lost by that.
+//! This program ends lines with `\n`. An editor or a transfer may have changed that to `\r\n` or `\r` and added a byte order mark; the
+//! records are still read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
@@ -14,12 +14,12 @@ use spattn_base::disk::open_here;
 use spattn_base::error::UsageError;
 use spattn_base::given::MARK;
 
-/// How a record begins.
+/// The start of a record.
 const BEGINNING: &[u8] = b"{\"key\"";
-/// Bytes at the end of a file in which the last two lines are looked for.
+/// The bytes at the end of a file in which the last two lines are searched.
 const LOOKED_AT: u64 = 256 << 20;
 
-/// Reads a line with what ends it, which is `\n`, `\r\n` or `\r`. Nothing at the end of the file.
+/// Reads a line with its ending, which is `\n`, `\r\n` or `\r`. Returns 0 at the end of the file.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -52,19 +52,19 @@ fn is_end(byte: u8) -> bool {
     byte == b'\n' || byte == b'\r'
 }
 
-/// What a line says: without its end, without the mark that the first one may begin with.
+/// The content of a line, without its ending and, in the first line, the byte order mark.
 pub fn said(line: &[u8], is_first: bool) -> &[u8] {
     let line = if is_first { line.strip_prefix(MARK).unwrap_or(line) } else { line };
     line.trim_ascii()
 }
 
-/// Whether a line was torn: nothing ended it, and it is the beginning of a record, not one with something behind it.
+/// Whether a line is incomplete: it has no ending, and is the start of a record without a whole record in front.
 pub fn is_torn(line: &[u8]) -> bool {
     !line.last().is_some_and(|byte| is_end(*byte)) && is_beginning(line.strip_prefix(MARK).unwrap_or(line))
 }
 
 fn is_beginning(text: &[u8]) -> bool {
-    // A machine that went down may leave zeros.
+    // A crashed machine may leave zeros.
     let is_cut = text.starts_with(BEGINNING) || BEGINNING.starts_with(text) || text.iter().all(|byte| *byte == 0);
     is_cut && !begins_with_record(text)
 }
@@ -77,8 +77,8 @@ fn is_record(text: &[u8]) -> bool {
     serde_json::from_slice::<Record>(text).is_ok()
 }
 
-/// Completes or cuts off a last line without its end, which a killed run may leave. Cut off is only what begins a record: behind a
-/// whole record, or, where it is all there is, after it was copied beside the file.
+/// Completes or cuts off a last line without an ending, which a killed run may leave. Only an incomplete record is cut off: if it follows a
+/// whole record, or, if the file has nothing else, after it was copied to another file.
 ///
 /// # Errors
 /// A [`UsageError`] if the file ends in something else; if it cannot be read or written.
@@ -114,7 +114,7 @@ pub fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Copies what is cut off into a file of its own.
+/// Copies the incomplete line to a file of its own.
 fn keep(path: &Path, torn: &[u8]) -> io::Result<PathBuf> {
     for number in 1_u32.. {
         let kept = PathBuf::from(format!("{}.torn-{number}", path.display()));
@@ -138,7 +138,7 @@ mod tests {
     use std::fs;
 
     fn lines(text: &[u8]) -> Vec<Vec<u8>> {
-        // A buffer that ends between the two bytes of an end.
+        // A buffer that ends between the two bytes of a line ending.
         let mut reader = io::BufReader::with_capacity(2, text);
         let (mut all, mut line) = (Vec::new(), Vec::new());
         while read_line(&mut reader, &mut line).unwrap() > 0 {
@@ -162,7 +162,7 @@ mod tests {
     fn a_file_is_repaired_without_losing_a_record() {
         let one = serde_json::to_string(&record("vt", "full", 0, 1.0)).unwrap();
         let (torn, mark) = (&one[..one.len() / 2], "\u{feff}");
-        // The file, and what is left of it; `None` where it is refused.
+        // The file, and what is left after the repair; `None` if it is refused.
         let table = [
             (format!("{one}\n{torn}"), Some(format!("{one}\n"))),
             (format!("{one}\r{torn}"), Some(format!("{one}\r"))),

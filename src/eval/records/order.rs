@@ -22,24 +22,24 @@ const TASK_ORDER: [&str; 13] = [
     "qa_2",
 ];
 
-/// Where methods were given, as pairs of method and params.
+/// The user's order of methods, by method and params.
 pub struct Given<'o>(HashMap<(&'o str, &'o str), usize>);
 
 impl<'o> Given<'o> {
-    /// Of pairs in their order, of which the first counts.
+    /// The order of some pairs. If a pair is repeated, the first one counts.
     pub fn of(order: &'o [(String, String)]) -> Self {
         let pairs = order.iter().enumerate().rev();
         Self(pairs.map(|(at, (method, params))| ((method.as_str(), params.as_str()), at)).collect())
     }
 
-    /// Orders `full` before all, and methods that were given before others.
+    /// Ranks `full` before all others, and methods of the user's order before the rest.
     pub fn rank(&self, method: &str, params: &str) -> (bool, usize) {
         (method != REFERENCE, self.0.get(&(method, params)).copied().unwrap_or(usize::MAX))
     }
 }
 
-/// Orders records as the summary's rows: by model, protocol, task and length, then `full`, then methods as they were given, then
-/// the rest in natural order.
+/// Compares records in the order of the summary's rows: by model, protocol, task and length, then `full`, then methods in the user's order,
+/// then the rest in natural order.
 pub(crate) fn compare(a: &Record, b: &Record, given: &Given) -> Ordering {
     let method = |r: &Record| given.rank(&r.method, &r.params);
     natural(&a.model, &b.model)
@@ -63,7 +63,7 @@ fn owned((a, b): (&str, &str)) -> (String, String) {
     (a.to_owned(), b.to_owned())
 }
 
-/// Orders text with the numbers in it by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
+/// Compares text with its numbers by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
 pub fn natural(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
@@ -86,7 +86,7 @@ fn compare_pieces(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Takes a number (digits with at most one point between them) or the text before the next off the front.
+/// Splits off a number (digits with at most one decimal point between them), or the text before the next number.
 fn piece<'a>(text: &mut &'a str) -> Option<&'a str> {
     let bytes = text.as_bytes();
     let is_number = bytes.first()?.is_ascii_digit();
@@ -138,7 +138,7 @@ mod tests {
         let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
         let order = [("topk".to_owned(), "k=8".to_owned())];
         let order = Given::of(&order);
-        // Each comes before the one it is changed to, whatever would follow from the fields after it.
+        // Each change moves the record back, whatever the later fields are.
         let later: [Change; 6] = [
             |r| (r.model, r.protocol) = ("c".into(), "a".into()),
             |r| (r.protocol, r.task) = ("z".into(), "a/a".into()),

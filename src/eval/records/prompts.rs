@@ -1,5 +1,5 @@
-//! Prompts that `--keep-prompts` stores: the text that the model read of each example, compressed, one file each in the folder
-//! `prompts`. Methods and protocols share it.
+//! Prompts that `--keep-prompts` stores: the text of each example as the model read it, compressed, one file each in the folder `prompts`.
+//! Methods and protocols share it.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,13 @@ use spattn_model::checksum::sha256_hex;
 
 /// The folder within a run's folder.
 pub const PROMPTS: &str = "prompts";
-/// Letters of a task's name in the name of a file; what tells long ones apart comes behind.
+/// The characters of a task's name in a file's name; a hash at its end distinguishes longer ones.
 const LONGEST: usize = 60;
-/// Bytes of a prompt at most when it is read: a small file may hold more than memory does.
+/// The most bytes of a prompt that are read, because a small file may unpack to more than the memory.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The name of a prompt's file: task, length, seed and sample, and what tells models and tasks of one name apart.
+/// The name of a prompt's file: task, length, seed and sample, and a hash that distinguishes models and tasks whose names are written
+/// alike.
 pub fn file_name(model: &str, task: &str, length: usize, seed: u64, sample: usize) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let task_name: String = task.chars().map(plain).take(LONGEST).collect();
@@ -37,22 +38,22 @@ pub fn keep(dir: &Path, name: &str, prompt: &str) -> Result<()> {
     if dir.join(PROMPTS).join(name).is_file() {
         return Ok(());
     }
-    // Without a time, so that the same prompt is the same file.
+    // Without a time, so that the same prompt gives the same file.
     let mut packer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     packer.write_all(prompt.as_bytes())?;
     owned_files::add(dir, &format!("{PROMPTS}/{name}"), &packer.finish()?)
 }
 
-/// Where the prompt of a record is among runs' folders, if any of them kept it.
+/// The path of a record's prompt in some runs' folders, if one of them stored it.
 pub fn find<'d>(dirs: impl IntoIterator<Item = &'d Path>, record: &Record) -> Option<PathBuf> {
     let name = file_name(&record.model, &record.task, record.length, record.seed, record.sample);
     dirs.into_iter().map(|dir| dir.join(PROMPTS).join(&name)).find(|path| path.is_file())
 }
 
-/// Reads a prompt that was kept.
+/// Reads a stored prompt.
 ///
 /// # Errors
-/// A [`UsageError`] if the file cannot be read, or is not what [`keep`] writes.
+/// A [`UsageError`] if the file cannot be read, or [`keep`] did not write it.
 pub fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let unpack = |file| MultiGzDecoder::new(file).take(MOST_BYTES).read_to_string(&mut text);

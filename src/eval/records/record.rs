@@ -1,4 +1,4 @@
-//! [`Record`]: what is stored of one example under one method.
+//! [`Record`]: what is stored for one example under one method.
 //!
 //! All tables and plots are computed from records; nothing else is stored.
 
@@ -39,36 +39,35 @@ pub struct Record {
     /// examples of one context are not independent. `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
-    /// Digest of what was asked: prompt tokens, answer key, metric and limits. Records are paired, merged and resumed by it.
-    /// `None` in records from before it was kept.
+    /// Digest of the question: prompt tokens, references, metric and limits. Records are paired, merged and resumed by it. `None` in old
+    /// records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub example_sha256: Option<Interned<String>>,
     /// Bare method name.
     pub method: InternedStr,
-    /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](spattn_attention::Configured::revision)).
+    /// The form of the method's arithmetic, 1 for the first ([`Configured::revision`](spattn_attention::Configured::revision)).
     #[serde(default = "first_revision", skip_serializing_if = "is_first_revision")]
     pub revision: u16,
     /// Canonical `key=value,...` of the method's parameters.
     pub params: InternedStr,
-    /// All parameters of the method by key, those at their default too; empty in records from before they were kept.
+    /// All parameters of the method by key, including defaults; empty in old records.
     #[serde(default, skip_serializing_if = "is_empty_map")]
     pub settings: Interned<BTreeMap<String, String>>,
     /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
     pub protocol: InternedStr,
     /// Where the task's text came from.
     pub source: InternedStr,
-    /// What was asked: the text after the context, its middle left out where it is long; empty where nothing is asked, and
-    /// in records from before it was kept.
+    /// The text after the context, shortened in the middle; empty if there is none, and in old records.
     #[serde(default, skip_serializing_if = "is_empty_text")]
     pub question: InternedStr,
-    /// Generated text, special tokens removed; the option chosen, where options are scored; empty for perplexity.
+    /// Generated text without special tokens; for scored options, the chosen one; empty for perplexity.
     pub prediction: InternedStr,
-    /// The answer key.
+    /// The reference answers.
     pub references: Interned<Vec<String>>,
-    /// The names of all classes, where the metric needs them.
+    /// The names of all classes, if the metric needs them.
     #[serde(default, skip_serializing_if = "is_empty_list")]
     pub all_classes: Interned<Vec<String>>,
-    /// Score in 0..=1; where `measure` is perplexity, the token perplexity of this example.
+    /// Score in 0..=1; for perplexity, the token perplexity of this example.
     pub score: f64,
     /// What the score is.
     #[serde(default, skip_serializing_if = "Measure::is_score")]
@@ -76,10 +75,10 @@ pub struct Record {
     /// Scores in 0..=1 by further metrics, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other_scores: BTreeMap<String, f64>,
-    /// How deep in the context lies what is asked for, in percent, where the task decides it.
+    /// Depth of the answer in the context in percent, if the task sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depth: Option<f64>,
-    /// How it was scored; `None` in records from before it was kept.
+    /// The metric; `None` in old records.
     #[serde(default)]
     pub metric: Option<Metric>,
     /// Whether only the first line of the prediction was scored.
@@ -95,106 +94,105 @@ pub struct Record {
     pub prefix_tokens: usize,
     /// Generated tokens, a final EOS included.
     pub new_tokens: usize,
-    /// Tokens that could be generated at most; 0 in records from before it was kept.
+    /// The most tokens that could be generated; 0 in old records.
     #[serde(default)]
     pub max_new_tokens: usize,
     /// Whether generation ended by an EOS token rather than by `max_new_tokens`.
     pub stopped: bool,
-    /// Number of BOS tokens that the prompt begins with (`None` if it begins with none and the tokenizer puts none there): a
-    /// self-check. In earlier records those of the whole prompt.
+    /// Number of BOS tokens at the start of the prompt (`None` if there is none and the tokenizer adds none): a self-check. In old records,
+    /// those of the whole prompt.
     pub bos_tokens: Option<usize>,
     /// Tokens attended over tokens in context, mean over heads, layers (dense ones included) and steps.
     pub density: f64,
-    /// The same over the layers that are not dense by policy.
+    /// The density over the layers that are not dense by policy.
     pub density_sparse_layers: f64,
-    /// The same as published tables count; `None` in records from before it was kept.
+    /// Densities and costs as published tables count them; `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comparable: Option<PublishedCosts>,
     /// FLOPs spent on scoring over FLOPs of full attention.
     pub cost1: f64,
     /// FLOPs of the gathered attention over FLOPs of full attention.
     pub cost2: f64,
-    /// Auxiliary memory: bits per token that is indexed per KV head, mean over the layers that are not dense by policy.
+    /// Auxiliary memory: bits for each indexed token and KV head, mean over the layers that are not dense by policy.
     pub aux_bits: f64,
-    /// Bytes of K, V and auxiliary data read per token decoded or read after the prefix, over all layers: what a GQA group
-    /// reads together counts once. `None` if there was no such token.
+    /// Bytes of K, V and auxiliary data read in each step, over all layers; what a GQA group reads together counts once. `None` without
+    /// steps.
     pub kv_bytes_per_token: Option<f64>,
-    /// Bytes of what all heads and layers share (hyperplanes), as if every KV head read them anew; no part of the above.
+    /// Bytes of what all heads and layers share (hyperplanes), as if every KV head read them each time; not included above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_bytes_per_token: Option<f64>,
-    /// Bytes of scores and counts that were written and passed over to pick from them; no part of the above.
+    /// Bytes of scores and counts that were written and read again for a selection; not included above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_bytes_per_token: Option<f64>,
-    /// Of the tokens attended in layers that are not dense, the share that followed the prefix and was attended beside the
-    /// budget (`--tail exact`).
+    /// Of the tokens attended in layers that are not dense, the share that belongs to the tail and was attended in addition to the budget
+    /// (`--tail exact`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_share: Option<f64>,
-    /// Bytes of K and V that this method alone would have to keep in the end, over all layers: all of the
-    /// context, less what it evicted; `None` in records from before it was kept.
+    /// Bytes of K and V that this method alone would keep at the end, over all layers: all of the context less what it evicted; `None` in
+    /// old records.
     #[serde(default)]
     pub kv_bytes_held: Option<u64>,
-    /// The same in tokens; `None` in records from before it was kept.
+    /// `kv_bytes_held` in tokens; `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<KvTokens>,
-    /// Seconds of the prefill, dense and shared by all methods of the example, or the method's own if that is sparse from
-    /// the first token. Tokens that were read for an example before count with the time that took.
+    /// Seconds of the prefill: dense and shared by all methods of the example, or the method's own if it is sparse from the first token.
+    /// Tokens that were read for an earlier example count with the time that took.
     pub prefill_s: f64,
-    /// How many of these seconds were spent for an example before, and not again.
+    /// How many of these seconds were spent for an earlier example.
     #[serde(default)]
     pub prefill_reused_s: f64,
-    /// Tokens of the prefix that were read for an example before, and not again.
+    /// Tokens of the prefix that were read for an earlier example.
     #[serde(default)]
     pub reused_tokens: usize,
-    /// Seconds of building this method's index, what it would take alone, wherever it was built. In records without
-    /// `conditions`: 0 where it was shared with an earlier method or example.
+    /// Seconds to build this method's index alone, whenever it was built. In records without `conditions`: 0 if it was shared with an
+    /// earlier method or example.
     pub index_s: f64,
-    /// How many of these seconds were spent for an earlier method or example, and not again.
+    /// How many of these seconds were spent for an earlier method or example.
     #[serde(default)]
     pub index_reused_s: f64,
-    /// Seconds of the steps after the prefix, as this method's share of the time that all methods of the example took
-    /// together: those of an example add up to what passed. In records whose conditions do not say `latency`, wall times
-    /// of runs beside each other, which add up to more.
+    /// Seconds of the steps after the prefix: this method's share of the time in which all methods of the example ran together, so that the
+    /// shares add up to the time that passed. In records whose conditions lack `latency`, wall times of concurrent runs, which add up to
+    /// more.
     pub decode_s: f64,
-    /// How much of it was picking tokens; as the next two, `None` where it was not measured apart, as in records from
-    /// before it was.
+    /// The part for selecting tokens. Like the next two, `None` if it was not measured separately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_s: Option<f64>,
-    /// How much of it was attending them.
+    /// The part for attending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attend_s: Option<f64>,
-    /// All else of it: above all the weights, whose time all streams of a step share by their tokens.
+    /// The rest, above all products with the weights. All streams of a step share it by their tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_s: Option<f64>,
-    /// What steps took with nothing beside them; only with `--latency solo`.
+    /// Times of steps in which the method ran alone; only with `--latency solo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solo: Option<Solo>,
-    /// Under what the times were taken; `None` in records from before it was kept.
+    /// The conditions of the times; `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Interned<TimingConditions>>,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
-    /// What was solved for the density asked for, as `key=value,...`, where the method sets its budget once for an example.
+    /// Parameters solved for the requested density, as `key=value,...`, if the method sets its budget once for each example.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solved: Option<String>,
     /// Density of each layer, to four digits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub density_by_layer: Vec<f64>,
-    /// Density over the query heads of all layers that are not dense by policy.
+    /// The spread of the density over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub density_spread: Option<Spread>,
-    /// Against exact attention, by layer; only with `--fidelity`.
+    /// Comparison with exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Box<Fidelity>>,
-    /// Sums over the scored text; only where perplexity is measured.
+    /// Sums over the scored text; only for perplexity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub likelihood: Option<Box<Likelihood>>,
-    /// The options' likelihoods; only where options are scored.
+    /// The options' likelihoods; only if options are scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<Box<Choice>>,
 }
 
 impl Record {
-    /// Without what was timed, and what depends on what was run before it.
+    /// Removes times, and what depends on earlier runs.
     pub fn leave_out_times(&mut self) {
         for seconds in [
             &mut self.prefill_s,
@@ -242,7 +240,7 @@ pub struct RecordInterner {
 }
 
 impl Record {
-    /// Replaces values that earlier records had by theirs.
+    /// Replaces values by equal ones of earlier records.
     pub fn share(&mut self, said: &mut RecordInterner) {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
         let texts = [&mut self.source, &mut self.question, &mut self.prediction];
@@ -255,11 +253,11 @@ impl Record {
 }
 
 impl Record {
-    /// Whether two records of one model answer the same question and were scored by the same answer key. Of records without a
-    /// digest, what they spell out is compared.
+    /// Whether two records of a model answer the same question and were scored with the same references. Records without a digest are
+    /// compared by the fields that they contain.
     pub fn asks_as(&self, other: &Self) -> bool {
         match (&self.example_sha256, &other.example_sha256) {
-            // A digest is of the answer key as it was; the key may have been edited since.
+            // The digest covers the original references, but the record's may have been edited since.
             (Some(own), Some(others)) => own == others && self.references == other.references,
             _ => {
                 let spelled = |r: &Self| (r.question.clone(), r.references.clone(), r.prompt_tokens);
@@ -268,23 +266,23 @@ impl Record {
         }
     }
 
-    /// Whether a record of the same digest has another answer key, as where a file of records was edited.
+    /// Whether a record with the same digest has other references, as after a file of records was edited.
     pub fn has_another_key(&self, other: &Self) -> bool {
         self.example_sha256.is_some() && self.example_sha256 == other.example_sha256 && !self.asks_as(other)
     }
 
-    /// All parameters of the method by key; of a record from before they were kept, those that are named.
+    /// All parameters of the method by key; for an old record, those in `params`.
     pub fn settings(&self) -> BTreeMap<String, String> {
         if self.settings.is_empty() { named(&self.params) } else { (*self.settings).clone() }
     }
 
-    /// The density asked for, if the budget was given as one.
+    /// The requested density, if the budget is a density.
     pub fn density_target(&self) -> Option<f64> {
         named(&self.params).get("density")?.parse().ok()
     }
 }
 
-/// The parameters in a canonical `key=value,...`.
+/// The parameters in canonical `key=value,...`.
 fn named(params: &str) -> BTreeMap<String, String> {
     let pairs = params.split(',').filter_map(|param| param.split_once('='));
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()

@@ -27,14 +27,14 @@ use spattn_base::error::{RunFailure, UsageError};
 
 const LOCK: &str = ".lock";
 
-/// What to do with a folder that holds records already.
+/// What to do with a folder that already holds records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
     /// Refuse it.
     Fresh,
-    /// Keep its records and add what is missing; an empty folder is as good as a fresh one.
+    /// Keep its records and add what is missing. An empty folder counts as fresh.
     Resume,
-    /// Throw its records away.
+    /// Delete its records.
     Overwrite,
 }
 
@@ -50,22 +50,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates the folder where needed, makes sure that it can be written, locks it, and opens its records.
+    /// Creates the folder if needed, checks that it can be written, locks it, and opens its records.
     ///
-    /// `manifest` is an object; its field `identity` holds everything that determines results (a list, if a matrix has
-    /// several models, seeds or protocols), and has to hold all that is stored for records to be added. The rest of a
-    /// resumed run's manifest is kept under `resumed`.
+    /// `manifest` is an object. Its field `identity` holds everything that determines results (a list if a matrix has several models, seeds
+    /// or protocols), and must include the stored one for records to be added. The rest of a resumed run's manifest is stored under
+    /// `resumed`.
     ///
     /// # Errors
-    /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process is writing to it, or if
-    /// the manifest of a resumed run does not match, or a record is of no run in the manifest; other errors if a file
-    /// cannot be read or written.
+    /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process writes to it, if the manifest of a resumed run
+    /// does not match, or if a record belongs to no run of the manifest; other errors if a file cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
         Self::open_checked(dir, mode, manifest, |_, _| Ok(()))
     }
 
-    /// The same, after `check` has seen the stored manifest and its records, where there are any; nothing is written before.
-    /// Records that it takes out are treated as if they were not there, and stay in their file.
+    /// As [`open`](Self::open), after `check` has seen the stored manifest and its records, if there are any; nothing is written before.
+    /// Records that `check` removes count as missing, and stay in their file.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of `check`.
@@ -80,7 +79,7 @@ impl Store {
         let (lock, is_locked) = lock(dir)?;
         let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
         Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
-            // A folder that is refused is left as it was; the lock is held until it is gone.
+            // A refused folder is left unchanged. The lock is held until its file is removed.
             if !had_lock && open_file::is_of(&dir.join(LOCK), &held) {
                 let _ = fs::remove_file(dir.join(LOCK));
             }
@@ -95,7 +94,7 @@ impl Store {
         (lock, is_locked): (File, bool),
     ) -> Result<Self> {
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
-        // Again, now that no other process can be writing.
+        // Checked again, now that no other process can write.
         check_free(dir, mode)?;
         let mut own = OwnFolder::of(dir)?;
         if mode == OpenMode::Overwrite {
@@ -128,12 +127,12 @@ impl Store {
         &self.dir
     }
 
-    /// The records that were there when the folder was opened.
+    /// The records that were stored when the folder was opened.
     pub fn records(&self) -> &[Record] {
         &self.loaded.records
     }
 
-    /// Number of records that are there now.
+    /// The number of records now.
     pub fn count(&self) -> usize {
         self.keys.len()
     }
@@ -148,21 +147,20 @@ impl Store {
         self.keys.contains(key)
     }
 
-    /// The file of records, to look later whether it is still in its place.
+    /// The file of records, for later checks that it is still at its path.
     ///
     /// # Errors
-    /// If there are no more open files to be had.
+    /// If the system gives no more open files.
     pub fn place(&self) -> Result<OpenFile> {
         Ok(OpenFile::of(&self.samples.path, &self.samples.file)?)
     }
 
-    /// Adds a record: the whole line in one write, then a flush. A key that is stored already changes nothing (the
-    /// first record stays); the return value says whether the record was added.
+    /// Adds a record: the whole line in one write, then a flush. If its key is stored already, nothing changes; the return value says
+    /// whether the record was added.
     ///
     /// # Errors
-    /// If the line cannot be written; what was written before stays readable. If the folder was moved, removed or replaced, or is
-    /// written by another process: nothing is written then. If the record would not be
-    /// readable again (a number that is not finite), nothing is written.
+    /// If the line cannot be written; earlier lines stay readable. If the folder was moved, removed or replaced, if another process writes
+    /// to it, or if the record could not be read back (a number that is not finite), nothing is written.
     pub fn append(&mut self, record: &Record) -> Result<bool> {
         if self.contains(&record.key) {
             return Ok(false);
@@ -186,7 +184,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // The file stays, so that all writers ever lock the same one; only the process id in it goes.
+        // The file stays, so that all writers lock the same one; only the process number in it is removed.
         let _ = self.lock.set_len(0);
     }
 }
@@ -207,7 +205,7 @@ impl Samples {
         Ok(Self { path: path.to_owned(), file, whole })
     }
 
-    /// Makes sure that the file still has all that was written to it.
+    /// Checks that the file still has everything that was written to it.
     fn check_whole(&self) -> Result<(), RunFailure> {
         let Ok(length) = self.file.metadata().map(|file| file.len()) else { return Ok(()) };
         if length >= self.whole {
@@ -223,7 +221,7 @@ impl Samples {
 
     fn append(&mut self, line: &str) -> Result<()> {
         if let Err(e) = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()) {
-            // Cut off what arrived of the line, so that a later line is not glued to it.
+            // Cut off the part of the line that was written, so that a later line does not join it.
             let _ = self.file.set_len(self.whole);
             return Err(e).with_context(|| format!("cannot write {}", self.path.display()));
         }
@@ -232,7 +230,7 @@ impl Samples {
     }
 }
 
-/// The record as one line, sure to be readable again.
+/// The record as one line that can certainly be read back.
 fn line(record: &Record) -> Result<String> {
     let Record { task, sample, method, .. } = record;
     let failed = || format!("the record of {task}, sample {sample}, method {method} cannot be stored");
@@ -246,7 +244,7 @@ fn line(record: &Record) -> Result<String> {
 /// Makes sure, without changing anything, that `dir` can be opened in `mode` as far as that can be seen.
 ///
 /// # Errors
-/// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if a file of another's or a link is in the way.
+/// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if somebody else's file or a link is in the way.
 pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
     if dir.exists() && !dir.is_dir() {
         return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OUT_HINT));
@@ -259,7 +257,7 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
         let path = dir.join(name);
         check_plain(&path).map_err(|e| not_ours(&path, &e))?;
     }
-    // What is another's comes first: no flag replaces it.
+    // Files that this program did not write are checked first: no flag lets them be replaced.
     owned_files::check(dir, &owned_files::RUN)?;
     match mode == OpenMode::Fresh && holds_records(dir) {
         true => Err(already_there(dir)),
@@ -271,18 +269,18 @@ fn not_ours(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OUT_HINT}"))
 }
 
-/// Whether anything was ever recorded; a run that failed before its first record leaves an empty file.
+/// Whether anything was recorded. A run that failed before its first record leaves an empty file.
 fn holds_records(dir: &Path) -> bool {
     fs::metadata(dir.join(SAMPLES)).is_ok_and(|file| file.len() > 0)
 }
 
-/// Ends the note on a folder that does not hold [`CONTENT`].
+/// The end of the note on a folder without [`CONTENT`].
 const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: \
                                nobody can check that these are still the same";
 
 const OUT_HINT: &str = "choose another --out folder";
 
-/// A folder that cannot be written at all is a mistake in the arguments; a full disk, say, is not.
+/// A folder that can never be written is a mistake in the arguments; a full disk, for example, is not.
 fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     let what = format!("cannot write to the folder {}", dir.display());
     match error.kind() {
@@ -298,13 +296,12 @@ fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     }
 }
 
-/// Creates the folder and takes its lock, which also shows that it can be written. Whether there is such a thing as a
-/// lock is told with it.
+/// Creates the folder and locks it, which also shows that it can be written. Returns whether the file system has locks.
 fn lock(dir: &Path) -> Result<(File, bool)> {
     let failed = || format!("cannot write to the folder {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
-    // What another program has there is not emptied.
+    // Another program's file is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
         return Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
@@ -316,7 +313,7 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     let is_locked = match file.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
-        // Some network file systems have no locks: there the lease is all.
+        // Some network file systems have no locks. There only the lease protects the folder.
         Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => false,
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     };

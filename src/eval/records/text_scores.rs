@@ -1,8 +1,8 @@
-//! What a method made of given text: the likelihood of a text, or of the options of a question.
+//! A method's results on given text: the likelihood of a text, or of the options of a question.
 
 use serde::{Deserialize, Serialize};
 
-/// What a method made of a scored text: sums, from which any mean over examples is exact.
+/// The results on a scored text, as sums, so that means over examples are exact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Likelihood {
     /// Negative log-likelihood of all tokens, in nats.
@@ -13,16 +13,16 @@ pub struct Likelihood {
     pub words: usize,
     /// Bytes of the scored text.
     pub bytes: usize,
-    /// Tokens at which the most probable one is that of `full`.
+    /// Tokens at which the most probable token is also that of `full`.
     pub same_top: usize,
-    /// Sum over tokens of the KL divergence of the distribution from that of `full`, `KL(full ‖ method)`, in nats.
+    /// Sum over tokens of the divergence from `full`'s distribution, `KL(full ‖ method)`, in nats.
     pub kl_sum: f64,
-    /// The divergence at every token to four digits; empty if all are 0.
+    /// The divergence at every token, to four digits; empty if all are 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kl: Vec<f64>,
 }
 
-/// What a method made of the options of a question.
+/// The results on the options of a question.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     /// Log-likelihood of each option after the question, in nats.
@@ -38,7 +38,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Of log-likelihoods and characters by option; the first of equals is the most likely.
+    /// From log-likelihoods and characters by option. Of equally likely options, the first one counts.
     pub fn new(log_likelihoods: Vec<f64>, characters: Vec<usize>, right: usize) -> Self {
         let first_greatest = |of: &dyn Fn(usize) -> f64| {
             (0..log_likelihoods.len()).fold(0, |best, i| if of(i) > of(best) { i } else { best })

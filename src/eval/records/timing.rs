@@ -1,4 +1,4 @@
-//! What was timed of a run's steps, and under what.
+//! The times of a run's steps, and their conditions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 use spattn_base::error::UsageError;
 use spattn_stats::median;
 
-/// Conditions under which times were taken, besides method and example: only times under equal conditions can be compared.
+/// The conditions under which times were taken, except for method and example. Only times under equal conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimingConditions {
-    /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
+    /// Whether every step was also compared with exact attention; that counts as part of the time on a GPU, and if `latency` is `None`.
     pub fidelity: bool,
-    /// Streams that took each step together; 1 where methods were timed alone.
+    /// Streams that took each step together; 1 if methods were timed alone.
     pub together: usize,
-    /// What times of steps are; `None` for wall times of runs beside each other, in records from before it was kept.
+    /// The meaning of step times; `None` for wall times of concurrent runs, in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
     /// Threads.
     pub threads: usize,
     /// Instruction set of the kernels.
     pub simd: String,
-    /// Name of the processor, where the system says it.
+    /// The processor's name, if the system gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// Name of the GPU that the model was on, if it was on one.
+    /// The GPU's name, if the model was on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Where tokens were picked, of a model on a GPU: `host`, or `device` where none were picked on the host.
+    /// Where tokens were selected, for a model on a GPU: `host`, or `device` if none were selected on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_on: Option<String>,
 }
@@ -54,22 +54,22 @@ impl fmt::Display for TimingConditions {
     }
 }
 
-/// What the time of a step means.
+/// The meaning of a step's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
-    /// A method's share of the time that steps of all methods take together.
+    /// A method's share of the time in which all methods take steps together.
     #[default]
     Shared,
-    /// The time of a step of one method that has all threads to itself.
+    /// The time of a step of one method that runs alone on all threads.
     Solo,
 }
 
 impl Latency {
-    /// All by name.
+    /// The names of all.
     pub const NAMES: [&str; 2] = ["shared", "solo"];
 
-    /// Its name.
+    /// The name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -84,7 +84,7 @@ impl FromStr for Latency {
     }
 }
 
-/// Time of the steps of a method in seconds, by kind of work.
+/// The time of a method's steps in seconds, by kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepTime {
     /// Token selection.
@@ -93,7 +93,7 @@ pub struct StepTime {
     pub attend: f64,
     /// The rest of a step, above all products with the weights.
     pub weights: f64,
-    /// Work between the steps that is not part of them: comparing with exact attention, scoring text.
+    /// Work between steps that does not belong to them: comparison with exact attention, scoring of text.
     pub beside: f64,
 }
 
@@ -108,7 +108,7 @@ impl StepTime {
         self.steps() + self.beside
     }
 
-    /// With every part multiplied.
+    /// The times with every part multiplied.
     pub fn scaled(self, factor: f64) -> Self {
         let Self { select, attend, weights, beside } = self;
         Self { select: factor * select, attend: factor * attend, weights: factor * weights, beside: factor * beside }
@@ -124,17 +124,17 @@ impl std::ops::AddAssign for StepTime {
     }
 }
 
-/// Times of steps of a method that had all threads to itself.
+/// Times of steps of a method that ran alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Solo {
-    /// Steps of one token that were timed each time.
+    /// Steps of one token in each measurement.
     pub steps: usize,
-    /// Their median in milliseconds, each time, to four digits.
+    /// The median of each measurement in milliseconds, to four digits.
     pub ms: Vec<f64>,
 }
 
 impl Solo {
-    /// The median over all times, in milliseconds.
+    /// The median over all measurements, in milliseconds.
     pub fn median(&self) -> Option<f64> {
         median(self.ms.clone())
     }

@@ -1,6 +1,6 @@
-//! Checks that a stored record can have been made by a run: every number is within its range.
+//! Checks that a run can have made a stored record: every number must be within its range.
 //!
-//! Files are edited, merged and torn; a score of 7 would change every mean that it enters.
+//! Files get edited, merged and truncated; a score of 7 would change every mean that includes it.
 
 use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;
@@ -9,18 +9,18 @@ use super::text_scores::{Choice, Likelihood};
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_tasks::likelihood::Measure;
 
-/// What rounding may add to a share, or take from it.
+/// The rounding error of a share.
 const ROUNDING: f64 = 1e-6;
-/// More than any time, cost or number of bytes that a run records, and little enough for sums over all records.
+/// More than any time, cost or number of bytes of a run, and small enough for sums over all records.
 const MOST: f64 = 1e15;
-/// What rounding may take from a divergence, which is a sum over many probabilities.
+/// The rounding error of a divergence, which is a sum over many probabilities.
 const DIVERGENCE_ROUNDING: f64 = 1e-3;
 
 impl Record {
-    /// Makes sure that every number is within its bounds.
+    /// Checks that every number is within its bounds.
     ///
     /// # Errors
-    /// The first field that is not, with its value and what it may be.
+    /// With the first field that is not, its value and its bounds.
     pub fn check(&self) -> Result<(), String> {
         let names = [("model", &self.model), ("task", &self.task), ("method", &self.method)];
         let names = names.map(|(name, text)| (name, text.as_str()));
@@ -63,7 +63,7 @@ impl Record {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
         }
         at_most("prefix_tokens", self.prefix_tokens, "prompt_tokens", self.prompt_tokens)?;
-        // Records from before it was kept have none.
+        // Old records lack it.
         if self.max_new_tokens > 0 {
             at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
         }
@@ -101,7 +101,7 @@ impl KvTokens {
 }
 
 impl Record {
-    /// Makes sure that times of steps are such, and that the parts of a share add up to it.
+    /// Checks the times of steps, and that the parts of a share add up to it.
     fn check_times(&self) -> Result<(), String> {
         let parts = [("select_s", self.select_s), ("attend_s", self.attend_s), ("weights_s", self.weights_s)];
         parts.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
@@ -174,7 +174,7 @@ fn amount(name: &str, value: f64) -> Result<(), String> {
     }
 }
 
-/// A number without hundreds of digits.
+/// A number as text, without hundreds of digits.
 fn shown(value: f64) -> String {
     if value.is_finite() && value.abs() > MOST { format!("{value:e}") } else { value.to_string() }
 }

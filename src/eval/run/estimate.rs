@@ -1,8 +1,8 @@
-//! What a matrix will take: time and memory, from a short probe of the machine and of every method.
+//! Estimates the time and memory of a matrix, from a short probe of the machine and of every method.
 //!
-//! The probe runs all methods at two short lengths on text of the matrix. Prefill is carried over by its number of
-//! multiplications, indexes and steps along a straight line through both lengths. Answers are taken to be as long as
-//! their keys. That gives the order of magnitude, not minutes and seconds.
+//! The probe runs all methods at two short lengths on text of the matrix. Prefill times are extrapolated by the number of multiplications,
+//! index and step times along a straight line through both lengths. Answers are assumed to be as long as their references. The result is an
+//! order of magnitude, not minutes and seconds.
 
 use std::sync::atomic::AtomicBool;
 
@@ -28,13 +28,13 @@ use spattn_model::decoder::Dimensions;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 
-/// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
+/// The longer of the probe's lengths in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
 /// Tokens that the probe reads after its prefix, and generates.
 const PROBE_QUESTION: usize = 8;
 const PROBE_ANSWER: usize = 8;
 
-/// What a matrix will take on one model.
+/// The time and memory of a matrix on one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RunEstimate {
     /// Seconds of prefill.
@@ -53,19 +53,19 @@ impl RunEstimate {
         self.prefill + self.index + self.steps
     }
 
-    /// The seconds so many times.
+    /// The estimate with `n` times the seconds.
     fn times(self, n: usize) -> Self {
         let n = n as f64;
         Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
     }
 }
 
-/// Tokens of a question and of an answer, where no example is made.
+/// Assumed tokens of a question and of an answer, if no example is made.
 const USUAL_QUESTION: usize = 64;
 const USUAL_ANSWER: usize = 32;
 
-/// What a matrix will take on a model whose weights are not there, by multiplications: of prefill, and of the weights and the
-/// attention of steps, at the rate that the built-in model reads with. What methods pick with is not known beforehand.
+/// The estimate for a model without weights, from the multiplications of prefill, and of weights and attention in steps, at the rate at
+/// which the built-in model reads. The cost of selection is not included, because it is unknown in advance.
 ///
 /// # Errors
 /// If the built-in model cannot be run.
@@ -86,8 +86,8 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &RunPlan) -> Result<Run
     Ok(estimate)
 }
 
-/// About how long reading prompts densely takes, in seconds: by multiplications, at the rate that the built-in model reads with.
-/// `prompts` are numbers of prompts with their tokens.
+/// The estimated seconds of reading prompts densely, from the multiplications, at the rate at which the built-in model reads. `prompts` are
+/// pairs of a number of prompts and their tokens.
 ///
 /// # Errors
 /// If the built-in model cannot be run.
@@ -97,7 +97,7 @@ pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> R
     Ok(all / built_in_rate()?)
 }
 
-/// Millions of multiplications a second of this machine, as the built-in model reads.
+/// Millions of multiplications per second on this machine, when the built-in model reads.
 fn built_in_rate() -> Result<f64> {
     const TOKENS: usize = 512;
     let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
@@ -107,23 +107,23 @@ fn built_in_rate() -> Result<f64> {
     let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard, is_elsewhere: false };
     let runner = Runner { planner, model: &model };
     let prompt = vec![5; TOKENS];
-    // What is done for the first time takes longer.
+    // The first run takes longer.
     runner.sample(&prompt, TOKENS)?;
     Ok(model.dimensions.prefill_products(TOKENS) as f64 / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
 }
 
-/// Lengths of a task at most at which an example is made.
+/// The most lengths of a task at which an example is made.
 const MOST_MADE: usize = 32;
-/// Methods that the probe runs at most.
+/// The most methods that the probe runs.
 const MOST_PROBED: usize = 64;
 
-/// So many of all at most, evenly spread from the first on.
+/// At most `most` of all values, evenly spaced from the first on.
 fn spread<T: Clone>(all: &[T], most: usize) -> Vec<T> {
     let count = all.len().min(most);
     (0..count).map(|i| all[i * all.len() / count].clone()).collect()
 }
 
-/// What the probe took at a length, in seconds.
+/// The seconds of the probe at one length.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     tokens: f64,
@@ -134,7 +134,7 @@ struct Sample {
     index_bytes: f64,
 }
 
-/// The value at `tokens` on the line through two samples; where that falls with the length, the greater of both.
+/// The value at `tokens` on the line through two samples; the larger of both if the line falls.
 fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
     let [short, long] = samples;
     let slope = (of(long) - of(short)) / (long.tokens - short.tokens).max(1.0);
@@ -158,7 +158,7 @@ fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: im
     sum
 }
 
-/// What steps take that are taken again to time methods alone: as long as when methods take them together, about.
+/// The seconds of the steps that are repeated to time methods alone: about as long as when methods step together.
 fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
     let of_prefix = |prefix: &usize| along(samples, *prefix as f64, |s| s.step);
     let of_size = |size: &Sized| size.examples as f64 * size.prefixes.iter().map(of_prefix).sum::<f64>();
@@ -166,7 +166,7 @@ fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
 }
 
 impl Runner<'_> {
-    /// Estimates what is to be run, by running its methods on a short piece of the first example; of many methods some.
+    /// Estimates a plan by running its methods, or some of very many, on a short piece of the first example.
     ///
     /// # Errors
     /// If an example cannot be made or run.
@@ -189,8 +189,8 @@ impl Runner<'_> {
         Ok(RunEstimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
     }
 
-    /// How often a prompt is read by a mask, once for all methods that read alike; taken to be as long as reading it
-    /// densely.
+    /// How many times a prompt is read by a mask; methods with the same mask share a reading. Each is assumed to take as long as dense
+    /// prefill.
     fn own_readings(&self) -> usize {
         let protocols = self.config.protocols.iter().filter(|p| **p == Protocol::Prefill).count();
         let methods = &self.config.methods;
@@ -232,7 +232,7 @@ impl Runner<'_> {
 
     fn probe(&self, prompt: &[u32]) -> Result<[Sample; 2]> {
         let long = prompt.len().clamp(4 * PROBE_QUESTION, PROBE_TOKENS);
-        // What is done for the first time takes longer.
+        // The first run takes longer.
         self.sample(prompt, long / 4)?;
         Ok([self.sample(prompt, long / 4)?, self.sample(prompt, long)?])
     }
@@ -240,7 +240,7 @@ impl Runner<'_> {
     fn sample(&self, prompt: &[u32], tokens: usize) -> Result<Sample> {
         let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
         let methods = spread(&self.config.methods, MOST_PROBED);
-        // Those that are not run take as much as those that are, on average.
+        // Methods that were not run are assumed to take as much as those that were, on average.
         let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
         let request = ExampleRequest {
             prompt: &text,
@@ -270,7 +270,7 @@ impl Runner<'_> {
     }
 }
 
-/// What examples of a cell are like, judged by the first.
+/// The size of a cell's examples, as measured on the first.
 #[derive(Debug, Clone, PartialEq)]
 struct Sized {
     examples: usize,
@@ -278,12 +278,12 @@ struct Sized {
     prompt: usize,
     /// Tokens of the prefix under each protocol.
     prefixes: Vec<usize>,
-    /// Tokens that are generated, or scored.
+    /// Tokens that are generated or scored.
     answer_tokens: usize,
 }
 
 impl Sized {
-    /// What examples of another length are like: question and answer stay as they are.
+    /// The size of examples at another length: question and answer stay the same.
     fn as_of(&self, known: usize, length: usize) -> Self {
         let grown = |tokens: usize| (tokens + length).saturating_sub(known);
         let prefixes = self.prefixes.iter().map(|tokens| grown(*tokens)).collect();
@@ -333,7 +333,7 @@ mod tests {
             step: seconds / 10.0,
             index_bytes: 0.0,
         };
-        // A second for each 100 tokens, a step a tenth of that.
+        // One second for each 100 tokens, and a tenth of that for a step.
         let samples = [sample(100.0, 1.0), sample(200.0, 2.0)];
         let sized = |examples, prompt, prefixes: &[usize], answer_tokens| Sized {
             examples,
@@ -342,7 +342,7 @@ mod tests {
             answer_tokens,
         };
         let sizes = [sized(3, 410, &[400, 300], 5), sized(2, 50, &[40], 1)];
-        // Twice as long is four times the products.
+        // Twice the length has four times the products.
         let sum = seconds(&samples, &sizes, 2, |tokens| (tokens * tokens) as f64);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, not {b}");
         close(sum.prefill, 3.0 * 2.0 * (4.0 * 2.0) + 2.0 * 2.0 * (0.04 * 2.0));
@@ -396,7 +396,7 @@ mod tests {
             assert_eq!(size.prompt, prompt.len());
             assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
             assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
-            // The key and what ends it.
+            // The reference, and the token that ends it.
             let key = runner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
             assert_eq!(size.answer_tokens, key.len() + 1);
 
@@ -405,12 +405,12 @@ mod tests {
             assert_eq!((short.tokens, whole.tokens), ((long / 4) as f64, long as f64));
             assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
             let c = runner.model.decoder.config();
-            // Of quest alone: least and greatest key of each page of 16 tokens before the question, for each token of these.
+            // For quest alone: the least and greatest key of each page of 16 tokens before the question, for each token of these.
             let (prefix, d, bytes) = (long - PROBE_QUESTION, c.head_dim, runner.model.decoder.dtype().bytes());
             let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
             let index_bytes = per_token * (long * c.kv_heads * c.layers) as f64;
             assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
-            // A step is one of those that the probe took: the question's eight tokens at least.
+            // A step is one of those in the probe: at least the question's eight tokens.
             let start = std::time::Instant::now();
             let step = runner.sample(prompt, long).unwrap().step;
             assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
@@ -443,7 +443,7 @@ mod tests {
             let made = spread(&sizes, MOST_MADE);
             assert_eq!(made.len(), MOST_MADE);
         });
-        // Few lengths are all made.
+        // If there are few lengths, examples are made for all of them.
         with_runner("tasks = ['ruler/niah_single_1']\nlengths = [400, 500, 900]\nsamples = 1", |runner| {
             let plan = runner.plan(&mut Silent).unwrap();
             let own: Vec<Sized> = plan.cells.iter().map(|c| Sized { examples: 1, ..runner.size(c).unwrap() }).collect();
@@ -465,7 +465,7 @@ mod tests {
     fn prompts_are_read_once_for_all_methods_that_read_alike() {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nsparse_from = ['prefill']\n\
                     methods = ['streaming_llm', 'streaming_llm:window=32', 'streaming_llm>full']";
-        // By two windows, one of which is read by again; `full` reads densely.
+        // Two windows, one of them used by two methods; `full` reads densely.
         with_runner(text, |runner| assert_eq!(runner.own_readings(), 2));
     }
 }

@@ -24,9 +24,9 @@ pub struct MethodCosts {
     /// Where tokens were selected, if the engine computes on a device: `host`, or `device` if the host selected none. A
     /// random selection that looks at no query is made on the host too, though no step waits for it.
     pub select_on: &'static str,
-    /// Time of building the method's index, for it or for an earlier run.
+    /// Time to build the method's index, in this or an earlier run.
     pub index: IndexTime,
-    /// Time of reading the prompt, where the method did that by itself.
+    /// Time to read the prompt, if the method read it by itself.
     pub prefill: Option<Duration>,
     /// Density over all layers.
     pub density: f64,
@@ -36,9 +36,9 @@ pub struct MethodCosts {
     pub density_by_layer: Vec<f64>,
     /// Density over the query heads of the layers not dense by policy.
     pub density_spread: Option<Spread>,
-    /// What was solved for the density asked for.
+    /// Parameters solved for the requested density.
     pub solved: Option<String>,
-    /// What can be laid beside published tables: layers that are not dense by policy alone, with and without static tokens.
+    /// Densities and costs as published tables count them: only over layers that are not dense by policy, with and without static tokens.
     pub comparable: PublishedCosts,
     /// Scoring FLOPs over full attention's.
     pub cost1: f64,
@@ -48,11 +48,11 @@ pub struct MethodCosts {
     pub aux_bits: f64,
     /// Bytes per step, all layers; `None` if there was no step.
     pub bytes: Option<StepBytes>,
-    /// Share of the tokens attended that followed the prefix and were beside the budget.
+    /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
     pub free_share: f64,
-    /// Bytes of K and V that the method alone would have to keep in the end.
+    /// Bytes of K and V that the method alone would keep at the end.
     pub kv_bytes_held: u64,
-    /// The same in tokens.
+    /// `kv_bytes_held` in tokens.
     pub kv_tokens: KvTokens,
     /// Closeness to exact attention, if asked for.
     pub fidelity: Option<Fidelity>,
@@ -61,11 +61,11 @@ pub struct MethodCosts {
 /// Bytes of a step, summed over layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepBytes {
-    /// Of K, V and auxiliary data, read.
+    /// K, V and auxiliary data that are read.
     pub read: f64,
-    /// Of what everything shares, as if every head read it anew.
+    /// What all heads share, as if every head read it separately.
     pub shared: f64,
-    /// Of scores and counts, written and passed over to pick.
+    /// Scores and counts that are written and read again for a selection.
     pub select: f64,
 }
 
@@ -136,7 +136,7 @@ fn spread(sequence: &Sequence, by_head: &[Vec<f64>]) -> Option<Spread> {
 fn fidelity(sequence: &Sequence) -> Option<Fidelity> {
     let meter = sequence.fidelity()?;
     let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
-    // A layer that never attended has missed nothing.
+    // A layer without attention has missed nothing.
     let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
         heads.iter().map(|layer| if layer.is_empty() { of_none } else { spattn_stats::mean(layer) }).collect()
     };

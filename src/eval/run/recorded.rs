@@ -20,22 +20,21 @@ use spattn_base::error::UsageError;
 
 const HINT: &str = "put back what was changed, or use --overwrite or another --out folder";
 
-/// An example by its task's place, its length, seed and sample.
+/// An example, by its task's index, its length, seed and sample.
 type Place = (usize, usize, u64, usize);
 
 impl Planner<'_> {
-    /// Makes sure that records of a folder are of the examples that this matrix would make. Generated tasks that this
-    /// program made from the same data are not looked at again; examples of others are made anew, all that are recorded.
-    /// `manifest` is the stored one.
+    /// Checks that a folder's records belong to the examples that this matrix would make. Generated tasks are skipped if this program made
+    /// them from the same data; all other recorded examples are made again. `manifest` is the stored one.
     ///
     /// # Errors
-    /// A [`UsageError`] that names the first record that differs, and how.
+    /// A [`UsageError`] that names the first record that differs, and the difference.
     pub fn check_recorded(&self, dir: &Path, manifest: &Value, records: &[Record]) -> Result<()> {
         let own: Vec<&Record> = records.iter().filter(|r| *r.model == *self.model.id).collect();
         let is_same_program = programs(manifest).all(is_this_program);
         let changed = |task: usize| {
             let task = &self.tasks[task];
-            // Examples of files are soon made.
+            // Examples from files are made quickly.
             !task.is_sized() || !is_same_program || manifest[INPUTS][task.name()] != *task.inputs()
         };
         let to_compare: Vec<bool> = (0..self.tasks.len()).map(changed).collect();
@@ -93,13 +92,13 @@ fn label(r: &Record) -> String {
     if r.params.is_empty() { r.method.to_string() } else { format!("{}:{}", r.method, r.params) }
 }
 
-/// The programs that added to a folder.
+/// The programs that wrote to a folder.
 fn programs(manifest: &Value) -> impl Iterator<Item = &Value> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     std::iter::once(manifest).chain(resumed).map(|manifest| &manifest["program"])
 }
 
-/// Whether a program is known to be this one. One that was built from files that nobody committed may be another.
+/// Whether a program is known to be this one. A program built from uncommitted files may be a different one.
 fn is_this_program(program: &Value) -> bool {
     let is_committed = version::COMMIT.is_none_or(|commit| !commit.ends_with('+'));
     is_committed && ["version", "commit"].iter().all(|key| program[*key] == version::as_json()[*key])

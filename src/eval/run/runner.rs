@@ -14,7 +14,7 @@ use spattn_model::Model;
 
 /// A matrix to be run, with the model's weights in memory.
 pub struct Runner<'a> {
-    /// What is planned, of the same model.
+    /// The planner of the same model.
     pub planner: Planner<'a>,
     /// The model.
     pub model: &'a Model,

@@ -27,9 +27,9 @@ pub struct GivenText<'a> {
 /// A continuation of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct TextToScore<'a> {
-    /// Its tokens; at least one more than are given.
+    /// Its tokens; at least one more than `given`.
     pub tokens: &'a [u32],
-    /// How many of the first are read and not scored; at least one if the prompt is empty.
+    /// The number of first tokens that are read but not scored; at least one if the prompt is empty.
     pub given: usize,
 }
 
@@ -58,11 +58,11 @@ impl<'a> From<&'a Continuation> for TextToScore<'a> {
 pub struct Sums {
     /// Negative log-likelihood of its tokens, in nats.
     pub nll: f64,
-    /// Tokens at which the most probable one is that of `full`; 0 if that was not compared.
+    /// Tokens at which the most probable token is also that of `full`; 0 without a comparison.
     pub same_top: usize,
     /// Sum over tokens of `KL(full ‖ method)`, in nats.
     pub kl_sum: f64,
-    /// The same at every token, to four digits; empty if it was not compared.
+    /// The divergence at every token, to four digits; empty without a comparison.
     pub kl: Vec<f64>,
 }
 
@@ -94,7 +94,7 @@ impl Distribution {
         Self { logits: logits.to_vec(), log_z, probabilities, top: argmax(logits) }
     }
 
-    /// `KL(self ‖ other)` in nats; at least 0, whatever is lost to rounding.
+    /// `KL(self ‖ other)` in nats. Rounding errors below 0 count as 0.
     fn divergence(&self, other: &[f32], log_z: f64) -> f64 {
         let shift = log_z - self.log_z;
         let terms = self.probabilities.iter().zip(&self.logits).zip(other);
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn logits_become_probabilities_and_a_divergence() {
         let (full, ours): ([f64; 3], [f64; 3]) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
-        // Logits are probabilities' logarithms up to what is added to all, large enough to be beyond `exp`.
+        // Logits are log-probabilities plus a constant; here it is too large for `exp`.
         let logits = |p: [f64; 3], shift: f64| p.map(|p| (p.ln() + shift) as f32);
         let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
         assert!((log_sum_exp(&dense) - 1000.0).abs() < 1e-3 && (log_sum_exp(&sparse) + 5.0).abs() < 1e-5);

@@ -1,41 +1,41 @@
-//! Marks errors of a prefill that methods share, so that no single method is blamed for them.
+//! Marks errors of a shared prefill, so that no single method is blamed for them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, anyhow};
 
-/// What an error has about it if the prompt could not be read that methods share: none of them is at fault, and reading it again
-/// for another would fail again.
+/// Added to the error if a shared prompt could not be read: no method is at fault, and reading it again for another method would fail
+/// again.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the prompt could not be read")]
 struct Unread;
 
-/// Reads what all methods share. `is_of_none`: whether nothing of a method is computed with it, so that a panic is none's fault
-/// either; what is gathered of a prompt is gathered for some.
+/// Runs a shared reading. `is_of_none` says that no method's code runs in it, so that even a panic is no method's fault. Prompt statistics,
+/// for example, are gathered for certain methods.
 ///
 /// # Errors
-/// Those of `read`, which [`is_of_no_method`] knows again.
+/// Those of `read`, which [`is_of_no_method`] recognises.
 pub(crate) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> Result<T> {
     if !is_of_none {
         return read().context(Unread);
     }
-    // Nothing that is left half done is used again: it is moved into what reads.
+    // Nothing incomplete is reused, because `read` owns everything that it changes.
     let read = catch_unwind(AssertUnwindSafe(read));
     read.unwrap_or_else(|panic| Err(fault(&*panic))).context(Unread)
 }
 
-/// Whether an error is of a prompt that methods share, and of none of them.
+/// Whether an error is about a shared prompt, and no method is at fault.
 pub(crate) fn is_of_no_method(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Unread>().is_some()
 }
 
-/// The error that a panic is told as.
+/// The error for a panic.
 pub(crate) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
     anyhow!("a fault of the program: {}", said(panic))
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())

@@ -1,9 +1,8 @@
-//! How long a step takes of a method that is alone on the machine: the latency that a deployment would see.
+//! The step time of a method that runs alone on the machine: the latency that a deployment would see.
 //!
-//! After an example its methods take some of their steps again, each from a fork of its own on the prefix and the indexes
-//! that are there, one token at a time, with all threads. They take turns, so that what changes about the machine changes
-//! for all of them, and the first turn, in which caches are filled, does not count. Nothing of it reaches a prediction, a
-//! score or a cost.
+//! After an example, its methods repeat some of their steps, each on a new fork of the existing prefix and indexes, one token at a time,
+//! with all threads. They take turns, so that changes of the machine affect all of them alike. The first turn, which fills caches, does not
+//! count. Predictions, scores and costs are not affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,9 +15,9 @@ use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
 use spattn_stats::median;
 
-/// Steps that are timed each time, at most.
+/// The most steps that are timed in a turn.
 pub const STEPS: usize = 16;
-/// How often they are timed.
+/// The number of turns that count.
 pub const REPEATS: usize = 5;
 
 /// The tokens of a feed that are read first, and those whose steps are timed: the first tokens of the answer, and as many
@@ -58,7 +57,7 @@ pub(crate) fn time(
     Ok((!stop.load(Ordering::Relaxed)).then(|| runs.iter().zip(times).map(solo).collect()))
 }
 
-/// What `take` gives for each of so many, taking turns: one turn for nothing, and then as often as said.
+/// The results of `take` for each of `count`, in turns: one turn that does not count, and then `repeats` turns.
 fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> Result<T, E>) -> Result<Vec<Vec<T>>, E> {
     let mut taken: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for turn in 0..=repeats {
@@ -72,7 +71,7 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
     Ok(taken)
 }
 
-/// The median of the milliseconds that steps of one token take; `None` if there are none.
+/// The median of the milliseconds of single-token steps; `None` without steps.
 fn step_ms(
     decoder: &Decoder,
     sequence: &mut Sequence,

@@ -1,17 +1,17 @@
-//! The time that the phases of examples take by the clock.
+//! The wall-clock time of the phases of examples.
 
 use std::time::{Duration, Instant};
 
 /// Wall time of the phases of examples, all threads together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
-    /// Reading prefixes densely, with what is gathered about them on the way.
+    /// Dense prefill of prefixes, with the prompt statistics that are gathered during it.
     pub prefill: Duration,
     /// Solving budgets and building indexes.
     pub index: Duration,
-    /// Reading the rest of prompts and generating, or reading what is scored.
+    /// Reading the rest of prompts and generating, or reading the scored text.
     pub steps: Duration,
-    /// Taking steps again to time methods alone.
+    /// Repeating steps to time methods alone.
     pub solo: Duration,
 }
 

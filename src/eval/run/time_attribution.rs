@@ -1,8 +1,8 @@
-//! Attributes the time of steps that methods take together to the single methods.
+//! Divides the time of joint steps among the single methods.
 //!
-//! Methods take steps in one batch, and groups of them run beside each other on several threads, so no wall time belongs to
-//! one method. Each method gets the time of the work done for it, by kind of work, and a part of the weights' time, which all
-//! need. The parts are then scaled to add up to the time that passed.
+//! Methods take steps in one batch, and groups of them run in parallel on several threads, so no wall time belongs to a single method. Each
+//! method gets the time of its own work, by kind, and a part of the weights' time, which all methods need. These parts are then scaled so
+//! that they add up to the time that passed.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use crate::eval::records::timing::StepTime;
 use spattn_attention::{AttentionTime, Sequence};
 use spattn_base::clock::Section;
 
-/// By what clock steps are measured.
+/// The clock that measures steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// The wall's: one group of sequences has all threads. Sequences that attend at the same time share the time that it takes.
     Wall,
-    /// The processor's: groups step beside each other, each on a thread of its own, and may have to wait for one.
+    /// The processor's clock: groups step in parallel, each on its own thread, and may have to wait for one.
     Processor,
 }
 
@@ -38,7 +38,7 @@ impl Piece {
         Self { clock, start: Instant::now(), section: Section::begin() }
     }
 
-    /// What it took; by the processor's clock without attention, which is measured by itself.
+    /// Its time; by the processor's clock without attention, which is measured separately.
     pub fn end(self) -> Duration {
         let worked = self.section.end();
         match self.clock {
@@ -130,12 +130,12 @@ mod tests {
 
     #[test]
     fn alone_a_group_shares_the_time_on_the_wall() {
-        // 40 ms of work by two threads, done in 20.
+        // 40 ms of work by two threads, done in 20 ms.
         let attention = [time(6, 18, 0, 12), time(4, 8, 4, 8)];
         let found = parts(Clock::Wall, MS(50), &attention, &[1, 2]);
         assert_eq!(in_ms(&found), [[3.0, 9.0, 10.0, 0.0], [2.0, 4.0, 20.0, 2.0]]);
         assert!((found.iter().map(StepTime::all).sum::<f64>() - 0.05).abs() < 1e-12);
-        // Nothing was attended, or nothing read.
+        // Without attention, or without rows.
         assert_eq!(in_ms(&parts(Clock::Wall, MS(5), &[time(0, 0, 0, 0)], &[0])), [[0.0; 4]]);
     }
 

@@ -1,4 +1,4 @@
-//! Cells: the records of one row of the summary, one per sample, grouped and sorted.
+//! Cells: the records of one row of the summary, one for each sample, grouped and sorted.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,14 +13,14 @@ use spattn_stats::Sample;
 use spattn_stats::ratios::{self, Window};
 use spattn_tasks::likelihood::Measure;
 
-/// The records of one row, one a sample, in the order of the samples.
+/// The records of one row, one for each sample, in order.
 #[derive(Debug, Clone)]
 pub struct SummaryCell<'a> {
     /// The records, sorted by seed and sample; never empty.
     pub records: Vec<&'a Record>,
-    /// How many further records repeat a sample, and are left out.
+    /// The number of further records that repeat a sample, and are left out.
     pub repeated: usize,
-    /// The context of each record, once somebody asked.
+    /// The context of each record, computed when first needed.
     contexts: OnceLock<Vec<Context>>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> SummaryCell<'a> {
         self.records.iter().map(|r| r.seed).collect()
     }
 
-    /// The part of the cell that is of one seed; `None` if there is none.
+    /// The part of the cell with one seed; `None` if there is none.
     pub fn of_seed(&self, seed: u64) -> Option<Self> {
         let records: Vec<&Record> = self.records.iter().copied().filter(|r| r.seed == seed).collect();
         (!records.is_empty()).then(|| Self::of(records, 0))
@@ -54,8 +54,8 @@ impl<'a> SummaryCell<'a> {
 
     /// The context of each record.
     ///
-    /// The depths of a sample share one, and so do the questions of a row. An example of a file is the same under every
-    /// seed, and then seeds tell no contexts apart.
+    /// The depths of a sample share a context, and so do the questions of a row. Examples from a file are the same under every seed, so
+    /// that seeds do not distinguish contexts.
     pub fn contexts(&self) -> &[Context] {
         self.contexts.get_or_init(|| {
             let of_seed = !self.repeats_under_seeds();
@@ -65,7 +65,7 @@ impl<'a> SummaryCell<'a> {
         })
     }
 
-    /// Whether several seeds asked the same.
+    /// Whether several seeds have the same questions.
     fn repeats_under_seeds(&self) -> bool {
         let seed = self.head().seed;
         if self.records.iter().all(|r| r.seed == seed) {
@@ -83,10 +83,9 @@ impl<'a> SummaryCell<'a> {
         several
     }
 
-    /// How many examples make up a sample, told by their depths: for records that do not name their context. 1 where
-    /// depths do not come in turns.
+    /// The number of examples of a sample, from their depths, for records without a context. 1 if depths do not repeat in order.
     fn depths_of_sample(&self) -> usize {
-        // Percentages are as good as their bits: they are not negative.
+        // Percentages are not negative, so their bits have the same order.
         let depths: BTreeSet<Option<u64>> = self.records.iter().map(|r| r.depth.map(f64::to_bits)).collect();
         let count = depths.len().max(1);
         let mut of_turn = BTreeMap::new();
@@ -94,7 +93,7 @@ impl<'a> SummaryCell<'a> {
         if depths.contains(&None) || !self.records.iter().all(in_turns) { 1 } else { count }
     }
 
-    /// A number of every record, with the contexts.
+    /// A number of every record, with its context.
     pub fn sample(&self, of: impl Fn(&Record) -> f64) -> Sample {
         Sample::new(self.contexts().iter().zip(self.records.iter().map(|r| of(r))))
     }
@@ -109,10 +108,10 @@ impl<'a> SummaryCell<'a> {
         let mut theirs = other.records.iter().copied().peekable();
         let mut pairs = Vec::with_capacity(self.records.len().min(other.records.len()));
         for (context, ours) in self.contexts().iter().zip(&self.records) {
-            // Both are in the order of the examples.
+            // Both are in the order of examples.
             while theirs.next_if(|theirs| example(theirs) < example(ours)).is_some() {}
             let same = theirs.next_if(|theirs| example(theirs) == example(ours));
-            // Of one model, only what was asked alike: a name does not say so.
+            // For the same model, only equal questions count, because equal names do not ensure that.
             let same = same.filter(|theirs| ours.model != theirs.model || ours.asks_as(theirs));
             pairs.extend(same.map(|theirs| (*context, *ours, theirs)));
         }
@@ -132,7 +131,7 @@ impl<'a> SummaryCell<'a> {
         }
     }
 
-    /// The sums of the records that have them.
+    /// The sums of the records with likelihoods.
     pub(crate) fn likelihoods(&self) -> Vec<&'a Likelihood> {
         self.records.iter().filter_map(|r| r.likelihood.as_deref()).collect()
     }
@@ -148,10 +147,10 @@ impl<'a> SummaryCell<'a> {
     }
 }
 
-/// What tells contexts apart: the seed that it was made under, if another makes another, and its first example.
+/// The key of a context: the seed, if each seed has other contexts, and the context's first example.
 pub type Context = (Option<u64>, usize);
 
-/// A number that is greater for the better and can be averaged: the score, or the mean log-likelihood of a token.
+/// A number that is larger for better results and can be averaged: the score, or the mean log-likelihood of a token.
 pub fn merit(r: &Record) -> f64 {
     match (r.measure, &r.likelihood) {
         (Measure::Perplexity, Some(l)) => -l.nll / l.tokens.max(1) as f64,
@@ -160,12 +159,12 @@ pub fn merit(r: &Record) -> f64 {
     }
 }
 
-/// The fields that rows to compare with each other share.
+/// The fields that comparable rows share.
 pub fn place(r: &Record) -> (&str, &str, &str, usize) {
     (&r.model, &r.protocol, &r.task, r.length)
 }
 
-/// What tells the examples of a row apart.
+/// The key of an example within a row.
 fn example(r: &Record) -> (u64, usize) {
     (r.seed, r.sample)
 }
@@ -197,7 +196,7 @@ fn cell(mut records: Vec<&Record>) -> SummaryCell<'_> {
     SummaryCell::of(records, repeated)
 }
 
-/// Exponential of all nats over all units of some sums.
+/// The exponential of the total nats over the total units of some sums.
 pub(crate) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
     ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
 }
@@ -300,7 +299,7 @@ mod tests {
         let cells = group(&records, &[]);
         let likelihoods = cells[0].likelihoods();
         assert_eq!((likelihoods.len(), cells[0].measure()), (2, Measure::Perplexity));
-        // 100 and 300 nats over twice 100 tokens and twice 50 words.
+        // 100 and 300 nats, each over 100 tokens and 50 words.
         assert!((cells[0].score() - 2f64.exp()).abs() < 1e-9);
         assert!((perplexity(&likelihoods, |l| l.words) - 4f64.exp()).abs() < 1e-9);
     }

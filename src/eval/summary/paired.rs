@@ -1,7 +1,7 @@
 //! Compares two settings on the examples that both were run on, over the same tasks and lengths.
 //!
-//! A setting is given by its cells, one for each task and length, with equal weight. Examples are hard or easy for all methods,
-//! so paired differences are more precise than two means with an interval each.
+//! A setting is given by its cells, one for each task and length, with equal weights. An example is easy or hard for all methods alike, so
+//! paired differences are more precise than two separate means.
 
 use super::cells::SummaryCell;
 use super::summarize::perplexity_difference;
@@ -51,7 +51,7 @@ fn matched<'p, 'a, 'b>(ours: &[&'p SummaryCell<'a>], theirs: &[&'p SummaryCell<'
     ours.iter().map(pair).collect::<Option<Vec<_>>>().filter(|_| ours.len() == theirs.len())
 }
 
-/// What is compared; `None` where scores would be compared with perplexities, or nothing is.
+/// The common measure of all cells; `None` if scores would be compared with perplexities, or there are no cells.
 fn measure(pairs: &[Pair]) -> Option<Measure> {
     let first = pairs.first()?.0.measure();
     pairs.iter().all(|(ours, theirs)| ours.measure() == first && theirs.measure() == first).then_some(first)
@@ -75,7 +75,7 @@ mod tests {
         use_it(&of("loki"), &of("quest"))
     }
 
-    /// `gained` examples that only `loki` gets right, and `lost` ones that only `quest` does, of `n` of a task.
+    /// A task with `n` examples: `gained` ones that only `loki` gets right, and `lost` ones that only `quest` gets right.
     fn task(name: &str, gained: usize, lost: usize, n: usize) -> Vec<Record> {
         let score = |wrong: bool| f64::from(u8::from(!wrong));
         let of = |i: usize| {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_gain_is_told_by_the_examples_that_differ() {
-        // McNemar's test: gains less losses over the root of both, against the normal quantile: 6 / √6 = 2.45.
+        // McNemar's test: gains less losses over the root of their sum, against the normal quantile: 6 / √6 = 2.45.
         let six = task("a", 6, 0, 20);
         assert_eq!((told(&six, 1), told(&six, 3), told(&six, 4)), (Some(true), Some(true), Some(false)));
         assert_eq!(told(&task("a", 6, 6, 20), 1), Some(false));
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn over_tasks_of_other_sizes_each_counts_alike() {
-        // Mean of gains: (4/10 + 0 + 2/40) / 3; variance of each without a difference: (4/10)/10, 0, (2/40)/40.
+        // Mean of the gains: (4/10 + 0 + 2/40) / 3. Their variances if there were no difference: (4/10)/10, 0, (2/40)/40.
         let records = [task("a", 4, 0, 10), task("b", 0, 0, 20), task("c", 2, 0, 40)].concat();
         let errors = 0.45 / (0.04f64 + 0.05 / 40.0).sqrt();
-        // That are 2.22 standard errors: more than the normal quantile of 2.5 % (1.96), not than that of 1.25 % (2.24).
+        // These are 2.22 standard errors: more than the normal quantile of 2.5 % (1.96), less than that of 1.25 % (2.24).
         assert!((errors - 2.215).abs() < 1e-3, "{errors}");
         assert_eq!((told(&records, 1), told(&records, 2)), (Some(true), Some(false)));
-        // The first alone has 4 / √4 = 2, and its gain is diluted by two tasks that gain next to nothing, but not its certainty.
+        // The first task alone has 4 / √4 = 2. The two tasks with almost no gain dilute the gain, but not its certainty.
         assert_eq!(told(&task("a", 4, 0, 10), 1), Some(true));
     }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn less_perplexity_is_better_by_the_windows_that_both_read() {
-        // Windows differ by nats, the methods on each by a hundredth and a little.
+        // Windows differ by nats, the two methods on each by slightly more than 0.01.
         let nats = |i: usize| 1.0 + i as f64 / 4.0;
         let of = |i: usize| [perplexity("loki", i, nats(i)), perplexity("quest", i, nats(i) + 0.01 + i as f64 / 1e4)];
         let records: Vec<Record> = (0..8).flat_map(of).collect();

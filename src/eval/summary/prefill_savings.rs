@@ -1,44 +1,44 @@
-//! How much prefill time was saved because examples begin with the same tokens.
+//! The prefill time saved because examples begin with the same tokens.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::eval::records::record::Record;
 
-/// The prefills of a run, those that were shared and those that were not.
+/// The prefills of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PrefillSavings {
-    /// Examples.
+    /// The number of examples.
     pub examples: usize,
-    /// Examples whose prefix, or its beginning, was read for an example before.
+    /// Examples whose prefix, or its start, was read for an earlier example.
     pub sharing: usize,
     /// Tokens of all prefixes.
     pub tokens: usize,
-    /// Of these, not read again.
+    /// The reused tokens among these.
     pub reused_tokens: usize,
-    /// Seconds of all prefills, each as if it had been alone.
+    /// Seconds of all prefills, as if each had been read alone.
     pub seconds: f64,
-    /// Of these, not spent.
+    /// The saved seconds among these.
     pub saved_seconds: f64,
 }
 
-/// Less than this share of the tokens read once is a template's first words, and not worth a line.
+/// If a smaller share of the tokens is reused, it is the first words of a template, and not worth a line.
 const WORTH_SAYING: f64 = 0.01;
 
 impl PrefillSavings {
-    /// Whether so much was shared that a reader should know.
+    /// Whether the savings are worth a line.
     pub fn is_worth_saying(&self) -> bool {
         self.reused_tokens as f64 > WORTH_SAYING * self.tokens as f64
     }
 
-    /// Of the examples in `records`; all records of an example that share a prefill say the same.
+    /// The savings among the examples in `records`. All records of an example that share a prefill are equal in this.
     pub fn of(records: &[Record]) -> Self {
-        // An example that was run in parts, for some methods and then for others, counts as the first part.
+        // An example that was run in parts, with some methods first and others later, counts as the first part.
         let mut firsts: HashMap<_, &Record> = HashMap::new();
         for r in records {
             firsts.entry((&r.model, &r.protocol, &r.task, r.length, r.seed, r.sample)).or_insert(r);
         }
-        // In an order, which sums depend on in their last digits.
+        // A fixed order, because the last digits of sums depend on it.
         let mut examples: Vec<_> = firsts.into_iter().collect();
         examples.sort_unstable_by_key(|(example, _)| *example);
         examples.into_iter().map(|(_, r)| r).fold(Self::default(), |sum, r| Self {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::eval::records::record::{REFERENCE, Record};
 use spattn_tasks::likelihood::Measure;
 
-/// What of a record current scores are made of; reads as one.
+/// The fields of a record that current scores need.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ScoredSample<'a> {
     #[serde(borrow)]
@@ -36,7 +36,7 @@ impl<'a> From<&'a Record> for ScoredSample<'a> {
     }
 }
 
-/// Records that are compared with each other.
+/// Records that can be compared with each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ScorePlace {
     model: String,
@@ -61,7 +61,7 @@ impl fmt::Display for ScorePlace {
     }
 }
 
-/// What the records of a method at a place add up to.
+/// The sum over the records of a method at a place.
 #[derive(Debug, Default, Clone)]
 struct Sum {
     measure: Measure,
@@ -71,7 +71,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// In percent, or as perplexity.
+    /// The mean, in percent or as perplexity.
     fn mean(&self) -> f64 {
         let mean = self.of / self.count.max(1) as f64;
         match self.measure {
@@ -80,7 +80,7 @@ impl Sum {
         }
     }
 
-    /// Greater for the better.
+    /// A number that is larger for better results.
     fn merit(&self) -> f64 {
         match self.measure {
             Measure::Score => self.mean(),
@@ -109,7 +109,7 @@ impl Scores {
         self.current.insert(place);
     }
 
-    /// Adds all of others.
+    /// Adds all sums of others.
     pub fn merge(&mut self, others: &Self) {
         for (place, methods) in &others.sums {
             let sums = self.sums.entry(place.clone()).or_default();

@@ -1,4 +1,4 @@
-//! Self-checks: warnings about records whose numbers are suspect.
+//! Self-checks: warnings about records with suspicious numbers.
 //!
 //! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
 //! the records. Nothing here stops a run. What compares settings with each other is in `comparisons`.
@@ -16,29 +16,28 @@ use crate::eval::records::record::{REFERENCE, Record};
 use crate::eval::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
-/// Examples of a sized task should fill this share of the length.
+/// The least share of the length that examples of a sized task should fill.
 const LEAST_FILL: f64 = 0.95;
-/// From this share of empty predictions on they are worth a word.
+/// The share of empty predictions from which on they cause a warning.
 const EMPTY_SHARE: f64 = 0.05;
-/// Below this dense score, methods cannot be told apart.
+/// The dense score below which methods cannot be told apart.
 const LEAST_REFERENCE: f64 = 0.5;
-/// From this share of generations cut off at the token limit on.
+/// The share of generations at the token limit from which on they cause a warning.
 const TRUNCATED_SHARE: f64 = 0.5;
-/// The method that all of its publications run with dense layers, and that loses much without.
+/// The method whose publications all use dense layers, and that loses much without them.
 const MAGICPIG: &str = "magicpig";
-/// Every so many layers one is dense there.
+/// One of this many layers is dense there.
 const PUBLISHED_STEP: usize = 16;
-/// From this share of tokens attended beside the budget on.
+/// The share of tokens attended in addition to the budget from which on they cause a warning.
 const FREE_SHARE: f64 = 0.5;
-/// By this share of it a density asked for may be missed.
+/// The share by which a requested density may be missed.
 const DENSITY_TOLERANCE: f64 = 0.25;
 /// Examples that cannot even tell a loss of half of them are too few.
 pub const FEW_TELL: f64 = 0.5;
-/// The loss that the number of examples to take instead would tell: at the smallest that papers make much of.
+/// The loss that the recommended number of examples would detect: about the smallest that papers emphasise.
 const TOLD: f64 = 0.1;
 
-/// All warnings about the records, in the order of the summary (`order` as there); independent of the order of
-/// the records.
+/// All warnings about the records, in the order of the summary (`order` as there). The order of the records does not matter.
 pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
     check_cells(&group(records, order))
 }
@@ -88,7 +87,7 @@ fn bos(cells: &[SummaryCell]) -> Option<Warning> {
 fn length(cells: &[SummaryCell]) -> Option<Warning> {
     let all = examples(cells);
     let asked = all.first()?.length as f64;
-    // For prompts that are cut, the length is a limit, not what is to be filled.
+    // For prompts that are cut, the length is a limit and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
     let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
@@ -258,7 +257,7 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
         None => "no difference".to_owned(),
         Some(told) => format!("no difference below {:.0} points", 100.0 * told),
     };
-    // In steps that people ask for.
+    // Rounded to a number that people use.
     let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
     let message = format!(
         "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",

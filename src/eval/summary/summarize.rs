@@ -1,7 +1,6 @@
 //! From cells to summary rows: means, intervals, and differences to `full`.
 //!
-//! The result does not depend on the order of the records, to the last bit: everything is summed in the order
-//! of the examples.
+//! The result does not depend on the order of the records, in any bit: everything is summed in the order of the examples.
 
 use rayon::prelude::*;
 
@@ -17,10 +16,9 @@ use spattn_tasks::likelihood::Measure;
 
 /// One row for each (model, task, length, method, params, protocol).
 ///
-/// Rows are sorted by model, protocol, task, length, and then method: `full` first, then as in `order` (pairs of
-/// method and params, as the user gave them), then in natural order of name and params. Where a sample is
-/// there twice, the record with the lesser key counts. Differences are to `full` of the same model,
-/// protocol, task and length, on the samples that both have; for `full` itself they are 0.
+/// Rows are sorted by model, protocol, task, length, and then method: `full` first, then as in `order` (pairs of method and params, as the
+/// user gave them), then in natural order of name and params. If a sample occurs twice, the record with the smaller key counts. Differences
+/// are to `full` with the same model, protocol, task and length, on common samples; for `full` itself they are 0.
 pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryRow> {
     rows(&group(records, order))
 }
@@ -96,7 +94,7 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         dropped_mass_median: dropped.median,
         dropped_mass_max: dropped.max,
         measure: cell.measure(),
-        // A text of few words has more of it than can be written.
+        // A text with very few words can have a perplexity beyond the range of numbers.
         word_perplexity: over_text(|l| perplexity(l, |l| l.words)).filter(|x| x.is_finite()),
         bits_per_byte: over_text(|l| nll(l) / std::f64::consts::LN_2 / total(l, |l| l.bytes)),
         kl_mean: over_text(|l| l.iter().map(|l| l.kl_sum).sum::<f64>() / total(l, |l| l.tokens)),
@@ -142,7 +140,7 @@ pub(crate) fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> 
             spattn_stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0))
         }
     }?;
-    // What is compared with itself differs by nothing, and not by chance.
+    // A difference to itself is zero, and not by chance, so it has no interval.
     Some(if cell.head().method == REFERENCE { Estimate { ends: None, ..delta } } else { delta })
 }
 
@@ -165,7 +163,7 @@ fn total(likelihoods: &[&Likelihood], count: fn(&Likelihood) -> usize) -> f64 {
     likelihoods.iter().map(|l| count(l)).sum::<usize>().max(1) as f64
 }
 
-/// What a record says of its window, in tokens.
+/// The nats and tokens of a record's window.
 fn window(r: &Record) -> Option<Window> {
     r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
 }
@@ -182,9 +180,9 @@ pub(crate) fn perplexity_difference(cell: &SummaryCell, other: &SummaryCell, lev
     ratios::perplexity_difference_at(&windows.collect::<Vec<_>>(), level)
 }
 
-/// 99th percentile over all scored tokens.
+/// The 99th percentile over all scored tokens.
 fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
-    // Tokens whose divergence is not listed have none.
+    // Tokens without a listed divergence have none.
     let unlisted = |l: &Likelihood| l.tokens.saturating_sub(l.kl.len());
     let mut all: Vec<f64> = likelihoods.iter().flat_map(|l| l.kl.iter().copied()).collect();
     all.extend(std::iter::repeat_n(0.0, likelihoods.iter().map(|l| unlisted(l)).sum()));
@@ -216,7 +214,7 @@ fn fidelity(cell: &SummaryCell, of: impl Fn(&Fidelity) -> Option<f64>) -> Option
     mean_of_known(cell, |r| of(r.fidelity.as_ref()?))
 }
 
-/// Means over the records that have a spread.
+/// Means over the records with a spread.
 struct MeanSpread {
     min: Option<f64>,
     median: Option<f64>,
@@ -292,7 +290,7 @@ mod tests {
         (long.nll, long.tokens, long.kl) = (900.0, 300, vec![0.5; 5]);
         let rows = summarize(&records, &[]);
         assert!((rows[0].score - 2.5f64.exp()).abs() < 1e-9, "1,000 nats over 400 tokens: {}", rows[0].score);
-        // The long window lies 0.375 nats above what all tokens have, the short one as much below; Student's t for two.
+        // The long window is 0.375 nats above the mean over all tokens, the short one equally far below; Student's t for two.
         let half: f64 = 2.0 * 0.375 * 12.706_204_736_174_694;
         assert!(close(rows[0].ci_low, (2.5 - half).exp()) && close(rows[0].ci_high, (2.5 + half).exp()), "{rows:?}");
         let delta = rows[1].delta_full.unwrap();
@@ -323,7 +321,7 @@ mod tests {
         assert_eq!((twenty[0].delta_full, twenty[0].delta_low, twenty[0].detectable), (Some(0.0), None, None));
     }
 
-    /// Five depths of each of four samples; `right` of a sample's number.
+    /// Five depths of each of four samples. `right` says by its number whether a sample is right.
     fn needles(seed: u64, right: impl Fn(usize) -> bool) -> Vec<Record> {
         let make = |i: usize| Record {
             seed,
@@ -347,7 +345,7 @@ mod tests {
         let mut reversed = old.clone();
         reversed.reverse();
         assert_eq!(row(&reversed), row(&old));
-        // A depth out of turn: no telling what belongs together.
+        // If a depth is out of order, nothing says which examples belong together.
         let mut odd = old.clone();
         odd[7].depth = Some(25.0);
         assert_eq!(row(&odd).contexts, 20);
@@ -369,7 +367,7 @@ mod tests {
 
     #[test]
     fn accuracies_are_shares_of_questions_whose_right_option_is_most_likely() {
-        // Right is the third option of each: the likeliest three times of four, by its length twice.
+        // The third option is right. It is the most likely in three of four cases, and by length in two.
         let options =
             [([-3.0, -2.0, -1.0], 1), ([-3.0, -2.0, -1.0], 9), ([-3.0, -2.0, -1.5], 9), ([-1.0, -2.0, -3.0], 9)];
         let row = |count: usize| {
@@ -388,7 +386,7 @@ mod tests {
     #[test]
     fn closeness_to_exact_attention_is_averaged_over_layers_and_examples() {
         let spread = |x: f64| Spread { min: x, median: 2.0 * x, max: 3.0 * x };
-        // Two layers each; the third example was not compared.
+        // Two layers each. The third example was not compared.
         let compared = |sample, [error, recall, dropped]: [[f64; 2]; 3], x: f64| Record {
             density_spread: Some(spread(x)),
             fidelity: Some(Box::new(Fidelity {

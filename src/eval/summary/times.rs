@@ -1,8 +1,7 @@
 //! Which times of records may be averaged, and their means.
 //!
-//! A time depends on what else was measured, on how many streams took a step together, on threads and machine
-//! ([`TimingConditions`]). Only times under the same conditions are averaged; rows that were timed under other conditions than
-//! most of their neighbours are marked.
+//! A time depends on what else was measured, on how many streams took a step together, on threads and machine ([`TimingConditions`]). Only
+//! times under equal conditions are averaged. Rows that were timed under other conditions than most of their neighbours are marked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,17 +17,16 @@ use spattn_stats::{Estimate, Sample, median_interval};
 pub struct RowTimes {
     /// Mean seconds of reading the prefix.
     pub prefill_s: f64,
-    /// Mean seconds of building the index, as if for this row alone.
+    /// Mean seconds to build the index, as if for this row alone.
     pub index_s: f64,
-    /// Milliseconds of a step after the prefix, with its 95 % interval over examples. Of shares, all steps' time over their
-    /// number, so that long generations count for what they are; of methods alone, the median over examples. `None` where
-    /// there were no steps.
+    /// Milliseconds per step after the prefix, with the 95 % interval over examples. For shares, the time of all steps over their number,
+    /// so that long generations weigh more; for methods alone, the median over examples. `None` without steps.
     pub step_ms: Option<Estimate>,
-    /// Of shares, the milliseconds of selecting, attending and all else; `None` where they were not measured apart.
+    /// For shares, the milliseconds of selecting, attending and the rest; `None` if they were not measured separately.
     pub parts_ms: Option<[f64; 3]>,
-    /// Under what they were taken; `None` where the records do not say.
+    /// The conditions of the times; `None` if the records lack them.
     pub conditions: Option<TimingConditions>,
-    /// Whether most of the rows around it were timed under other conditions.
+    /// Whether most rows near it were timed under other conditions.
     pub is_apart: bool,
 }
 
@@ -78,7 +76,7 @@ impl RowTimes {
     }
 }
 
-/// Milliseconds a step of selecting, attending and all else, if every record tells them apart.
+/// Milliseconds per step of selecting, attending and the rest, if every record has them.
 fn parts_ms<'r>(records: impl Iterator<Item = &'r Record> + Clone) -> Option<[f64; 3]> {
     let steps = records.clone().map(|r| r.steps).sum::<usize>() as f64;
     let of = |part: fn(&Record) -> Option<f64>| Some(1000.0 * records.clone().map(part).sum::<Option<f64>>()? / steps);
@@ -131,7 +129,7 @@ mod tests {
         assert_eq!(times, [Some(200.0), None]);
     }
 
-    /// `conditions` under which methods were timed alone, or shares were taken.
+    /// Conditions with this kind of timing.
     fn taken(latency: Option<Latency>) -> Option<TimingConditions> {
         under(false, 2).map(|conditions| TimingConditions { latency, ..conditions })
     }

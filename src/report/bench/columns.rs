@@ -1,4 +1,4 @@
-//! The columns that the terminal's tables and the page share, and how times look to a reader.
+//! The columns that the terminal's tables and the page share, and times as text.
 
 use super::scene::Scene;
 use crate::bench::{Bench, BenchRow};
@@ -10,9 +10,9 @@ pub struct BenchColumn {
     pub heading: &'static str,
     /// What it means.
     pub about: &'static str,
-    /// The cell of a row; empty where it has no such value.
+    /// The cell of a row; empty if the row has no such value.
     pub cell: fn(&BenchRow) -> String,
-    /// Whether rows of a scene are shown with it.
+    /// Whether the column is shown for these rows.
     is_shown: fn(&[&BenchRow]) -> bool,
 }
 
@@ -115,7 +115,7 @@ const ALL: [BenchColumn; 17] = [
         heading: "GFLOP/s",
         about: "operations a second",
         cell: |r| if r.flops > 0 { number(r.gflops) } else { String::new() },
-        // Where nobody counts bytes, this is the only rate there is.
+        // The only rate if bytes are not counted.
         is_shown: |rows| rows.iter().any(|r| r.flops > 0) && rows.iter().all(|r| r.bytes == 0),
     },
 ];
@@ -125,7 +125,7 @@ pub fn columns(rows: &[&BenchRow]) -> Vec<&'static BenchColumn> {
     ALL.iter().filter(|column| (column.is_shown)(rows)).collect()
 }
 
-/// What the columns mean that any of the scenes has: a line of those that all have, and one of the others if there are any.
+/// What the columns of all scenes mean: one line for the columns that every scene has, and one for the others if there are any.
 pub fn legend(scenes: &[Scene]) -> Vec<String> {
     let is_known = |column: &&BenchColumn| scenes.iter().any(|scene| (column.is_shown)(&scene.rows));
     // The usual ones need no row that has them.
@@ -153,19 +153,19 @@ fn percent(share: Option<f64>) -> String {
     optional(share.map(|share| 100.0 * share))
 }
 
-/// The method as it is called in tables and figures: peers say that they are.
+/// A method's name in tables and figures. Peers are marked as such.
 pub fn method_name(row: &BenchRow) -> String {
     if row.peer { format!("{} (peer)", row.method) } else { row.method.clone() }
 }
 
 // ---- times ----
 
-/// Name and microseconds of each unit, from long to short.
+/// Name and microseconds of each unit, the longest first.
 const UNITS: [(&str, f64); 3] = [("s", 1e6), ("ms", 1e3), ("µs", 1.0)];
 
-/// The unit in which a time has one to three digits before the point, where there is one.
+/// The unit in which a time has one to three digits before the decimal point, if there is one.
 fn unit(us: f64) -> (&'static str, f64) {
-    // What would be rounded up to 1000 is 1 of the next.
+    // A time that would round to 1000 is shown as 1 of the next unit.
     UNITS.into_iter().find(|(_, length)| us >= 0.9995 * length).unwrap_or(UNITS[2])
 }
 
@@ -175,7 +175,7 @@ pub fn duration(us: f64) -> String {
     format!("{} {name}", number(us / length))
 }
 
-/// The median with its interval, all in the median's unit.
+/// The median with its interval, both in the median's unit.
 fn time(row: &BenchRow) -> String {
     let (_, length) = unit(row.time_us);
     let median = duration(row.time_us);
@@ -185,9 +185,9 @@ fn time(row: &BenchRow) -> String {
     }
 }
 
-// ---- around the tables ----
+// ---- text around the tables ----
 
-/// What the machine reached, in one line.
+/// The machine's limits, in one line.
 pub fn roof_line(bench: &Bench) -> String {
     let (bytes, flops) = (number(bench.roof.read_gbps), number(bench.roof.peak_gflops));
     if bench.rows.iter().any(|row| row.device != "cpu") {
@@ -202,15 +202,15 @@ pub fn roof_line(bench: &Bench) -> String {
     format!("plain reading reaches {bytes} GB/s, {operations} {flops} GFLOP/s")
 }
 
-/// What the reader has to know of the rows: the bench's notes, and which times scatter.
+/// Notes for the reader: the benchmark's own, and which times vary much.
 pub fn notes(bench: &Bench) -> Vec<String> {
     bench.notes.iter().cloned().chain(scattered(bench)).collect()
 }
 
-/// Quartiles this far apart, over the median, are worth a word.
+/// The interquartile range over the median from which a time counts as varying much.
 const SCATTER: f64 = 0.1;
 
-/// The rows whose times scatter, a few of them by name; `None` if there are none.
+/// A note that names some of the rows whose times vary much; `None` if there are none.
 fn scattered(bench: &Bench) -> Option<String> {
     const MOST_NAMED: usize = 6;
     let rows: Vec<&BenchRow> = bench.rows.iter().filter(|row| row.spread > SCATTER).collect();

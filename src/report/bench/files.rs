@@ -19,7 +19,7 @@ use crate::report::plots::Figure;
 use spattn_base::error::UsageError;
 use spattn_base::text::{in_markdown, of_cell};
 
-/// The file of the rows, and that of how they came about.
+/// The file of the rows, and the manifest.
 pub(super) const ROWS: &str = "bench.csv";
 pub(super) const MANIFEST: &str = "manifest.json";
 
@@ -63,12 +63,12 @@ pub const COLUMNS: [&str; 36] = [
     "aux_bytes",
 ];
 
-/// The rows as CSV with a heading line; absent values are empty, numbers have all their digits.
+/// The rows as CSV with a heading line. Missing values are empty, numbers have all digits.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
 pub fn csv(bench: &Bench) -> Result<String> {
-    // The writer's own headings come with a first row, which there may not be.
+    // The writer takes its own headings from the first row, which may not exist.
     let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     writer.write_record(COLUMNS)?;
     for row in &bench.rows {
@@ -77,7 +77,7 @@ pub fn csv(bench: &Bench) -> Result<String> {
     finished(writer)
 }
 
-/// The rows as an indented array of objects with the CSV's names, and a final newline; absent values are `null`.
+/// The rows as an indented array of objects with the CSV's names, and a final newline. Missing values are `null`.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -85,15 +85,15 @@ pub fn json(bench: &Bench) -> Result<String> {
     json::render(&bench.rows)
 }
 
-/// Whether a folder holds a bench.
+/// Whether a folder holds a benchmark.
 pub fn is_bench(folder: &Path) -> bool {
     folder.join(ROWS).is_file() && folder.join(MANIFEST).is_file()
 }
 
-/// The bench that a folder holds: rows of `bench.csv`, what the machine reached and notes of `manifest.json`.
+/// The benchmark in a folder: rows from `bench.csv`, the machine's limits and notes from `manifest.json`.
 ///
 /// # Errors
-/// If a file cannot be read, or is none of a bench.
+/// If a file cannot be read, or is not part of a benchmark.
 pub fn read(folder: &Path) -> Result<Bench> {
     let text = |name: &str| {
         let path = folder.join(name);
@@ -135,8 +135,8 @@ fn rows_of(text: &str) -> Result<Vec<BenchRow>, csv::Error> {
     reader.records().map(row).collect()
 }
 
-/// The page: what the machine reached, a table for each operation, shape, device, batch and context, what the columns mean,
-/// notes, and the files beside it with the figures (paths relative to the page).
+/// The page: the machine's limits, a table for each operation, shape, device, batch and context, the meaning of the columns, notes, and
+/// links to the files and figures (paths relative to the page).
 pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
     let scenes = scenes(bench);
     let mut page = format!("# Bench\n\nOn this machine {}.\n", in_markdown(&roof_line(bench)));

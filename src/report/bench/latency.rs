@@ -1,4 +1,4 @@
-//! `latency_vs_context.svg` and `latency_vs_density.svg`: how long settings take.
+//! `latency_vs_context.svg` and `latency_vs_density.svg`: the times of settings.
 
 use anyhow::Result;
 
@@ -12,11 +12,10 @@ use crate::report::plots::chart::{Chart, ChartPanel, Data, LARGE, pages};
 use crate::report::plots::{Figure, paged};
 
 const TIME: &str = "median time";
-/// A share of the tokens that is all of them, but for rounding.
+/// A density that counts as all tokens, with a margin for rounding.
 const ALL: f64 = 1.0 - 1e-9;
 
-/// Time against context, both logarithmic, with a panel for each density that settings were asked for; `None` for a scene
-/// of one context.
+/// Time against context, both logarithmic, with a panel for each requested density; `None` for a scene with one context.
 pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     if scene.contexts().len() < 2 {
         return None;
@@ -24,8 +23,7 @@ pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure
     Some(pages_of(&context_chart(scene), &scene.file_name("latency_vs_context", all)))
 }
 
-/// Time against density at each context where a method has several, with `full` as a level; `None` where there is no such
-/// context.
+/// Time against density, with `full` as a level, for each context where a method has several densities; `None` if there is no such context.
 pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let contexts: Vec<usize> = scene.contexts().into_iter().filter(|c| has_densities(&scene.at(*c))).collect();
     if contexts.is_empty() {
@@ -34,7 +32,7 @@ pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure
     Some(pages_of(&density_chart(scene, &contexts), &scene.file_name("latency_vs_density", all)))
 }
 
-/// A chart on as many pages as its height takes.
+/// The pages of a chart, as many as its height needs.
 pub fn pages_of(chart: &Chart, file: &str) -> Result<Vec<Figure>> {
     Ok(paged(file, &chart.title, pages(std::slice::from_ref(chart), usize::MAX)?))
 }
@@ -44,11 +42,11 @@ pub fn pages_of(chart: &Chart, file: &str) -> Result<Vec<Figure>> {
 /// What the settings of a panel have in common.
 #[derive(Debug, Clone, PartialEq)]
 enum Share<'a> {
-    /// They read all tokens, and are in every panel, to be compared with.
+    /// They attend all tokens. For comparison, they are in every panel.
     All,
-    /// The density they were asked for.
+    /// The requested density.
     Asked(&'a str),
-    /// Budgets of their own.
+    /// They set their own budgets.
     Own,
 }
 
@@ -62,8 +60,8 @@ impl Share<'_> {
     }
 }
 
-/// The share of a row's setting. It reads all tokens only if it does so at every context: a fixed number of tokens may be
-/// all of a short one.
+/// The share of a row's setting. It counts as `All` only if it attends all tokens at every context, because a fixed number of tokens may
+/// cover a short context.
 fn share<'a>(row: &'a BenchRow, rows: &[&BenchRow]) -> Share<'a> {
     let is_same =
         |other: &&&BenchRow| (&other.method, &other.params, other.peer) == (&row.method, &row.params, row.peer);
@@ -88,7 +86,7 @@ fn context_chart(scene: &Scene) -> Chart {
         ChartPanel {
             title: here.title(),
             x: Axis::of_lengths(&scene.contexts()),
-            // One axis for all: panels are there to be compared.
+            // All panels have the same axis, so that they can be compared.
             y: Axis::of_rates(times(&scene.rows)),
             level: None,
             focus: None,
@@ -110,7 +108,7 @@ fn context_chart(scene: &Scene) -> Chart {
     }
 }
 
-/// Asked densities by their number, what has none behind them.
+/// The sort key of a panel: its requested density; panels without one come last.
 fn asked(share: &Share) -> f64 {
     match share {
         Share::Asked(density) => density.parse().unwrap_or(f64::MAX),
@@ -126,7 +124,7 @@ fn over_context(series: &Series, rows: &[&BenchRow]) -> Data {
 
 // ---- density ----
 
-/// Whether a method has several densities among these rows.
+/// Whether a method has several densities in these rows.
 fn has_densities(rows: &[&BenchRow]) -> bool {
     let series: Vec<(Series, f64)> = rows.iter().map(|row| (Series::of_any_budget(row, rows), row.density)).collect();
     series.iter().any(|(of, density)| series.iter().any(|(other, another)| density != another && of == other))
@@ -166,13 +164,13 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
     }
 }
 
-/// Whether a row is drawn across a panel rather than at its density: dense attention, and peers that read everything.
+/// Whether a row is drawn as a level and not at its density: dense attention, and peers that attend everything.
 fn is_level(row: &BenchRow) -> bool {
     Series::of(row).is_reference() || (row.peer && row.density >= ALL)
 }
 
-/// The points of a series, of which these are the rows at a context; what reads everything is a level, which dense
-/// attention has already, and for a peer two points, at both ends of the axis.
+/// The points of a series at one context. Dense attention has none, because the chart has a level for it. A peer that attends everything
+/// has two, at both ends of the axis.
 fn over_density<'r>(rows: impl Iterator<Item = &'r BenchRow>, x: &Axis) -> Data {
     let mut rows: Vec<&BenchRow> = rows.filter(|row| !Series::of(row).is_reference()).collect();
     rows.sort_by(|a, b| a.density.total_cmp(&b.density));

@@ -1,7 +1,7 @@
-//! What is drawn from a bench: tables, CSV, JSON, the page and figures.
+//! The tables, CSV, JSON, page and figures of a benchmark.
 //!
-//! Rows that were timed at the same operation, shape, device and batch are one scene: they have a table and
-//! figures of their own. Other programs' rows (peers) say what they are wherever they appear.
+//! Rows with the same operation, shape, device and batch form one scene, with its own table and figures. Rows of other programs (peers) are
+//! marked everywhere.
 
 mod columns;
 mod files;
@@ -22,10 +22,9 @@ pub use self::table::table;
 use super::plots::Figure;
 use crate::bench::Bench;
 
-/// All figures of a bench, in the order in which one looks at them: time against context where there are several, time
-/// against density where a method has several, the roofline where operations were counted, and speed-ups over `full`.
-/// There is one of each for each operation, shape, device and batch; what differs between several is in their file names. What
-/// is higher than a page goes on in `name-2.svg` and so on.
+/// All figures of a benchmark, in the order to look at them: time against context if there are several contexts, time against density if a
+/// method has several densities, the roofline if operations were counted, and speed-ups over `full`. Each operation, shape, device and
+/// batch has its own; the file names contain what differs between them. A figure higher than a page continues in `name-2.svg` and so on.
 ///
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.
@@ -43,8 +42,8 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>> {
     .concat())
 }
 
-/// Writes `bench.json`, `bench.csv`, `bench.md`, `manifest.json` and the figures (`plots/*.svg`, `plots/*.png`) into a
-/// folder, which is made where needed. Returns the paths of the files.
+/// Writes `bench.json`, `bench.csv`, `bench.md`, `manifest.json` and the figures (`plots/*.svg`, `plots/*.png`) into a folder, which is
+/// created if needed. Returns the paths of the files.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -59,7 +58,7 @@ pub fn write(bench: &Bench, manifest: &Value, folder: &Path) -> Result<Vec<PathB
     super::write_files(files, &figures, folder)
 }
 
-/// Writes the page (`bench.md`) and the figures of a stored bench into a folder. Returns the paths of the files.
+/// Writes the page (`bench.md`) and the figures of a stored benchmark into a folder. Returns the paths of the files.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
     use crate::bench::{BenchRow, Roof};
 
-    /// Attention of one layer over 4K tokens of some shape on the processor, in 100 µs without more known about it.
+    /// Attention of one layer over 4K tokens on the processor, in 100 µs, with all else unknown.
     pub fn row(method: &str, params: &str) -> BenchRow {
         BenchRow {
             op: "attention".into(),
@@ -115,12 +114,12 @@ mod tests {
         }
     }
 
-    /// Of a machine that reads 20 · 10⁹ bytes and does 200 · 10⁹ operations a second.
+    /// On a machine that reads 20 · 10⁹ bytes and computes 200 · 10⁹ operations per second.
     pub fn bench(rows: Vec<BenchRow>) -> Bench {
         Bench { rows, roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false }, notes: Vec::new() }
     }
 
-    /// At a density that was asked for and is met.
+    /// With a requested density that is met.
     pub fn sparse(method: &str, density: f64, context: usize) -> BenchRow {
         BenchRow { density, context, ..row(method, &format!("density={density}")) }
     }

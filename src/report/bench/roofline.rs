@@ -1,4 +1,4 @@
-//! `roofline.svg`: operations a second against operations a byte, under what the machine reaches.
+//! `roofline.svg`: operations per second against operations per byte, below the machine's limits.
 
 use anyhow::Result;
 
@@ -12,7 +12,7 @@ use crate::report::plots::axis::{Axis, tick_label};
 use crate::report::plots::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE};
 use crate::report::plots::pen::SeriesLook;
 
-/// The rows whose operations and bytes were counted, with a panel for each context; `None` if there are none.
+/// The rows with counted operations and bytes, in a panel for each context; `None` if there are no such rows.
 pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {
     let counted: Vec<&BenchRow> = scene.rows.iter().copied().filter(|row| place(row).is_some()).collect();
     if counted.is_empty() {
@@ -27,7 +27,7 @@ fn place(row: &BenchRow) -> Option<ChartPoint> {
     is_counted.then(|| ChartPoint { x: row.flops as f64 / row.bytes as f64, y: row.gflops, ends: None })
 }
 
-/// `scene` has counted rows alone.
+/// `scene` has only rows with counts.
 fn chart(scene: &Scene, roof: &Roof) -> Chart {
     let series = series(&scene.rows, Series::of);
     let points: Vec<ChartPoint> = scene.rows.iter().filter_map(|row| place(row)).collect();

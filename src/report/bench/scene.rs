@@ -10,7 +10,7 @@ pub struct Scene<'a> {
     pub rows: Vec<&'a BenchRow>,
 }
 
-/// The scenes of a bench, in the order of their first rows.
+/// The scenes of a benchmark, in the order of their first rows.
 pub fn scenes(bench: &Bench) -> Vec<Scene<'_>> {
     let of = |place| Scene { rows: bench.rows.iter().filter(|row| self::place(row) == place).collect() };
     distinct(bench.rows.iter().map(place)).into_iter().map(of).collect()
@@ -22,14 +22,14 @@ fn place(row: &BenchRow) -> (&str, &str, &str, usize) {
 }
 
 impl Scene<'_> {
-    /// What is the same for all rows, to stand in a title.
+    /// What all rows have in common, for a title.
     pub fn title(&self) -> String {
         let (op, shape, device, batch) = place(self.rows[0]);
         let parts = [op.to_owned(), end_of(shape), format!("batch {batch}"), device.to_owned()];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Storage types, threads and layers of the rows; several where they differ.
+    /// The rows' storage types, threads and layers, as text.
     pub fn conditions(&self) -> String {
         let counted = |of: fn(&BenchRow) -> usize, one: &str| {
             let counts = distinct(self.rows.iter().map(|row| of(row)));
@@ -40,19 +40,19 @@ impl Scene<'_> {
         [types, counted(|row| row.threads, "thread"), counted(|row| row.layers, "layer")].join(", ")
     }
 
-    /// The contexts, from short to long.
+    /// The contexts, ascending.
     pub fn contexts(&self) -> Vec<usize> {
         let mut contexts = distinct(self.rows.iter().map(|row| row.context));
         contexts.sort_unstable();
         contexts
     }
 
-    /// The rows at a context, in the order of the bench.
+    /// The rows at a context, in the order of the benchmark.
     pub fn at(&self, context: usize) -> Vec<&BenchRow> {
         self.rows.iter().copied().filter(|row| row.context == context).collect()
     }
 
-    /// `kind.svg`, with what differs from the other scenes before its ending.
+    /// The file name `kind.svg`, with what differs from the other scenes before the extension.
     pub fn file_name(&self, kind: &str, all: &[Scene]) -> String {
         let here = place(self.rows[0]);
         let others: Vec<_> = all.iter().map(|scene| place(scene.rows[0])).collect();

@@ -1,4 +1,4 @@
-//! Which rows of a scene are one line of a figure, and how it looks.
+//! Which rows of a scene form one line of a figure, and the line's look.
 
 use crate::bench::BenchRow;
 use crate::eval::records::record::REFERENCE;
@@ -8,10 +8,10 @@ use crate::report::plots::chart::ChartPoint;
 use crate::report::plots::looks::looks as looks_of;
 use crate::report::plots::pen::SeriesLook;
 
-/// A method or peer with its parameters, but for the density it is asked for.
+/// A method or peer with its parameters, except for the requested density.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series<'a> {
-    /// Bare name.
+    /// The name without parameters.
     pub method: &'a str,
     /// The other parameters.
     pub rest: String,
@@ -20,13 +20,13 @@ pub struct Series<'a> {
 }
 
 impl<'a> Series<'a> {
-    /// The series of a row: settings that differ in the density asked for are one.
+    /// The series of a row. Settings that differ only in the requested density are one series.
     pub fn of(row: &'a BenchRow) -> Self {
         Self::without(row, DENSITY)
     }
 
-    /// The series of a row among others, however its budget is written: where a method is asked for no density and its
-    /// settings differ in one parameter alone, they are one series too.
+    /// The series of a row among others, whatever parameter sets the budget: if a method's rows have no requested density and differ in a
+    /// single parameter, they are one series too.
     pub fn of_any_budget(row: &'a BenchRow, rows: &[&BenchRow]) -> Self {
         let alike: Vec<&BenchRow> =
             rows.iter().copied().filter(|other| (&other.method, other.peer) == (&row.method, row.peer)).collect();
@@ -45,7 +45,7 @@ impl<'a> Series<'a> {
         Self { method: &row.method, rest, is_peer: row.peer }
     }
 
-    /// Whether it is dense attention, which the others are compared with.
+    /// Whether it is dense attention, which all others are compared with.
     pub fn is_reference(&self) -> bool {
         self.method == REFERENCE && !self.is_peer
     }
@@ -71,7 +71,7 @@ fn parameter<'r>(row: &'r BenchRow, key: &str) -> Option<&'r str> {
     parameters(row).find(|(known, _)| *known == key).map(|(_, value)| value)
 }
 
-/// The density that a row was asked for, as it was written.
+/// The density that a row's parameters request, as written.
 pub fn asked_density(row: &BenchRow) -> Option<&str> {
     parameter(row, DENSITY)
 }
@@ -106,12 +106,12 @@ pub fn timed(row: &BenchRow, x: f64) -> ChartPoint {
     ChartPoint { x, y: row.time_us, ends: row.time_low_us.zip(row.time_high_us) }
 }
 
-/// The times of rows with the ends of their intervals.
+/// The times of rows, and the ends of their intervals.
 pub fn times<'a>(rows: &'a [&BenchRow]) -> impl Iterator<Item = f64> + Clone + 'a {
     rows.iter().flat_map(|row| [Some(row.time_us), row.time_low_us, row.time_high_us].into_iter().flatten())
 }
 
-/// A tick of an axis in microseconds.
+/// The label of a tick on an axis in microseconds.
 pub fn time_tick(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{} s", tick_label(us / 1e6)),

@@ -1,4 +1,4 @@
-//! `speedup.svg`: how many times as fast as `full` a setting is, as bars in the colours that methods have in other figures.
+//! `speedup.svg`: the speed-up of each setting over `full`, as bars in the methods' usual colours.
 
 use anyhow::Result;
 use plotters::prelude::RGBColor;
@@ -17,7 +17,7 @@ use crate::report::plots::pen::{
 };
 use crate::report::plots::{Figure, paged};
 
-/// Of what is no method to be used: lighter than any of them, in grey too.
+/// The shades of settings that are not usable methods: lighter than all methods, also in greyscale.
 const ORACLE: RGBColor = RGBColor(196, 196, 196);
 const FLOOR: RGBColor = RGBColor(230, 230, 230);
 const PEER: RGBColor = RGBColor(255, 255, 255);
@@ -30,10 +30,10 @@ struct Bar {
     speedups: Vec<Option<f64>>,
 }
 
-/// What a setting is, from which its shade follows.
+/// The kind of a setting, which determines its shade.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
-    /// A method to be used, in its colour.
+    /// A usable method, with its colour.
     Method(RGBColor),
     Oracle,
     Floor,
@@ -61,8 +61,8 @@ impl Kind {
     }
 }
 
-/// A bar for each setting beside `full`, with a field for each context; peers come last and are hollow; on as many
-/// pages as bars take. `None` if nothing was compared with `full`.
+/// A bar for each setting except `full`, with a field for each context, on as many pages as needed. Peers come last and are hollow. `None`
+/// if nothing was compared with `full`.
 pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let (contexts, bars) = bars(scene);
     if bars.is_empty() {
@@ -73,7 +73,7 @@ pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     Some(drawn.map(|pages| paged(&scene.file_name("speedup", all), &title, pages)))
 }
 
-/// The contexts at which something was compared, and the bars.
+/// The contexts with comparisons, and the bars.
 fn bars(scene: &Scene) -> (Vec<usize>, Vec<Bar>) {
     let speedup = |row: &&BenchRow| row.speedup_vs_full.filter(|speedup| speedup.is_finite());
     let compared: Vec<&BenchRow> =
@@ -95,12 +95,12 @@ fn bars(scene: &Scene) -> (Vec<usize>, Vec<Bar>) {
 
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
-/// Width of a field of bars, and of the room behind it for a number.
+/// The width of a field of bars, and of the space for a number to the right of it.
 const FIELD: i32 = 200;
 const RIGHT: i32 = 70;
 const LEGEND_LINE: i32 = 26;
 
-/// Bars by pages; axes are those of all.
+/// The pages with their bars. All pages have the same axes.
 fn pages(title: &str, contexts: &[usize], bars: &[Bar]) -> Result<Vec<String>> {
     let beside = TITLE_HEIGHT + HEAD + FOOT + (1 + legend(bars).len() as i32) * LEGEND_LINE + 10;
     let most = ((MOST_HEIGHT - beside) / LINE).max(1) as usize;
@@ -151,14 +151,14 @@ fn draw_field(
     for (y, (speedup, colour)) in (0..).map(|i| field.top + i * LINE).zip(bars) {
         let Some(speedup) = speedup else { continue };
         field.bar(pen, y, &[(speedup, colour)])?;
-        // The number is not to lie on the line of `full`.
+        // The number must not cover the line of `full`.
         field.label(pen, y, speedup, speedup.max(1.0))?;
     }
     let one = field.at(1.0);
     pen.stroke(SeriesLook::Dense, &[(one, field.top), (one, field.bottom)])
 }
 
-/// The shades that there are beside those of methods.
+/// The legend of the shades that do not stand for methods.
 fn legend(bars: &[Bar]) -> Vec<(&'static str, RGBColor)> {
     let shades = [
         ("oracles, which see all exact scores before they choose", Kind::Oracle),

@@ -6,13 +6,13 @@ use crate::bench::Bench;
 use crate::report::format::tokens;
 use crate::report::table::{grouped, lines};
 
-/// Leading columns, which are text.
+/// The number of leading text columns.
 const TEXT_COLUMNS: usize = 2;
 
-/// What the machine reached, then an aligned table for each operation, shape, device and batch, in which each context has a
-/// line of its own above its rows; below them what the columns mean, and what is to be known of the times.
+/// The machine's limits; then an aligned table for each operation, shape, device and batch, in which each context has a line above its
+/// rows; then the meaning of the columns, and notes.
 ///
-/// Without rows it says so.
+/// Without rows, the text says so.
 pub fn table(bench: &Bench) -> String {
     let mut text = String::new();
     if bench.rows.is_empty() {
@@ -30,7 +30,7 @@ pub fn table(bench: &Bench) -> String {
 
 fn one_table(scene: &Scene) -> String {
     let columns = columns(&scene.rows);
-    // Headings longer than their numbers take two lines.
+    // Headings that are longer than their numbers are broken into two lines.
     let headings = columns.iter().map(|column| match column.heading {
         "bandwidth %" => "band-\nwidth %".to_owned(),
         heading => heading.replace(' ', "\n"),

@@ -1,5 +1,5 @@
-//! Tasks that have one name in several runs and ask other questions there: names come from files, and many files have one
-//! name. What was asked is compared, example by example.
+//! Keeps apart tasks that have the same name in several runs but ask other questions: names come from files, and many files have the same
+//! name. Questions are compared example by example.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,23 +11,23 @@ use crate::eval::records::record::Record;
 /// A task on a model.
 type Named = (InternedStr, InternedStr);
 
-/// What tells the examples of a task apart: length, seed and sample.
+/// The key of an example within a task: length, seed and sample.
 type Example = (usize, u64, usize);
 
 /// A task in one run.
 struct Asked<'a> {
     /// A record of each example.
     examples: HashMap<Example, &'a Record>,
-    /// Digest of what the task was made of, where the run says it.
+    /// The digest of the task's data, if the run recorded it.
     inputs: Option<&'a str>,
 }
 
-/// How what a task asks in one run compares with what it asks in another.
+/// How a task's questions in one run relate to those in another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Relation {
-    /// The same, in all examples that both have; where they have none in common, made of the same data as far as is known.
+    /// Equal in all examples that both have. Without common examples: made from the same data, as far as is known.
     Same,
-    /// They have no example in common and were made of other data, as shards of a file that has grown meanwhile.
+    /// No common example and other data, such as shards of a file that has grown in between.
     Unknown,
     /// An example differs.
     Different,
@@ -47,7 +47,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether a task can be one with that of other runs: none differs, and one is known to be the same.
+    /// Whether a task can be merged with that of other runs: none is different, and at least one is the same.
     fn goes_with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> bool
     where
         Self: 'a,
@@ -57,7 +57,7 @@ impl Asked<'_> {
     }
 }
 
-/// Names tasks by their runs where these ask other questions under one name, and says so.
+/// Adds the run's name to tasks that ask other questions under the same name, and says so in a note.
 pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let mut labels: Vec<HashMap<Named, InternedStr>> = vec![HashMap::new(); loaded.len()];
     notes.extend(contradictions(sources, loaded));
@@ -85,7 +85,7 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
     }
 }
 
-/// Runs whose records of one example answer different questions, as where a file of another run was put into a folder.
+/// Notes about runs whose records of one example answer different questions, as after a file of another run was put into the folder.
 fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
     let mut notes = Vec::new();
     for (source, records) in sources.iter().zip(loaded) {
@@ -107,11 +107,11 @@ fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
     notes
 }
 
-/// Tasks that are in several runs, by run.
+/// The tasks that several runs have, by run.
 fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named, BTreeMap<usize, Asked<'a>>> {
     let mut all: BTreeMap<Named, BTreeMap<usize, Asked>> = BTreeMap::new();
     for (run, records) in loaded.iter().enumerate() {
-        // Records beside each other are mostly of one task.
+        // Adjacent records mostly have the same task.
         for records in records.chunk_by(|a, b| a.model == b.model && a.task == b.task) {
             let named = (records[0].model.clone(), records[0].task.clone());
             let inputs = sources[run].manifest[INPUTS][&*records[0].task].as_str();
@@ -126,7 +126,7 @@ fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named
     all
 }
 
-/// Whether runs differ in nothing but the answer keys of examples.
+/// Whether the runs differ only in the references of examples.
 fn is_edited(runs: &BTreeMap<usize, Asked>) -> bool {
     let mut count = 0;
     for (one, other) in runs.values().zip(runs.values().skip(1)) {
@@ -141,7 +141,7 @@ fn is_edited(runs: &BTreeMap<usize, Asked>) -> bool {
     count > 0
 }
 
-/// Runs that go together, each group in the order of the runs.
+/// The runs that can be merged, each group in the order of the runs.
 fn groups(runs: &BTreeMap<usize, Asked>) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (run, asked) in runs {

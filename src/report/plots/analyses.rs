@@ -1,4 +1,4 @@
-//! Drawings of what `spattn analyze` found: lines in panels, and shades by layer and head.
+//! The drawings of `spattn analyze`: lines in panels, and shades by layer and head.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use super::{Figure, as_file_name, looks, paged};
 use crate::analyze::findings::{Cells, Drawing, Lines, Map};
 use crate::report::format::distinct;
 
-/// A drawing as a figure, on as many pages as it takes; none where there is nothing to draw.
+/// The pages of a drawing as figures; empty if there is nothing to draw.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -66,7 +66,7 @@ fn of_lines(lines: &Lines) -> Result<Vec<String>> {
     Ok(chart::pages(&[chart], usize::MAX)?.drawn)
 }
 
-/// A tick that may be far below 1.
+/// The label of a tick that may be far below 1.
 fn small_tick(tick: f64) -> String {
     if tick != 0.0 && tick.abs() < 1e-3 { format!("{tick:.0e}") } else { tick_label(tick) }
 }

@@ -1,20 +1,20 @@
-//! Axes: where they begin and end, their ticks, and the pixel of a value.
+//! Axes: their ends, their ticks, and the pixels of values.
 
 /// A linear or logarithmic axis with its ticks.
 #[derive(Debug, Clone)]
 pub struct Axis {
-    /// Where it begins.
+    /// The lower end.
     pub low: f64,
-    /// Where it ends.
+    /// The upper end.
     pub high: f64,
     /// Whether it is logarithmic.
     pub log: bool,
-    /// Where it is labelled.
+    /// The values that are labelled.
     pub ticks: Vec<f64>,
 }
 
 impl Axis {
-    /// For shares and costs: logarithmic if they span over a decade.
+    /// For shares and costs: logarithmic if they span more than a decade.
     pub fn of_costs(values: &[f64]) -> Self {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(0.0, f64::max);
@@ -30,7 +30,7 @@ impl Axis {
         }
     }
 
-    /// For scores in percent: whole tens around them, and 100 at most.
+    /// For scores in percent: from and to multiples of ten, at most 100.
     pub fn of_scores(values: impl Iterator<Item = f64> + Clone) -> Self {
         let low = values.clone().fold(100.0, f64::min);
         let high = values.fold(0.0, f64::max);
@@ -38,7 +38,7 @@ impl Axis {
         Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
     }
 
-    /// For perplexities: logarithmic if they span over a decade. Infinite ones have no place on it.
+    /// For perplexities: logarithmic if they span more than a decade. Infinite ones are ignored.
     pub fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
         const MARGIN: f64 = 0.05;
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
@@ -56,8 +56,7 @@ impl Axis {
         }
     }
 
-    /// For times and rates: logarithmic however little they span, with room for three ticks at least. What is not above 0 has
-    /// no place on it.
+    /// For times and rates: always logarithmic, with space for at least three ticks. Values up to 0 are ignored.
     pub fn of_rates(values: impl Iterator<Item = f64> + Clone) -> Self {
         const LEAST_SPAN: f64 = 2.0;
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
@@ -70,7 +69,7 @@ impl Axis {
         Self::logarithmic(least / room, most * room)
     }
 
-    /// For numbers of either sign, with a little room at both ends.
+    /// For numbers of either sign, with a small margin at both ends.
     pub fn of_values(values: &[f64]) -> Self {
         const MOST_TICKS: f64 = 8.0;
         const MARGIN: f64 = 0.04;
@@ -87,14 +86,14 @@ impl Axis {
         Self { low, high, log: false, ticks }
     }
 
-    /// For lengths: a tick at each of them, at equal distances where each is a multiple of the one before.
+    /// For lengths: a tick at each one, on a logarithmic scale.
     pub fn of_lengths(lengths: &[usize]) -> Self {
         let ticks: Vec<f64> = lengths.iter().map(|length| *length as f64).collect();
         let (low, high) = (ticks.first().copied().unwrap_or(1.0), ticks.last().copied().unwrap_or(1.0));
         Self { low, high, log: true, ticks }
     }
 
-    /// From 0 to a little more than the greatest value.
+    /// From 0 to slightly more than the largest value.
     pub fn from_zero(most: f64) -> Self {
         Self::linear(0.0, if most > 0.0 { 1.05 * most } else { 1.0 })
     }
@@ -109,7 +108,7 @@ impl Axis {
 
     fn logarithmic(least: f64, most: f64) -> Self {
         const MARGIN: f64 = 1.1;
-        // The decades are counted below: there have to be some hundreds at most.
+        // The decades are counted below, so their number must be bounded.
         let (low, high) = ((least / MARGIN).max(f64::MIN_POSITIVE), (most * MARGIN).min(f64::MAX));
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
         let steps: &[f64] = match most / least {
@@ -130,7 +129,7 @@ impl Axis {
     }
 }
 
-/// The least of 1, 2, 5, 10, 20, ... (and their fractions) that is not below `step`.
+/// The smallest of 1, 2, 5, 10, 20, ... (and their fractions) that is not below `step`.
 pub fn round_up(step: f64) -> f64 {
     let decade = 10f64.powf(step.max(1e-6).log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * decade >= step * (1.0 - 1e-9));

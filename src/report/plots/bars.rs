@@ -1,4 +1,4 @@
-//! `time.svg`: what a method takes once an example, and for each token after the prefix.
+//! `time.svg`: a method's time, once for each example and for each token after the prefix.
 
 use std::ops::Range;
 
@@ -17,30 +17,29 @@ use crate::eval::summary::columns::SummaryRow;
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
 
-/// Shades that differ in grey too.
+/// Shades that also differ in greyscale.
 const PREFILL: RGBColor = RGBColor(0, 84, 134);
 const INDEX: RGBColor = RGBColor(230, 130, 0);
 const STEP: RGBColor = RGBColor(190, 222, 240);
 
-/// Bars over one length: the mean over its tasks, or its only task.
+/// The bars of one length: for the means over its tasks, or for its only task.
 struct Block {
     title: String,
     bars: Vec<Bar>,
 }
 
-/// What one setting of a method takes.
+/// The times of one setting of a method.
 #[derive(Debug, PartialEq)]
 struct Bar {
     name: String,
-    /// Seconds an example: of the prefill, and of the index.
+    /// Seconds for each example: of the prefill, and of the index.
     once: [f64; 2],
-    /// Milliseconds a step, with the ends of its interval.
+    /// Milliseconds for each step, with the ends of the interval.
     step: Option<(f64, Option<(f64, f64)>)>,
 }
 
-/// One figure for each model and protocol, with a block of bars for each length, on as many pages as their height takes. Rows
-/// that were timed under other conditions than most around them are left out, which the title says. What differs between several
-/// figures is in their file names.
+/// One figure for each model and protocol, with a block of bars for each length, on as many pages as needed. Rows that were timed under
+/// other conditions than most are left out, and the title says so. The file names contain what differs between several figures.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -69,7 +68,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
     Ok(figures)
 }
 
-/// What is read once under a protocol.
+/// The name of the prefill under a protocol.
 fn prefill_name(protocol: &str) -> &'static str {
     match protocol.parse() {
         Ok(Protocol::Prefill) => "prefill by the method itself",
@@ -77,7 +76,7 @@ fn prefill_name(protocol: &str) -> &'static str {
     }
 }
 
-/// What the time of a step is.
+/// The name of a step's time.
 fn step_name(kind: Option<Latency>) -> &'static str {
     match kind {
         None => "a step after the prefix",
@@ -86,8 +85,8 @@ fn step_name(kind: Option<Latency>) -> &'static str {
     }
 }
 
-/// A block for each length of the rows of a model and protocol: the means over all of its tasks that any setting has, or
-/// else, where there is one task, its rows; texts whose perplexity is measured have blocks of their own.
+/// A block for each length of a model's and protocol's rows: the means over all tasks that any setting has, or the rows themselves if there
+/// is only one task. Texts whose perplexity is measured have their own blocks.
 fn blocks(rows: &[&SummaryRow], means: &[MeanTable]) -> Vec<Block> {
     let mut blocks: Vec<(usize, Block)> = Vec::new();
     let is_of = |table: &&MeanTable, row: &SummaryRow| {
@@ -122,20 +121,20 @@ fn bar(row: &SummaryRow) -> Bar {
     }
 }
 
-/// Height of a bar with the gaps around it.
+/// The height of a bar with the gaps around it.
 pub const LINE: i32 = 24;
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
-/// Width of each of the two fields of bars, and of the room behind it for a number.
+/// The width of each of the two fields of bars, and of the space for a number to the right of each.
 const FIELD: i32 = 300;
 const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
 const LEGEND: i32 = 3 * LEGEND_LINE;
 
-/// What is drawn, on whatever pages.
+/// The contents of all pages.
 struct Drawing<'a> {
     title: &'a str,
-    /// What the parts of bars are.
+    /// The names of the bars' parts.
     prefill: &'a str,
     step: &'a str,
     blocks: &'a [Block],
@@ -152,7 +151,7 @@ impl Drawing<'_> {
 
     /// The bars of each page, as many as fit.
     fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
-        // A block does not begin where few of its bars have room.
+        // A block does not start on a page where fewer than this many of its bars would fit.
         const LEAST: i32 = 3;
         let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
         let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), room);
@@ -170,7 +169,7 @@ impl Drawing<'_> {
                 left -= HEAD + FOOT + count * LINE;
             }
         }
-        // Nothing to draw is a page as well.
+        // An empty figure has one page.
         if !page.is_empty() || pages.is_empty() {
             pages.push(page);
         }
@@ -201,7 +200,7 @@ impl Drawing<'_> {
     }
 }
 
-/// Axes are those of the whole block, on whatever page some of its bars are.
+/// Draws some bars of a block. The axes are those of the whole block, on every page.
 fn draw_block(pen: &Pen, (block, shown): &Piece, left: i32, top: i32) -> Result<()> {
     let goes_on = if shown.start > 0 { " (continued)" } else { "" };
     pen.text(&format!("{}{goes_on}", block.title), (left, top - 16), SIZE, HPos::Left)?;
@@ -230,17 +229,17 @@ fn draw_block(pen: &Pen, (block, shown): &Piece, left: i32, top: i32) -> Result<
     Ok(())
 }
 
-/// Where the bars of one quantity are drawn.
+/// The area in which the bars of one quantity are drawn.
 pub struct Field {
-    /// From left to right.
+    /// The horizontal axis.
     pub axis: Axis,
-    /// Where the axis begins, in pixels.
+    /// The left end, in pixels.
     pub left: i32,
-    /// Pixels that it is long.
+    /// The width, in pixels.
     pub width: i32,
-    /// Where the first bar's line begins.
+    /// The top of the first bar's line.
     pub top: i32,
-    /// Where the last one's ends.
+    /// The bottom of the last bar's line.
     pub bottom: i32,
 }
 
@@ -250,7 +249,7 @@ impl Field {
         self.axis.at(value, self.left, self.left + self.width)
     }
 
-    /// Draws ticks, the line at 0, and below them what the axis is.
+    /// Draws the ticks, the line at 0, and the title below.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
@@ -264,7 +263,7 @@ impl Field {
         pen.line(&[(self.left, self.top), (self.left, self.bottom)], INK, 1)
     }
 
-    /// Draws parts one behind the other, in the line that begins at `y`.
+    /// Draws a bar of several parts, in the line whose top is `y`.
     ///
     /// # Errors
     /// As [`frame`](Self::frame).
@@ -281,7 +280,7 @@ impl Field {
         Ok(())
     }
 
-    /// Writes the value as a number, behind where the drawing ends.
+    /// Writes the value as a number, to the right of `end`.
     ///
     /// # Errors
     /// As [`frame`](Self::frame).
@@ -329,7 +328,7 @@ mod tests {
     fn a_bar_is_a_setting_with_what_it_takes_once_and_for_each_token() {
         let of = |task, index_s, steps| Record { index_s, steps, ..record(task, "quest", 0, 1.0) };
         let full = |task| Record { steps: 50, ..record(task, "full", 0, 1.0) };
-        // Answers of different length take as long a token.
+        // Answers of different lengths take the same time for each token.
         let records = [
             full("ruler/vt"),
             full("ruler/cwe"),

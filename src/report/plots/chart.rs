@@ -1,4 +1,4 @@
-//! Panels of points with intervals, the series named below all of them.
+//! Panels of points with intervals, with the legend below all of them.
 
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
@@ -17,36 +17,36 @@ pub const LARGE: Pixel = (620, 520);
 /// Height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
-/// Of panels that are about one series each.
+/// The most columns of panels that are about one series each.
 const MOST_OF_SERIES: usize = 4;
 const LEGEND_LINE: i32 = 26;
 const ORACLE_NOTE: &str = "grey, hollow, dashed: an oracle, which sees all exact scores before it chooses";
 const FLOOR_NOTE: &str = "grey, hollow, dotted: a floor, which chooses without looking";
-/// Room around the frame of a panel for its labels.
+/// The margins around a panel's frame, for labels.
 const LEFT: i32 = 74;
 const TOP: i32 = 32;
 const RIGHT: i32 = 16;
 const BOTTOM: i32 = 58;
-/// Distance of the data from the frame, so that markers at the ends are whole.
+/// The distance of the data from the frame, so that markers at the ends are not cut.
 const INSET: i32 = 10;
 
 /// A figure of panels.
 pub struct Chart {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What runs to the right.
+    /// The label of the horizontal axis.
     pub x_label: String,
-    /// What runs upwards.
+    /// The label of the vertical axis.
     pub y_label: String,
-    /// What a tick of the horizontal axis is called.
+    /// The label of a tick on the horizontal axis.
     pub x_tick: fn(f64) -> String,
-    /// What a tick of the vertical axis is called.
+    /// The label of a tick on the vertical axis.
     pub y_tick: fn(f64) -> String,
     /// The least width and height of a panel with its labels, in pixels.
     pub least_panel: Pixel,
     /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
     pub has_level: bool,
-    /// Whether its series are methods, of which some may be oracles or floors.
+    /// Whether the series are methods, some of which may be oracles or floors.
     pub has_roles: bool,
     /// The panels, by rows.
     pub panels: Vec<ChartPanel>,
@@ -58,17 +58,17 @@ pub struct Chart {
 pub struct ChartPanel {
     /// What it is about.
     pub title: String,
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
-    /// Dense attention's level.
+    /// The level of dense attention.
     pub level: Option<f64>,
-    /// Points and line of each series of the chart.
+    /// The points and line of each series of the chart.
     pub data: Vec<Data>,
-    /// The number of the series that the panel is about, if it is about one: other methods are then drawn faintly.
+    /// The index of the series that the panel is about, if it is about one. All other methods are then drawn faintly.
     pub focus: Option<usize>,
-    /// Numbers of series, and what each of their points is called.
+    /// Indices of series, with labels for their points.
     pub labels: Vec<(usize, Vec<String>)>,
 }
 
@@ -91,18 +91,18 @@ pub struct Data {
     pub line: Vec<usize>,
 }
 
-/// A point with the interval of its height.
+/// A point with an interval in the vertical direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChartPoint {
     /// To the right.
     pub x: f64,
-    /// Upwards.
+    /// The vertical value.
     pub y: f64,
-    /// Ends of the interval, if there is one.
+    /// The ends of the interval, if there is one.
     pub ends: Option<(f64, f64)>,
 }
 
-/// Edges of the data region.
+/// The edges of the data area, in pixels.
 struct Frame {
     left: i32,
     top: i32,
@@ -122,7 +122,7 @@ impl Frame {
 }
 
 impl Chart {
-    /// Draws it on one page.
+    /// Draws the chart on one page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
@@ -176,7 +176,7 @@ impl Chart {
         })
     }
 
-    /// What the looks of its series mean that are no methods to be used.
+    /// What the looks of oracles and floors mean, if there are any.
     fn notes(&self) -> Vec<&'static str> {
         let has = |is: fn(&SeriesLook) -> bool| self.has_roles && self.series.iter().any(|(_, look)| is(look));
         let oracle = has(|look| matches!(look, SeriesLook::Oracle(..)));
@@ -184,8 +184,8 @@ impl Chart {
         oracle.then_some(ORACLE_NOTE).into_iter().chain(floor.then_some(FLOOR_NOTE)).collect()
     }
 
-    /// Whether all that is measured is one number (and what is to the right, where that is measured too): the number as
-    /// text, or nothing.
+    /// The number that all points and levels show, if they show only one; `None` otherwise. `is_x_measured` says whether the horizontal
+    /// values were measured, and so must be equal too.
     pub fn only_number(&self, is_x_measured: bool) -> Option<String> {
         let points = || self.panels.iter().flat_map(|panel| panel.data.iter().flat_map(|data| &data.points));
         let levels = self.panels.iter().filter_map(|panel| panel.level);
@@ -196,12 +196,12 @@ impl Chart {
         (heights.iter().all(|height| height == first) && (is_one_place || !is_x_measured)).then(|| first.clone())
     }
 
-    /// Whether its panels are about one series each.
+    /// Whether the panels are about one series each.
     fn has_focus(&self) -> bool {
         self.panels.iter().any(|panel| panel.focus.is_some())
     }
 
-    /// Room to the left of a frame, for ticks as long as there are.
+    /// The left margin of a frame, wide enough for the longest tick label.
     fn left(&self) -> i32 {
         let ticks = self.panels.iter().flat_map(|panel| &panel.y.ticks);
         let longest = ticks.map(|tick| (self.y_tick)(*tick).chars().count() as i32).max().unwrap_or(0);
@@ -262,7 +262,7 @@ impl Chart {
             let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
             for (point, label) in panel.data[*series].points.iter().zip(labels) {
                 let ((x, y), half) = (place(point), label.chars().count() as i32 * (CHARACTER - 1) / 2);
-                // Beside the point, where no interval runs, or else above or below it; nowhere where another one or a marker is.
+                // Beside the point, where no interval runs; otherwise above or below it; not at all if another label or a marker is there.
                 let (aside, near) =
                     (half + 9, x.clamp(frame.left + half + 2, (frame.right - half - 3).max(frame.left + half + 2)));
                 let beside = [(x + aside, y - 9), (x - aside, y - 9), (x + aside, y + 9), (x - aside, y + 9)];
@@ -324,7 +324,7 @@ impl Chart {
     }
 }
 
-/// Draws charts of one figure, each on as many pages as its height takes, the first `most` of all.
+/// Draws the charts of one figure, each on as many pages as needed, but only the first `most` pages.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.

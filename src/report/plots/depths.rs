@@ -1,7 +1,6 @@
-//! `plots/depth_*.svg` and `depths.csv`: scores by length and depth, for tasks that decide where in the context the
-//! answer lies.
+//! `plots/depth_*.svg` and `depths.csv`: scores by length and depth, for tasks that set where in the context the answer lies.
 //!
-//! A figure shows a task under a protocol, with a panel for every method: lengths from left to right, depths downwards.
+//! A figure shows a task under a protocol, with a panel for every method: lengths from left to right, depths from top to bottom.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +23,11 @@ pub struct DepthScore {
     pub task: String,
     /// Where sparse attention started.
     pub protocol: String,
-    /// Length asked for in tokens; 0 if the number of records or a file fixes it.
+    /// The requested length in tokens; 0 if the number of records or a file fixes it.
     pub length: usize,
-    /// Percent of the context before what is asked for.
+    /// Percent of the context before the answer.
     pub depth: f64,
-    /// Bare method name.
+    /// The method's name without parameters.
     pub method: String,
     /// Canonical parameters.
     pub params: String,
@@ -56,7 +55,7 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> 
     let mut groups: BTreeMap<_, BTreeMap<(u64, usize), &Record>> = BTreeMap::new();
     for r in records {
         let Some(depth) = r.depth else { continue };
-        // Percentages have a total order as bits: they are not negative.
+        // Percentages are not negative, so their bits have the same order.
         let key = (&r.model, &r.task, &r.protocol, &r.method, &r.params, r.length, depth.to_bits());
         let kept = groups.entry(key).or_default().entry((r.seed, r.sample)).or_insert(r);
         if r.key < kept.key {
@@ -113,8 +112,8 @@ pub fn csv(cells: &[DepthScore]) -> Result<String> {
     finished(writer)
 }
 
-/// One figure for each model, task and protocol. What differs between several figures is in their file names. Up to `most` pages
-/// are drawn.
+/// One figure for each model, task and protocol, with at most `most` pages in total. The file names contain what differs between several
+/// figures.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.

@@ -1,4 +1,4 @@
-//! The figures of a report, of each kind as many pages as are asked for, and what was left out.
+//! The figures of a report, with a limit on the pages of each kind, and a list of what was left out.
 
 use anyhow::Result;
 
@@ -6,36 +6,36 @@ use super::chart::{self, Chart};
 use super::grid::Grid;
 use super::pages::{Figure, Pages, paged};
 
-/// Pages of a kind that are drawn of a report unless all are asked for.
+/// The most pages of a kind, unless all are requested.
 pub const MOST_PAGES: usize = 32;
 
 /// Figures of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// What one looks at first: the first of each kind, or all where they are few.
+    /// The figures to look at first: the first of each kind, or all of a kind with few.
     pub first: Vec<Figure>,
-    /// The others, with further pages of the first.
+    /// The other figures, and further pages of the first ones.
     pub others: Vec<Figure>,
-    /// File and number of each that would repeat one number.
+    /// Figures that would show the same number everywhere: their file and that number.
     pub left_out: Vec<(String, String)>,
-    /// Files of which pages were not drawn, since there are many of the kind, and how many.
+    /// Figures of which pages were left out because there are many of their kind: their file and the number of pages.
     pub not_drawn: Vec<(String, usize)>,
-    /// Pages that can still be drawn.
+    /// The number of pages that can still be drawn.
     pub(in crate::report) room: usize,
 }
 
 impl Figures {
-    /// Up to so many are shown together.
+    /// Up to this many figures are all shown first.
     const HANDFUL: usize = 8;
-    /// So many that were left out are named.
+    /// Up to this many left out figures are named.
     const NAMED: usize = 4;
 
-    /// None yet, of a kind of which up to `most` pages are drawn.
+    /// An empty set of a kind with at most `most` pages.
     pub(super) fn up_to(most: usize) -> Self {
         Self { room: most, ..Self::default() }
     }
 
-    /// Whether a figure would not be drawn, which is then noted: nothing need be made for it.
+    /// Whether no page is left for a figure. If so, the figure is listed as not drawn, and need not be prepared.
     pub(super) fn is_full(&mut self, file: &str) -> bool {
         let is_full = self.room == 0;
         if is_full {
@@ -44,8 +44,8 @@ impl Figures {
         is_full
     }
 
-    /// Draws a chart, or several of one figure, unless it would repeat one number; `is_x_measured` says whether what is to the
-    /// right was measured as well.
+    /// Draws the charts of one figure, unless they all show the same single number. `is_x_measured` says whether the horizontal values were
+    /// measured too.
     pub(super) fn charts(&mut self, file: &str, charts: &[Chart], is_x_measured: bool) -> Result<()> {
         let Some(first) = charts.first() else { return Ok(()) };
         let mut numbers = charts.iter().map(|chart| chart.only_number(is_x_measured));
@@ -58,7 +58,7 @@ impl Figures {
         Ok(())
     }
 
-    /// Draws a heat map, unless it would repeat one number.
+    /// Draws a heat map, unless all cells show the same number.
     pub(super) fn grid(&mut self, file: &str, grid: &Grid) -> Result<()> {
         match grid.only_number() {
             Some(number) => self.left_out.push((file.to_owned(), number)),
@@ -67,7 +67,7 @@ impl Figures {
         Ok(())
     }
 
-    /// Takes the pages of a figure. Of the first figure the first page comes first.
+    /// Adds the pages of a figure. The first page of the first figure goes to `first`.
     pub(super) fn pages(&mut self, file: &str, title: &str, pages: Pages) {
         let left = pages.of - pages.drawn.len();
         self.room = self.room.saturating_sub(pages.drawn.len());
@@ -77,7 +77,7 @@ impl Figures {
         }
     }
 
-    /// Takes figures of another kind, with what comes first of them.
+    /// Adds the figures of another kind.
     pub(super) fn take(&mut self, kind: Self) {
         self.first.extend(kind.first);
         self.others.extend(kind.others);
@@ -85,13 +85,13 @@ impl Figures {
         self.not_drawn.extend(kind.not_drawn);
     }
 
-    /// As [`take`](Self::take), but all of them come behind.
+    /// As [`take`](Self::take), but all of them go to `others`.
     pub(super) fn take_behind(&mut self, kind: Self) {
         self.others.extend(kind.first);
         self.take(Self { first: Vec::new(), ..kind });
     }
 
-    /// All kinds together.
+    /// All kinds joined.
     pub(super) fn join(kinds: impl IntoIterator<Item = Self>) -> Self {
         let kinds: Vec<Self> = kinds.into_iter().collect();
         let count: usize = kinds.iter().map(|kind| kind.first.len() + kind.others.len()).sum();
@@ -105,18 +105,18 @@ impl Figures {
         all
     }
 
-    /// All that were drawn.
+    /// All drawn figures.
     pub fn drawn(&self) -> impl Iterator<Item = &Figure> {
         self.first.iter().chain(&self.others)
     }
 
-    /// A line that says what was left out and why; nothing where nothing was.
+    /// A line about figures that were left out; `None` if there are none.
     pub fn left_out_line(&self) -> Option<String> {
         let left_out = named(self.left_out.iter().map(|(file, number)| format!("{file} ({number})")));
         Some(format!("Plots that would repeat one number are left out: {}.", left_out?))
     }
 
-    /// A line that says of which figures not all pages were drawn, and how to have them; nothing where all were.
+    /// A line about figures with pages that were not drawn, and how to draw them; `None` if there are none.
     pub fn not_drawn_line(&self) -> Option<String> {
         let pages = |n: usize| if n == 1 { "1 page".to_owned() } else { format!("{n} pages") };
         let not_drawn = named(self.not_drawn.iter().map(|(file, n)| format!("{file} ({})", pages(*n))))?;
@@ -126,7 +126,7 @@ impl Figures {
     }
 }
 
-/// The first of many names, and how many there are besides; nothing of none.
+/// The first of some names, and the number of the others; `None` without names.
 fn named(all: impl ExactSizeIterator<Item = String>) -> Option<String> {
     let more = all.len().saturating_sub(Figures::NAMED);
     let named = all.take(Figures::NAMED).collect::<Vec<_>>().join(", ");

@@ -1,6 +1,6 @@
-//! Heat maps: panels of shaded cells with the value in each where there is room, and one scale for all.
+//! Heat maps: panels of shaded cells with a common scale. Cells contain their value if there is space.
 //!
-//! Shades run from dark for the worst to nearly white for the best in steps of lightness, so they can be told apart in grey.
+//! Shades run from dark for the worst to nearly white for the best, in steps of lightness, so that they differ in greyscale too.
 
 use std::ops::Range;
 
@@ -16,15 +16,15 @@ use super::pen::{
 
 /// A figure of shaded cells.
 pub struct Grid {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What runs to the right.
+    /// The label of the horizontal axis.
     pub x_label: String,
-    /// What runs downwards.
+    /// The label of the vertical axis, which runs downwards.
     pub y_label: String,
-    /// Names of the columns of every panel.
+    /// The names of the columns of every panel.
     pub columns: Vec<String>,
-    /// Names of the lines of every panel.
+    /// The names of the lines of every panel.
     pub lines: Vec<String>,
     /// The panels, by rows.
     pub panels: Vec<GridPanel>,
@@ -36,70 +36,70 @@ pub struct Grid {
 pub struct GridPanel {
     /// What it is about.
     pub title: String,
-    /// Line, column and value; what is missing stays white.
+    /// Line, column and value of each cell. Missing cells stay white.
     pub cells: Vec<(usize, usize, f64)>,
 }
 
-/// What is drawn together.
+/// The contents of one page.
 struct Page<'a> {
     panels: &'a [GridPanel],
     lines: Range<usize>,
     title: String,
 }
 
-/// How values become shades and text.
+/// Maps values to shades and text.
 pub struct Scale {
-    /// What is measured, with its unit.
+    /// The name of the quantity, with its unit.
     pub label: String,
-    /// The value at the end of the scale; it begins at 0.
+    /// The upper end of the scale, which starts at 0.
     pub high: f64,
     /// Whether 0 is the best.
     pub less_is_better: bool,
 }
 
 impl Scale {
-    /// Of scores in percent.
+    /// The scale of scores in percent.
     pub fn percent() -> Self {
         Self { label: "score (%)".to_owned(), high: 100.0, less_is_better: false }
     }
 
-    /// Up to a round number that is not below any value.
+    /// A scale up to a round number that is at least as large as any value.
     pub fn up_to(label: &str, values: impl Iterator<Item = f64>, less_is_better: bool) -> Self {
         let high = values.fold(0.0, f64::max);
         Self { label: label.to_owned(), high: if high > 0.0 { round_up(high) } else { 1.0 }, less_is_better }
     }
 
-    /// From 0, the darkest, to 100.
+    /// The lightness of a value's shade, from 0 (darkest) to 100.
     fn lightness(&self, value: f64) -> f64 {
         let share = 100.0 * value / self.high;
         if self.less_is_better { 100.0 - share } else { share }
     }
 
-    /// How many decimals are of use: one where values are in percent, and three digits otherwise.
+    /// The number of useful decimals: one for percentages, otherwise enough for three digits.
     fn most_decimals(&self) -> usize {
         if self.high >= 10.0 { 1 } else { 2 + usize::from(self.high <= 0.1) }
     }
 
-    /// A value alone: no zeros at its end.
+    /// A single value as text, without trailing zeros.
     fn text(&self, value: f64) -> String {
         let decimals = (0..self.most_decimals()).find(|decimals| is_whole_at(value, *decimals, self.most_decimals()));
         fixed(value, decimals.unwrap_or(self.most_decimals()))
     }
 }
 
-/// Whether a value has no more decimals than so many, of those that are of use.
+/// Whether a value, rounded to `most` decimals, needs no more than `decimals`.
 fn is_whole_at(value: f64, decimals: usize, most: usize) -> bool {
     format!("{value:.most$}").bytes().rev().take(most - decimals).all(|digit| digit == b'0')
 }
 
-/// So many decimals, without a 0 before the point.
+/// A value with `decimals` decimals and without a 0 before the point.
 fn fixed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     text.strip_prefix('0').filter(|rest| rest.starts_with('.')).map_or(text.clone(), str::to_owned)
 }
 
 const LEGEND_HEIGHT: i32 = 72;
-/// Room around a panel's cells for its labels.
+/// The margins around a panel's cells, for labels.
 const TOP: i32 = 34;
 const RIGHT: i32 = 18;
 const BOTTOM: i32 = 56;
@@ -113,7 +113,7 @@ const MOST_ALONE: usize = 23;
 const MOST_WIDTH: i32 = 1320;
 
 impl Grid {
-    /// Draws it on one page.
+    /// Draws the map on one page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
@@ -122,8 +122,8 @@ impl Grid {
         self.page(&Page { panels: &self.panels, lines: 0..self.lines.len(), title: self.title.clone() })
     }
 
-    /// Draws it on as many pages as its height takes, the first `most` of them: panels are dealt out first, then the lines of
-    /// panels that are higher than a page.
+    /// Draws the map on as many pages as needed, but only the first `most`. Pages first divide the panels, and then the lines of panels
+    /// that are higher than a page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
@@ -142,7 +142,7 @@ impl Grid {
         })
     }
 
-    /// Whether all cells show one number: the number.
+    /// The number that all cells show; `None` if they differ.
     pub fn only_number(&self) -> Option<String> {
         let mut numbers = self.values().map(|value| self.scale.text(value));
         let first = numbers.next()?;
@@ -169,7 +169,7 @@ impl Grid {
         })
     }
 
-    /// Panels beside each other.
+    /// The number of panels side by side.
     fn across(&self) -> i32 {
         (MOST_WIDTH / self.panel_size(self.lines.len()).0).clamp(1, self.panels.len().max(1) as i32).min(4)
     }
@@ -190,8 +190,7 @@ impl Grid {
         )
     }
 
-    /// How many decimals the values in cells have, all alike, and how many characters the longest has; `None` where values
-    /// have no room.
+    /// The common number of decimals in cells, and the length of the longest value in characters; `None` if values do not fit.
     fn format(&self) -> Option<(usize, i32)> {
         let most = self.scale.most_decimals();
         let used = (0..most).find(|decimals| self.values().all(|value| is_whole_at(value, *decimals, most)));
@@ -205,7 +204,7 @@ impl Grid {
         (self.columns.len() as i32 * self.cell().0, lines as i32 * self.cell().1)
     }
 
-    /// Room to the left of the cells.
+    /// The space to the left of the cells.
     fn left(&self) -> i32 {
         let longest = self.lines.iter().map(|name| name.chars().count() as i32).max().unwrap_or(0);
         40 + longest * CHARACTER
@@ -223,7 +222,7 @@ impl Grid {
     fn panel(&self, pen: &Pen, panel: &GridPanel, lines: &Range<usize>, (left, top): Pixel) -> Result<()> {
         let (cell, inner) = (self.cell(), self.inner(lines.len()));
         let middle = left + inner.0 / 2;
-        // A title may be wider than the cells: it begins where the panel does.
+        // A title may be wider than the cells, but starts no further left than the panel.
         let half = panel.title.chars().count() as i32 * CHARACTER / 2;
         pen.text(&panel.title, (middle.max(left - self.left() + half), top - 16), SIZE, HPos::Center)?;
         let step = self.step(self.lines.len());
@@ -242,14 +241,14 @@ impl Grid {
             self.shaded(pen, at, cell, *value)?;
             let Some((decimals, longest)) = format else { continue };
             let ink = if is_dark(self.scale.lightness(*value)) { WHITE } else { INK };
-            // Digits are equally wide, so points stand below each other.
+            // Digits are equally wide, so aligning at the right aligns the decimal points.
             let end = (at.0 + (cell.0 + longest * CHARACTER) / 2, at.1 + cell.1 / 2);
             pen.coloured(&fixed(*value, decimals), end, SIZE, HPos::Right, ink)?;
         }
         pen.edge((left, top), (left + inner.0, top + inner.1), INK)
     }
 
-    /// Every how many lines or columns a name has room.
+    /// Names are shown at every so many lines or columns.
     fn step(&self, names: usize) -> i32 {
         if self.has_text() { 1 } else { (names as i32 / 8).max(2) }
     }
@@ -267,12 +266,12 @@ impl Grid {
 
     fn shaded(&self, pen: &Pen, (x, y): Pixel, (width, height): Pixel, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
-        // Small cells would be all edge.
+        // Small cells have no edge, which would cover them.
         if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
     }
 }
 
-/// Colours from 0 to 100, evenly spaced, each lighter than the one before.
+/// The colours of the scale from 0 to 100, evenly spaced, each lighter than the one before.
 const SHADES: [(f64, f64, f64); 5] =
     [(72.0, 24.0, 16.0), (152.0, 52.0, 20.0), (218.0, 104.0, 36.0), (248.0, 176.0, 112.0), (255.0, 243.0, 228.0)];
 
@@ -316,7 +315,7 @@ mod tests {
         assert_eq!(Scale::up_to("", std::iter::empty(), true).high, 1.0);
     }
 
-    /// A map of one value a cell, for each of some panels.
+    /// A map with several equal panels.
     fn map(panels: usize, lines: usize, columns: usize, value: impl Fn(usize, usize) -> f64) -> Grid {
         let names = |n: usize| (0..n).map(|i| format!("n{i}")).collect::<Vec<_>>();
         let cells = || (0..lines).flat_map(|l| (0..columns).map(move |c| (l, c)));

@@ -1,4 +1,4 @@
-//! `heads_*.svg`: how close each query head came to exact attention, layer by head, from records with `--fidelity`.
+//! `heads_*.svg`: how close each query head came to exact attention, by layer and head, from records with `--fidelity`.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::eval::records::fidelity::HeadFidelity;
 use crate::eval::summary::cells::SummaryCell;
 use crate::report::format::{distinct, setting_name, tokens};
 
-/// What is drawn: file, title, whether 0 is the best, and where it is kept.
+/// A quantity to draw: its file, its title, whether 0 is the best, and its field.
 type Quantity = (&'static str, &'static str, bool, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
 const QUANTITIES: [Quantity; 4] = [
     ("error", "output error", true, |h| &h.output_error),
@@ -17,8 +17,8 @@ const QUANTITIES: [Quantity; 4] = [
     ("density", "density", true, |h| &h.density),
 ];
 
-/// For each model, protocol and length four figures, with a panel for every setting that has records by head: means over
-/// all of its examples and tasks. What differs between several figures is in their file names. Up to `most` pages are drawn.
+/// Four figures for each model, protocol and length, with a panel for every setting that has records by head: means over all of its
+/// examples and tasks. The file names contain what differs between several figures. At most `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -60,7 +60,7 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
         let of = cells.iter().filter(|c| (&c.head().method, &c.head().params) == (method, params));
         (setting_name(method, params), mean_map(of.flat_map(|c| &c.records).filter_map(|r| heads(r)), quantity.3))
     });
-    // Dense attention has nothing to show: no error, and all of everything.
+    // Dense attention is left out: it has no error and attends everything.
     let maps: Vec<(String, Vec<Vec<f64>>)> =
         maps.filter(|(name, map)| !map.is_empty() && name != crate::eval::records::record::REFERENCE).collect();
     let values = || maps.iter().flat_map(|(_, map)| map.iter().flatten().copied());
@@ -87,7 +87,7 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
     }
 }
 
-/// Mean over maps of the same shape; of others, those like the first count.
+/// The mean of maps of the same shape. Maps of another shape than the first are ignored.
 fn mean_map<'a>(
     maps: impl Iterator<Item = &'a HeadFidelity>,
     of: fn(&HeadFidelity) -> &Vec<Vec<f64>>,

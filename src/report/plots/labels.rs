@@ -1,11 +1,11 @@
-//! Axes of scores, labels, and names of files that kinds of figures have in common.
+//! What the kinds of figures share: axes of scores, labels, and file names.
 
 use super::axis::Axis;
 use crate::eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
-/// The vertical axis of the rows of a task: scores have the same in all panels, perplexities of different texts have
-/// little in common.
+/// The vertical axis of a task's rows. Scores have the same axis in all panels; perplexities of different texts are hardly comparable, so
+/// they have their own.
 pub(super) fn score_axis(measure: Measure, all: &[&SummaryRow], of_task: &[&SummaryRow]) -> Axis {
     let ends = |rows: &[&SummaryRow]| {
         let of_row = |r: &&SummaryRow| [r.ci_low.unwrap_or(r.score), r.ci_high.unwrap_or(r.score)];
@@ -31,12 +31,12 @@ pub(super) fn measure_label(measure: Measure) -> &'static str {
     }
 }
 
-/// What differs from the other figures of a kind, to follow in a file name.
+/// The part of a file name that distinguishes a figure from the others of its kind.
 pub(in crate::report) fn suffix(parts: &[(bool, &str)]) -> String {
     parts.iter().filter(|(differs, _)| *differs).map(|(_, part)| format!("_{}", as_file_name(part))).collect()
 }
 
-/// The end of a model's name, which says most, where all of it would not fit into a title.
+/// The end of a model's name, which is the most telling part, if the whole does not fit into a title.
 pub(in crate::report) fn end_of(model: &str) -> String {
     const LONGEST: usize = 36;
     match model.char_indices().rev().nth(LONGEST) {
@@ -45,7 +45,7 @@ pub(in crate::report) fn end_of(model: &str) -> String {
     }
 }
 
-/// Letters, digits, `.` and `-`; a run of anything else becomes one `-`.
+/// Text as part of a file name: letters, digits, `.` and `-`. A run of any other characters becomes one `-`.
 pub(super) fn as_file_name(text: &str) -> String {
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '.';
     text.split(|c| !kept(c)).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")

@@ -1,4 +1,4 @@
-//! `score_vs_length.svg`: how scores change with the length, one panel a task and one line a setting of a method.
+//! `score_vs_length.svg`: scores by length, with a panel for each task and a line for each setting of a method.
 
 use anyhow::Result;
 
@@ -10,9 +10,8 @@ use crate::eval::records::record::REFERENCE;
 use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
 
-/// One figure for each model, protocol and measure that has rows at several lengths; `means` as for
-/// [`trade::figures`](super::trade::figures). What differs between several figures is in their file names. Up to `most` pages
-/// are drawn.
+/// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` as for
+/// [`trade::figures`](super::trade::figures). The file names contain what differs between several figures.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -33,10 +32,10 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
     Ok(figures)
 }
 
-/// So many settings can be told apart on a page, and named below it.
+/// The most settings that can be told apart on a page and named below it.
 const MOST_TOGETHER: usize = 20;
 
-/// The rows of each page: of some settings, with dense attention on all.
+/// The rows of each page: some of the settings each, and dense attention on all.
 fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
     let settings = distinct(rows.iter().filter(|r| r.method != REFERENCE).map(|r| (&r.method, &r.params)));
     let of = |some: &[(&String, &String)]| {
@@ -46,7 +45,7 @@ fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
     if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_TOGETHER).map(of).collect() }
 }
 
-/// `rows` is never empty, and axes are those of `all`.
+/// `rows` is never empty. The axes are those of `all`.
 fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();

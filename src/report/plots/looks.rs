@@ -1,4 +1,4 @@
-//! Which colour, marker and dashes a method has: the same in every figure, by its place in the registry.
+//! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry.
 
 use super::pen::SeriesLook;
 use crate::eval::records::record::REFERENCE;
@@ -52,7 +52,7 @@ fn is_known(name: &str) -> bool {
     methods::all().any(|entry| entry.name == deciding(name))
 }
 
-/// A method's name in a legend, with what it is if it is none to be used.
+/// A method's name in a legend, with its role if it is an oracle or a floor.
 pub fn legend_name(method: &str) -> String {
     match Role::of(method) {
         Role::Method | Role::Reference => method.to_owned(),
@@ -60,8 +60,7 @@ pub fn legend_name(method: &str) -> String {
     }
 }
 
-/// What decides on the look of a method, or of one that reads a prompt and another that decodes: the latter, if it is
-/// sparse at all.
+/// The method that determines the look. Of a combination `reader>decoder` it is the decoder, or the reader if the decoder is dense.
 fn deciding(name: &str) -> &str {
     let part = match name.split_once('>') {
         Some((reader, REFERENCE)) => reader,
@@ -71,7 +70,7 @@ fn deciding(name: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// Methods that nobody registered, of another program's records.
+/// Methods that are not registered, such as those in records of other programs.
 fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     let mut unknown: Vec<&str> =
         of.iter().map(|name| deciding(name)).filter(|name| methods::all().all(|entry| entry.name != *name)).collect();
@@ -80,7 +79,7 @@ fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     unknown
 }
 
-/// The place of a method among those of its role; strangers come behind all.
+/// A method's position among those of its role. Unregistered methods come last.
 fn place(name: &str, strangers: &[&str]) -> usize {
     let name = deciding(name);
     let Some(entry) = methods::all().find(|entry| entry.name == name) else {
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn methods_of_near_colours_have_other_marks() {
-        // In CIELAB, for the eye that sees least.
+        // CIELAB distance, for the type of colour vision that sees the least difference.
         const NEAR: f64 = 15.0;
         let all: Vec<&str> = methods::METHODS.iter().map(|entry| entry.name).collect();
         let more: Vec<SeriesLook> = (0..64).map(|place| SeriesLook::Method(place, 0)).collect();
@@ -158,7 +157,7 @@ mod tests {
                 }
             }
         }
-        // Which are in most papers' figures together.
+        // Methods that often appear in the same figure of a paper.
         let common =
             ["streaming_llm", "snapkv", "h2o", "quest", "magicpig", "double_sparsity", "loki", "hash_attention"];
         for (i, a) in common.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records, one file a kind of figure.
+//! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records, with a file here for each kind of figure.
 
 pub mod analyses;
 pub mod depths;
@@ -31,7 +31,7 @@ pub(super) use self::pages::{Pages, paged};
 use super::Report;
 use crate::eval::summary::columns::SummaryRow;
 
-/// All figures of a report, of each kind up to `most` pages.
+/// All figures of a report, with at most `most` pages of each kind.
 ///
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.

@@ -1,4 +1,4 @@
-//! A figure, and the pages that it may have.
+//! A figure and its pages.
 
 use anyhow::Result;
 
@@ -9,22 +9,22 @@ use super::pen::page_title;
 pub struct Figure {
     /// File name, ending in `.svg`.
     pub file: String,
-    /// What it shows, as in its title.
+    /// The title.
     pub title: String,
-    /// The drawing.
+    /// The drawing as SVG.
     pub svg: String,
 }
 
 /// The first pages of a figure.
 pub(in crate::report) struct Pages {
-    /// Those that were drawn.
+    /// The drawn pages.
     pub drawn: Vec<String>,
-    /// How many there are.
+    /// The number of all pages.
     pub of: usize,
 }
 
 impl Pages {
-    /// Draws the first pages, up to so many; `draw` is told which it is.
+    /// Draws the first `most` pages. `draw` gets the index of the page.
     pub(super) fn of<P>(all: &[P], most: usize, draw: impl Fn(usize, &P) -> Result<String>) -> Result<Self> {
         let drawn = all.iter().take(most).enumerate().map(|(i, page)| draw(i, page));
         Ok(Self { drawn: drawn.collect::<Result<_>>()?, of: all.len() })

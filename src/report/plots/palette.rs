@@ -1,12 +1,13 @@
-//! The colours of series: one palette for all figures, which holds for colour-blind eyes, in grey, and on both backgrounds.
+//! The colours of series: one palette for all figures, which works for colour-blind readers, in greyscale, and on light and dark
+//! backgrounds.
 //!
-//! What that means is in the tests: colours beside each other in the palette differ as seen with protanopia, with deuteranopia
-//! and in grey, and each stands out on white paper and on the page's dark one. Colours that are near each other all the same
-//! have other marks (`looks.rs`).
+//! The tests define this: neighbouring colours of the palette differ under protanopia, under deuteranopia and in greyscale, and every
+//! colour has enough contrast with white paper and with the page's dark one. Colours that are still similar get different markers
+//! (`looks.rs`).
 
 use plotters::prelude::RGBColor;
 
-/// Of methods and other series, dark and light ones by turns.
+/// The colours of methods and other series, alternately dark and light.
 pub const PALETTE: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -17,11 +18,11 @@ pub const PALETTE: [RGBColor; 8] = [
     RGBColor(0, 84, 96),
     RGBColor(0, 150, 90),
 ];
-/// Of oracles.
+/// The colour of oracles.
 pub const ORACLE: RGBColor = RGBColor(96, 96, 96);
-/// Of floors.
+/// The colour of floors.
 pub const FLOOR: RGBColor = RGBColor(124, 124, 124);
-/// Of other programs: dark in grey too.
+/// The colour of other programs, which is dark in greyscale too.
 pub const PEER: RGBColor = RGBColor(92, 40, 140);
 
 #[cfg(test)]
@@ -42,13 +43,13 @@ pub mod tests {
         matrix.map(|row| row.iter().zip(of).map(|(factor, part)| factor * part).sum::<f64>().clamp(0.0, 1.0))
     }
 
-    /// Machado, Oliveira and Fernandes 2009, of whole severity.
+    /// Machado, Oliveira and Fernandes 2009, full severity.
     const PROTANOPIA: [[f64; 3]; 3] =
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]];
     const DEUTERANOPIA: [[f64; 3]; 3] =
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]];
     const NONE: [[f64; 3]; 3] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]];
-    /// The filter by which the page draws figures on dark paper (`page.css`): inverted, and the hue turned by half a circle.
+    /// The filter that the page applies to figures on dark paper (`page.css`): inverted, with the hue rotated by half a turn.
     const HALF_TURN: [[f64; 3]; 3] = [[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]];
 
     fn on_dark(RGBColor(red, green, blue): RGBColor) -> RGBColor {
@@ -61,13 +62,13 @@ pub mod tests {
         0.2126 * red + 0.7152 * green + 0.0722 * blue
     }
 
-    /// WCAG's ratio of luminances.
+    /// WCAG's contrast ratio.
     fn contrast(a: RGBColor, b: RGBColor) -> f64 {
         let [a, b] = [a, b].map(|colour| luminance(light(colour)) + 0.05);
         a.max(b) / a.min(b)
     }
 
-    /// CIELAB of light under D65.
+    /// Light in CIELAB, under D65.
     fn lab(of: Light) -> [f64; 3] {
         const TO_XYZ: [[f64; 3]; 3] = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
         let [x, y, z] = TO_XYZ.map(|row| {
@@ -77,7 +78,7 @@ pub mod tests {
         [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
     }
 
-    /// Distance in CIELAB for the eye that sees least of it.
+    /// The CIELAB distance for the type of colour vision that sees the least difference.
     pub fn distance(a: RGBColor, b: RGBColor) -> f64 {
         let seen = |eye: &[[f64; 3]; 3]| {
             let [a, b] = [a, b].map(|colour| lab(through(eye, light(colour))));
@@ -90,17 +91,17 @@ pub mod tests {
         (lab(light(a))[0] - lab(light(b))[0]).abs()
     }
 
-    /// WCAG 2.1's least contrast of what is drawn and is no text.
+    /// WCAG 2.1's minimum contrast for graphics.
     const LEAST_CONTRAST: f64 = 3.0;
-    /// In CIELAB, where about 2 can just be told apart side by side: ten times as much.
+    /// In CIELAB: ten times what can just be distinguished side by side, which is about 2.
     const LEAST_DISTANCE: f64 = 20.0;
-    /// Of lightness from 0 to 100.
+    /// Difference of lightness, from 0 to 100.
     const LEAST_IN_GREY: f64 = 8.0;
     const WHITE: RGBColor = RGBColor(255, 255, 255);
-    /// `--paper` of the page in the dark.
+    /// The page's `--paper` in dark mode.
     const DARK: RGBColor = RGBColor(20, 23, 27);
 
-    /// What is wrong with colours as a palette whose last is followed by its first.
+    /// The faults of a palette. Its last colour is followed by its first.
     fn faults(palette: &[RGBColor]) -> Vec<String> {
         let mut faults = Vec::new();
         for (i, colour) in palette.iter().enumerate() {
@@ -135,7 +136,7 @@ pub mod tests {
         let yellow = with(1, RGBColor(255, 255, 0));
         assert!(yellow.starts_with("contrast on white of RGBColor(255, 255, 0): 1.07 < 3"), "{yellow}");
         assert!(with(4, WHITE).contains("contrast on white"));
-        // Red beside a green as light: what deuteranopia cannot tell.
+        // A red beside an equally light green, which deuteranopia cannot distinguish.
         let red_and_green = faults(&[RGBColor(190, 60, 40), RGBColor(96, 112, 40)]).join("; ");
         assert!(red_and_green.contains("distance to the next of"), "{red_and_green}");
         assert!(with(2, RGBColor(0, 118, 170)).contains("in grey"), "as light as its neighbour");
@@ -144,10 +145,10 @@ pub mod tests {
     #[test]
     fn measures_are_those_of_the_books() {
         assert!((contrast(WHITE, RGBColor(0, 0, 0)) - 21.0).abs() < 1e-9);
-        // #767676 is the lightest grey with 4.5 on white, #0000ff has 8.59.
+        // #767676 is the lightest grey with a contrast of 4.5 on white; #0000ff has 8.59.
         assert!((contrast(RGBColor(118, 118, 118), WHITE) - 4.54).abs() < 0.01);
         assert!((contrast(RGBColor(0, 0, 255), WHITE) - 8.59).abs() < 0.01);
-        // sRGB's red and green in CIELAB.
+        // The red and green of sRGB in CIELAB.
         let near = |a: [f64; 3], b: [f64; 3]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.2);
         assert!(near(lab(light(RGBColor(255, 0, 0))), [53.2, 80.1, 67.2]));
         assert!(near(lab(light(RGBColor(0, 255, 0))), [87.7, -86.2, 83.2]));

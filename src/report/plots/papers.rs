@@ -1,8 +1,8 @@
-//! A paper's table as a drawing: columns (or rows) from left to right, a line for each row (or column), measured with
-//! intervals and filled, published dashed and hollow.
+//! A paper's table as a drawing: columns (or rows) from left to right, with a line for each row (or column). Measured numbers are filled
+//! and have intervals, published ones are hollow and dashed.
 //!
-//! Lines and points that are of one method each have its colour and mark (`looks.rs`); lines that are settings of one method
-//! have others in their order, since dashes tell what was published.
+//! If lines or points each belong to a different method, they have its colour and marker (`looks.rs`). Lines for several settings of one
+//! method get colours and markers by position, because dashes mark published numbers.
 
 use std::ops::Range;
 
@@ -22,20 +22,20 @@ use crate::eval::papers::seen::Found;
 use crate::eval::papers::times::Timed;
 use crate::eval::papers::values::Value;
 
-/// Height of the plotted area, and of a line of the legend.
+/// The height of the plotted area, and of a line of the legend.
 const HEIGHT: i32 = 320;
 const LEGEND_LINE: i32 = 24;
-/// Room for the numbers of the axis, behind the last column, and for the names below.
+/// The margins: for the numbers of the axis, after the last column, and for the names below.
 const LEFT: i32 = 84;
 const RIGHT: i32 = 20;
 const BELOW: i32 = 48;
-/// Between two columns at least.
+/// The least distance of two columns.
 const STEP: i32 = 110;
-/// Of a row of columns; further ones go on below.
+/// The greatest width of a row of columns. Further columns continue below.
 const MOST_WIDTH: i32 = 1320;
 const NOTE: &str = "filled: measured, with 95 % interval; hollow and dashed: published";
 
-/// Cells along a line.
+/// The cells along a line.
 struct Series {
     name: String,
     look: SeriesLook,
@@ -44,19 +44,19 @@ struct Series {
     cells: Vec<CellOutcome>,
 }
 
-/// The drawing of an item, on as many pages as it takes; none where no number could be drawn.
+/// The pages of an item's drawing; empty if there is no number to draw.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
 pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     let drawn = drawn_columns(item);
     let Some(first) = drawn.first() else { return Ok(Vec::new()) };
-    // Points of a single column would lie on one another.
+    // The points of a single column would lie on top of each other.
     let over_rows = drawn.len() == 1 || item.plot.as_ref().is_some_and(|plot| plot.over_rows);
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
     let kind = Kind::of(item, &columns);
-    // A correlation is no number of the others' kind.
+    // A correlation is not comparable with the other numbers.
     let rows: Vec<usize> = (0..item.rows.len()).filter(|i| item.rows[*i].correlation.is_none()).collect();
     let (names, series) =
         if over_rows { along_rows(outcome, item, &rows, &drawn) } else { along_columns(outcome, item, &rows, &drawn) };
@@ -79,17 +79,17 @@ pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     Ok(paged("plot.svg", &title, drawing.pages()?))
 }
 
-/// What is drawn upwards.
+/// The quantity on the vertical axis.
 enum Kind {
-    /// A number of records.
+    /// A value of records.
     Value(Value),
-    /// Numbers of records of which some are perplexities, as their rows say; in words.
+    /// Values of records, some of them perplexities by their rows; in words.
     Several(Vec<String>),
-    /// A number of what was found, by its name where all lines have the same.
+    /// A number of an analysis, with its name if all lines have the same.
     Found(Option<String>),
-    /// How many times as fast as what, where all lines have the same.
+    /// A speed-up, with what it is over if all lines have the same.
     Ratio(Option<String>),
-    /// A time, by its column.
+    /// A time, with its column.
     Time(Option<String>),
 }
 
@@ -125,7 +125,7 @@ impl Kind {
         }
     }
 
-    /// In words; `title` where lines are of different things.
+    /// The label of the axis; `title` if the lines show different quantities.
     fn label(&self, percent: bool, title: &str) -> String {
         let unit = if percent { ", %" } else { "" };
         match self {
@@ -143,7 +143,7 @@ impl Kind {
 
 const PERPLEXITY: &str = "perplexity";
 
-/// What a cell is, in words: a score is a perplexity where the paper's run is of texts whose every token is scored.
+/// The quantity of a cell, in words. A score is a perplexity if the paper's run scores every token of texts.
 fn value_label(item: &Item, row: &Line, column: &Line) -> String {
     let value = item.value(row, column);
     let tasks = column.tasks.as_ref().or(row.tasks.as_ref()).or(item.run.as_ref().and_then(|run| run.tasks.as_ref()));
@@ -155,13 +155,13 @@ fn value_label(item: &Item, row: &Line, column: &Line) -> String {
     }
 }
 
-/// What all of some have, if it is the same.
+/// The value that all have, if it is the same.
 fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
     let first = all.next()??;
     all.all(|other| other.as_ref() == Some(&first)).then_some(first)
 }
 
-/// Indices of the columns that are drawn.
+/// The indices of the columns that are drawn.
 fn drawn_columns(item: &Item) -> Vec<usize> {
     match &item.plot {
         Some(plot) => {
@@ -188,7 +188,7 @@ fn along_columns(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]
 fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = rows.iter().map(|row| outcome.rows[*row].name.clone()).collect();
     let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
-    // Of one line alone, points can say what they are of.
+    // If there is a single line, its points can show their methods.
     let points =
         (drawn.len() == 1).then(|| methods_of(outcome, item, rows)).filter(|of| of.iter().all(Option::is_some));
     let points = points.map(|of| of.iter().map(|method| of_lines(&[*method])[0]).collect::<Vec<_>>());
@@ -201,14 +201,14 @@ fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -
     (names, drawn.iter().zip(of_lines(&columns)).map(one).collect())
 }
 
-/// The method of each of some rows, as it was run or else as the paper has it.
+/// The method of each of some rows, as it was run or otherwise as in the paper.
 fn methods_of<'a>(outcome: &'a Outcome, item: &'a Item, rows: &[usize]) -> Vec<Option<&'a str>> {
     let in_paper = |name: &str| item.rows.iter().find(|row| row.name == name).and_then(|row| row.method.as_deref());
     let of = |row: &'a Row| row.method.as_deref().or_else(|| in_paper(&row.name));
     rows.iter().map(|i| of(&outcome.rows[*i])).collect()
 }
 
-/// All numbers of a line, ends of intervals too.
+/// All numbers of a line, ends of intervals included.
 fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
     let of = |cell: &CellOutcome| {
         let ends = cell.measured.and_then(|m| m.ends);
@@ -217,11 +217,11 @@ fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
     cells.iter().flat_map(of).flatten().filter(|x| x.is_finite()).collect()
 }
 
-/// What is drawn, on whatever pages.
+/// The contents of all pages.
 struct Drawing<'a> {
     title: &'a str,
     axis: Axis,
-    /// From left to right.
+    /// The names from left to right.
     names: Vec<String>,
     series: Vec<Series>,
 }
@@ -235,12 +235,12 @@ struct Frame<'a> {
 }
 
 impl Drawing<'_> {
-    /// Pixels of a column.
+    /// The width of a column, in pixels.
     fn step(&self) -> i32 {
         self.names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP)
     }
 
-    /// The columns of each row, about as many as each other.
+    /// The columns of each row of the drawing, with about equal numbers.
     fn rows(&self) -> Vec<Range<usize>> {
         let most = ((MOST_WIDTH - LEFT - RIGHT) / self.step()).max(1) as usize;
         let rows = self.names.len().div_ceil(most);
@@ -349,12 +349,12 @@ mod tests {
     use crate::eval::papers::measure::Evidence;
     use crate::eval::papers::outcome::judge;
 
-    /// An item of so many rows, `rows` of TOML each, drawn over rows or columns.
+    /// An item with some rows (name and method), drawn over rows or columns.
     fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
         drawn_of("ruler/vt", plot, rows)
     }
 
-    /// The same of a task.
+    /// The same for a task.
     fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
         let mut text = format!("title = 't'\n{plot}\n[run]\nmodel = 'x/y'\ntasks = ['{task}']\n[builtin]\n");
         for (name, method) in rows {

@@ -1,4 +1,4 @@
-//! `params_*.svg`: scores over two parameters of a method, such as the K and L of LSH.
+//! `params_*.svg`: scores over two parameters of a method, such as K and L of LSH.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use crate::eval::records::order::natural;
 use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{params_without, tokens};
 
-/// The rows in which two numeric parameters vary and all else is one setting.
+/// The rows that differ only in two numeric parameters.
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Plane<'a> {
     model: &'a str,
@@ -19,16 +19,15 @@ struct Plane<'a> {
     method: &'a str,
     x: &'a str,
     y: &'a str,
-    /// The other parameters.
+    /// All other parameters.
     rest: String,
 }
 
-/// A row in a plane, with its values of `y` and `x`.
+/// A row of a plane, with its values of `y` and `x`.
 type Placed<'a> = (&'a str, &'a str, &'a SummaryRow);
 
-/// One figure for each model, protocol, length, method and pair of numeric parameters with at least two values each,
-/// with a panel for each task; `means` as for [`trade::figures`](super::trade::figures). Perplexities have none. Up to `most`
-/// pages are drawn.
+/// One figure for each model, protocol, length, method and pair of numeric parameters with at least two values each, with a panel for each
+/// task; `means` as for [`trade::figures`](super::trade::figures). Perplexities have none. At most `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -57,7 +56,7 @@ fn is_number(value: &str) -> bool {
     value.parse::<f64>().is_ok()
 }
 
-/// The planes with several values of both parameters, in the order of their first rows.
+/// The planes in which both parameters have several values, in the order of their first rows.
 fn planes<'a>(rows: impl Iterator<Item = &'a SummaryRow>) -> Vec<(Plane<'a>, Vec<Placed<'a>>)> {
     let mut known: HashMap<Plane, usize> = HashMap::new();
     let mut planes: Vec<(Plane, Vec<Placed>)> = Vec::new();

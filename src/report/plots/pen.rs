@@ -1,8 +1,8 @@
-//! Drawing in pixels onto plotters' SVG backend.
+//! Drawing in pixels with plotters' SVG backend.
 //!
-//! Text stays text: no fonts of the system are needed, and the same calls give the same bytes. Colours (`palette.rs`) are
-//! distinct to colour-blind readers, and methods of the same colour have other markers, so that figures survive being printed
-//! in grey. Letters are large enough for a figure at half its width.
+//! Text stays text, so no system fonts are needed and the same calls give the same bytes. Colours (`palette.rs`) are distinct to
+//! colour-blind readers, and methods of the same colour have different markers, so that figures can be printed in greyscale. Letters are
+//! large enough for a figure at half its width.
 
 use anyhow::Result;
 use plotters::backend::SVGBackend;
@@ -18,27 +18,27 @@ use spattn_base::text::in_line;
 /// A place in pixels, from the left and from the top.
 pub type Pixel = (i32, i32);
 
-/// plotters divides by 1.24 for SVG: these are 15 and 18 px.
+/// The text size. plotters divides by 1.24 for SVG, so these two are 15 and 18 px.
 pub const SIZE: i32 = 19;
-/// Of titles.
+/// The text size of titles.
 pub const TITLE_SIZE: i32 = 22;
-/// About the width of a character at [`SIZE`].
+/// The approximate width of a character at [`SIZE`].
 pub const CHARACTER: i32 = 9;
-/// Height of the title above the panels.
+/// The height of the title above the panels.
 pub const TITLE_HEIGHT: i32 = 44;
-/// The narrowest figure.
+/// The least width of a figure.
 pub const LEAST_WIDTH: i32 = 660;
-/// The highest page: about what a sheet or a screen shows whole, and still reads.
+/// The greatest height of a page: about what a sheet or a screen shows at a readable size.
 pub const MOST_HEIGHT: i32 = 1200;
 const RADIUS: i32 = 5;
 
-/// Of text and frames.
+/// The colour of text and frames.
 pub const INK: RGBColor = RGBColor(40, 40, 40);
-/// Of the lines at ticks.
+/// The colour of the lines at ticks.
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
-/// Of what is not looked at, a little darker than the lines at ticks.
+/// The colour of series in the background, slightly darker than the lines at ticks.
 const FAINT: RGBColor = RGBColor(205, 205, 205);
-/// Corners of markers in units of their radius; a circle comes before them, so there are as many as colours.
+/// The corners of markers, in units of their radius. With the circle, which comes before them, there are as many as colours.
 const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
@@ -61,35 +61,35 @@ const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-1.2, 0.0), (0.8, -1.1), (0.8, 1.1)],
     &[(1.2, 0.0), (-0.8, -1.1), (-0.8, 1.1)],
 ];
-/// How many markers there are.
+/// The number of markers.
 const MARKS: usize = MARKERS.len() + 1;
-/// From so many methods on, lines of other dashes begin: some of those before have colours near theirs, and their marks.
+/// After this many methods, lines get other dashes, because some earlier methods have similar colours and the same marker.
 const IN_ONE_DASH: usize = 32;
-/// Ink and gaps along a line in pixels, by turns; nothing for a line that is drawn through.
+/// The lengths of ink and gap along a line in pixels, alternating; empty for a solid line.
 const DASHES: [&[f64]; 6] =
     [&[], &[8.0, 5.0], &[3.0, 3.0], &[14.0, 4.0, 3.0, 4.0], &[14.0, 7.0], &[9.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
-/// Of what is no method to be used: none of it is drawn through.
+/// The dashes of references, oracles and floors: none is solid.
 const DENSE_DASH: &[f64] = &[8.0, 5.0];
 const ORACLE_DASHES: [&[f64]; 4] = [&[6.0, 4.0], &[10.0, 3.0], &[4.0, 7.0], &[9.0, 3.0, 2.0, 3.0]];
 const FLOOR_DASHES: [&[f64]; 2] = [&[1.5, 3.5], &[1.5, 7.0]];
 const FAINT_DASH: &[f64] = &[3.0, 5.0];
 
-/// How the points and the line of a series look. The first number decides on marker and colour, the second on dashes.
+/// The look of a series. The first number determines marker and colour, the second one the dashes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SeriesLook {
     /// A method to be used, or another series of equal standing: in colour and filled.
     Method(usize, usize),
     /// A method that shows what is possible: grey, hollow and dashed.
     Oracle(usize, usize),
-    /// A method that shows what is had for nothing: grey, hollow and dotted.
+    /// A method that needs no search, as a lower bound: grey, hollow and dotted.
     Floor(usize, usize),
-    /// Another program, beside ours: hollow and dashed in a colour of its own.
+    /// Another program: hollow and dashed, in its own colour.
     Peer(usize),
     /// Dense attention: black and dashed.
     Dense,
-    /// What a machine reaches: black and without markers.
+    /// The machine's limit: black and without markers.
     Roof,
-    /// A method that is not looked at: faint, without markers and intervals.
+    /// A method in the background: faint, without markers and intervals.
     Other,
 }
 
@@ -105,7 +105,7 @@ impl SeriesLook {
         }
     }
 
-    /// Its colour.
+    /// The colour.
     pub fn colour(self) -> RGBColor {
         match self {
             // One further in each round of marks: 64 methods look different, and those that are often compared too.
@@ -118,7 +118,7 @@ impl SeriesLook {
         }
     }
 
-    /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
+    /// The lengths of ink and gap along a line, in pixels; empty for a solid line.
     pub fn dash(self) -> &'static [f64] {
         match self {
             SeriesLook::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
@@ -130,7 +130,7 @@ impl SeriesLook {
         }
     }
 
-    /// The number of its marker.
+    /// The index of the marker.
     pub fn mark(self) -> usize {
         match self {
             SeriesLook::Method(place, _) | SeriesLook::Oracle(place, _) | SeriesLook::Peer(place) => place % MARKS,
@@ -144,13 +144,13 @@ impl SeriesLook {
         matches!(self, SeriesLook::Oracle(..) | SeriesLook::Floor(..) | SeriesLook::Peer(_))
     }
 
-    /// The corners of the marker; nothing for a circle.
+    /// The corners of the marker; `None` for a circle.
     fn outline(self) -> Option<&'static [(f64, f64)]> {
         self.mark().checked_sub(1).map(|i| MARKERS[i])
     }
 }
 
-/// Draws a figure of that size in pixels under its title, and returns it as SVG.
+/// Draws a figure of a size in pixels, with a title, and returns it as SVG.
 ///
 /// # Errors
 /// If `body` fails.
@@ -167,24 +167,24 @@ pub fn draw(size: Pixel, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> 
     Ok(svg)
 }
 
-/// The title of a page, counted from 0, of so many.
+/// The title of page `page`, counted from 0, of `pages` pages.
 pub fn page_title(title: &str, page: usize, pages: usize) -> String {
     if pages > 1 { format!("{title} ({} of {pages})", page + 1) } else { title.to_owned() }
 }
 
-/// The width that a title takes, with some room beside it.
+/// The width of a title with margins.
 pub fn title_width(title: &str) -> i32 {
     title.chars().count() as i32 * (CHARACTER + 1) + 2 * CHARACTER
 }
 
-/// Draws in pixels.
+/// A drawing area with operations in pixels.
 pub struct Pen<'a, 'b> {
-    /// What is drawn on.
+    /// The area.
     pub area: &'a DrawingArea<SVGBackend<'b>, Shift>,
 }
 
 impl<'b> Pen<'_, 'b> {
-    /// Draws anything.
+    /// Draws any element.
     pub fn draw<E>(&self, element: E) -> Result<()>
     where
         for<'e> &'e E: PointCollection<'e, (i32, i32)>,
@@ -282,18 +282,18 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Polygon::new(corners, colour.filled()))
     }
 
-    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards) names become parts of a
-    /// drawing: what XML has no place for is written as `\u{1b}`.
+    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards), control characters that XML
+    /// does not allow are written as escapes such as `\u{1b}`.
     pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
         self.coloured(text, at, size, anchor, INK)
     }
 
-    /// As [`text`](Self::text), in a colour.
+    /// As [`text`](Self::text), in a given colour.
     pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
         self.draw(Text::new(in_line(text).into_owned(), at, style(font(size), anchor).color(&ink)))
     }
 
-    /// Writes text upwards, around `at`.
+    /// Writes vertical text, from bottom to top, centred at `at`.
     pub fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
         let font = font(SIZE).transform(FontTransform::Rotate270);
         self.draw(Text::new(in_line(text).into_owned(), at, style(font, HPos::Center)))

@@ -1,7 +1,7 @@
-//! Figures as pixels, for programs that take no SVG.
+//! Figures as PNG, for programs that do not accept SVG.
 //!
-//! The one font is part of the program (`fonts/`: DejaVu Sans, cut down to Latin, Greek and a few signs), so that
-//! figures look the same on machines without any.
+//! The only font is part of the program (`fonts/`: DejaVu Sans, reduced to Latin, Greek and a few signs), so that figures look the same on
+//! machines without fonts.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree, fontdb};
 
-/// Pixels for each pixel of the drawing, so that print and dense screens get sharp letters.
+/// Pixels for each pixel of the drawing, so that letters are sharp in print and on dense screens.
 const SCALE: f32 = 2.0;
 
 const FONT: &[u8] = include_bytes!("../fonts/DejaVuSans.ttf");
 
-/// A drawing as a PNG file of twice its size; the same bytes for the same drawing.
+/// A drawing as a PNG file of twice its size. The same drawing gives the same bytes.
 ///
 /// # Errors
 /// If it is not an SVG, or has no area.

@@ -1,8 +1,8 @@
-//! `score_vs_*.svg`: score (or perplexity) against what it cost, one panel a task and one colour a method.
+//! `score_vs_*.svg`: score (or perplexity) against cost, with a panel for each task and a colour for each method.
 //!
-//! A line joins the settings of a method that no other setting of it beats at the same cost or less (its Pareto front).
-//! Oracles and floors are drawn hollow and in grey behind the methods: exact `topk` and `topp` are what a search could reach,
-//! `oracle_sampling` what sampling could, and `random` what is had for nothing.
+//! A line joins a method's settings that no other setting of it beats at the same or a lower cost (its Pareto front). Oracles and floors
+//! are hollow and grey, behind the methods: exact `topk` and `topp` show what a search could reach, `oracle_sampling` what sampling could,
+//! and `random` what needs no search.
 
 use anyhow::Result;
 
@@ -18,20 +18,20 @@ use crate::report::format::{distinct, latency_of, tokens};
 use spattn_attention::Role;
 use spattn_tasks::likelihood::Measure;
 
-/// What a score is set against.
+/// A cost that scores are plotted against.
 struct Cost {
     name: &'static str,
     title: &'static str,
     label: &'static str,
     of: fn(&SummaryRow) -> f64,
-    /// Whether dense attention has a place of its own there: where it is always 100 %, it says nothing.
+    /// Whether dense attention has a position of its own. If it is always at 100 %, it says nothing.
     has_dense: bool,
     /// Whether it is a time.
     is_time: bool,
 }
 
 impl Cost {
-    /// What the axis is, for these rows.
+    /// The label of the axis for these rows.
     fn label(&self, rows: &[&SummaryRow]) -> &'static str {
         match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
             Some(Latency::Shared) => "ms per token, share of a joint step",
@@ -40,8 +40,8 @@ impl Cost {
         }
     }
 
-    /// Whether there is anything to set scores against: bytes and times are those of steps after the prefix, and a text
-    /// that is read in one pass has none, not even under `full`.
+    /// Whether the rows have this cost. Bytes and times are those of steps after the prefix; a text that is read in one pass has none, not
+    /// even under `full`.
     fn is_measured(&self, rows: &[&SummaryRow]) -> bool {
         !self.has_dense || rows.iter().any(|r| (self.of)(r) > 0.0)
     }
@@ -82,9 +82,9 @@ const COSTS: [Cost; 4] = [
     },
 ];
 
-/// Score with 95 % intervals against density, FLOPs, bytes and latency: a figure of each that was measured for each model,
-/// length, protocol and measure, in the order of the rows; `means` are rows of means over tasks, which have a panel of their own.
-/// `full` is a dashed line. What differs between several figures is in their file names. Up to `most` pages are drawn for each cost.
+/// Score with 95 % intervals against density, FLOPs, bytes and latency: a figure for each cost that was measured, model, length, protocol
+/// and measure, in the order of the rows. `means` are rows of means over tasks, which have their own panel. `full` is a dashed line. The
+/// file names contain what differs between several figures. At most `most` pages are drawn for each cost.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -96,7 +96,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
-            // Times under several conditions have no axis in common.
+            // Times under several conditions cannot share an axis.
             let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| !cost.is_time || !r.is_timed_apart).collect();
             if !cost.is_measured(&shown) {
                 continue;
@@ -158,7 +158,7 @@ impl<'a> Scene<'a> {
 fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     let is_shown = |r: &SummaryRow| cost.has_dense || r.method != REFERENCE;
     let methods = distinct(rows.iter().filter(|r| is_shown(r)).map(|r| r.method.as_str()));
-    // Drawn first is drawn below.
+    // Oracles and floors are drawn first, below the others.
     let is_beside = |method: &&str| matches!(Role::of(method), Role::Oracle | Role::Floor);
     let (beside, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(is_beside);
     let methods: Vec<&str> = beside.into_iter().chain(others).collect();
@@ -191,7 +191,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     }
 }
 
-/// A chart of so many methods that intervals would hide them: larger, without those, which another file has.
+/// The chart, enlarged and without intervals if it has so many methods that they would cover it. The title names the file with intervals.
 fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
     let methods = chart.series.iter().filter(|(_, look)| matches!(look, SeriesLook::Method(..))).count();
     if methods < CROWD {
@@ -202,13 +202,13 @@ fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
     Chart { title: format!("{} (intervals: {file_of_each})", chart.title), least_panel: LARGE, ..chart }
 }
 
-/// Methods from which on lines in one panel cannot be followed.
+/// From this many methods on, lines in one panel are hard to follow.
 const MANY: usize = 5;
-/// Methods from which on intervals in one panel hide more than they say.
+/// From this many methods on, intervals in one panel cover too much.
 const CROWD: usize = 10;
 
-/// A panel for each method, in which it stands before all others, its points named by what they are set to: of the mean
-/// over tasks, or of the only task. `None` where a panel for all is clear enough.
+/// A panel for each method, drawn before all others and with labels on its points: for the mean over tasks, or the only task. `None` if one
+/// panel for all is clear enough.
 fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> {
     let first = rows.first()?;
     let rows: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == first.task).collect();
@@ -243,11 +243,11 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     })
 }
 
-/// The size of a panel of one method.
+/// The size of a panel for one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// What the points of methods with several settings are called, by the methods' numbers; the first of a method with the
-/// names of what differs.
+/// The labels of the points of methods with several settings, by the method's index. The first label of a method also names the parameters
+/// that differ.
 fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, Vec<String>)> {
     let of_method = |(i, method): (usize, &&str)| {
         let rows: Vec<&SummaryRow> = of_task.iter().copied().filter(|r| r.method == **method).collect();
@@ -260,7 +260,7 @@ fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, 
     methods.iter().enumerate().filter_map(of_method).collect()
 }
 
-/// What rows of a method differ in, and each row's value of it; the density only where no axis tells it.
+/// The parameters in which a method's rows differ, and each row's values. The density counts only if no axis shows it.
 fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
     let value = |row: &SummaryRow, key: &str| row.settings.get(key).cloned().unwrap_or_default();
     let keys = rows.first().map_or_else(Vec::new, |row| row.settings.keys().collect::<Vec<_>>());
@@ -273,7 +273,7 @@ fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
     (names, rows.iter().map(of_row).collect())
 }
 
-/// The points of a method and its front.
+/// The points of a method, and its Pareto front.
 fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     let rows: Vec<&SummaryRow> = rows.collect();
     let points: Vec<ChartPoint> =
@@ -304,7 +304,7 @@ mod tests {
     use crate::eval::summary::summarize::summarize;
     use crate::report::plots::Figure;
 
-    /// In their natural order, as far as that goes.
+    /// In their natural order, as far as possible.
     fn drawn(records: &[Record]) -> Vec<Figure> {
         figures(&summarize(records, &[]), &[], 99).unwrap().drawn().cloned().collect()
     }
@@ -390,7 +390,7 @@ mod tests {
             assert!(each.svg.contains(&format!("{method}: k\n")), "{method}");
         }
         assert_eq!(each.svg.matches(">\n77\n").count(), 5, "each names its point");
-        // The others' lines lie behind each of the five, and none but these is faint.
+        // The other methods' lines lie behind each of the five, and only these are faint.
         let faint = |figure: &Figure| figure.svg.matches("#CDCDCD").count();
         assert!(faint(each) >= 5 * 4 && few.iter().all(|figure| faint(figure) == 0), "{}", faint(each));
         for part in ["the other methods", "topk (oracle)", "Each method: ruler/vt, Score against density"] {

@@ -1,5 +1,5 @@
-//! What `spattn tune` found, drawn: loss against the budget with the limit as a line, error against density of tables, and what
-//! layers get of a budget with the errors that they have.
+//! The drawings of `spattn tune`: loss against budget with the limit as a line, error against density of LSH shapes, and the budgets and
+//! errors of layers under schedules.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
 use crate::tune::shapes::{ShapeOutcome, Target};
 use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
 
-/// The drawing, a panel a method, on as many pages as they take; none where nothing was measured.
+/// The pages of the drawing, with a panel for each method; empty if nothing was measured.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -78,7 +78,7 @@ fn without_ends(point: ChartPoint) -> ChartPoint {
     ChartPoint { ends: None, ..point }
 }
 
-/// Error against density of shapes: all as predicted, those that were checked as measured, and the target as a line.
+/// Error against density of shapes: predicted for all, measured for the checked ones, and the target as a line.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -136,7 +136,7 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
     Ok(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? })
 }
 
-/// What each layer gets of the budget, and the error that it then has, by schedule.
+/// Each layer's budget and error, by schedule.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.

@@ -1,8 +1,8 @@
-//! `a_shape`: sink and sliding window at original positions, the pattern that long-context papers compare
-//! with.
+//! `a_shape`: sink and sliding window at original positions, a common baseline (MInference, Jiang et al. 2024; HiP).
 //!
-//! The same tokens as [`streaming_llm`](super::streaming_llm) without its re-indexed positions; under a name
-//! of its own, with a wide sink, because results are published under it.
+//! Selects nothing and stores nothing; a decode step attends the window only. It is
+//! [`streaming_llm`](super::streaming_llm) without positions within the cache. It has its own name, and a wide sink in
+//! its preset, because results are published under that name.
 
 use std::num::NonZero;
 use std::sync::Arc;

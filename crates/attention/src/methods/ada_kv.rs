@@ -1,13 +1,14 @@
-//! `ada_kv`: SnapKV with budgets that the heads of a layer share by their votes (Ada-KV, arXiv:2407.11550).
+//! `ada_kv`: evicts after the prefix by SnapKV's votes, with a budget that the heads of a layer share (Ada-KV, Feng et
+//! al. 2024, arXiv:2407.11550).
 //!
-//! Some heads attend few tokens, others many. With `k` tokens for each selection on average, the votes of all selections of
-//! a layer are compared, and the largest `k` times as many of them say how many tokens each selection would keep (Ada-KV,
-//! Alg. 1): that keeps the most votes there are, which bounds the loss of the layer's output from above (its Theorem
-//! 3.1). A safeguard gives each a share `floor` of `k` first, and shares the rest like that. Votes and pooling are
-//! SnapKV's, see [`snapkv`](super::snapkv).
+//! Some heads attend few tokens, others many. With `k` tokens a selection on average, the largest `k` times as many
+//! votes of all selections of a layer say how many tokens each selection keeps (Alg. 1). This keeps the largest sum of
+//! votes, and so minimises an upper bound of the loss in the layer's output (Theorem 3.1). As a safeguard, each
+//! selection first gets a share `floor` of `k`; the rest is distributed as above. Votes, pooling, storage and cost of a
+//! decode step are as in [`snapkv`](super::snapkv).
 //!
-//! The authors' code can weigh votes by how much of a head's votes its best `k` tokens have (`normalize`); the paper does
-//! not, and here they are compared as they are.
+//! The authors' code can weigh votes by the share of a head's votes on its best `k` tokens (`normalize`). The paper
+//! does not, and neither does this.
 
 use std::sync::Arc;
 
@@ -72,7 +73,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Eviction by the votes of the last queries, with a budget for a layer.
+/// Eviction by the votes of the prefix's last queries, with a budget for each layer.
 #[derive(Clone)]
 struct AdaKv {
     snapkv: SnapKv,
@@ -81,24 +82,24 @@ struct AdaKv {
 
 /// Pooled votes of one KV head's candidates.
 struct Votes {
-    /// Of each query head, or of the group.
+    /// Votes of each query head, or of the group.
     of_selections: Vec<Vec<f32>>,
     /// The first candidate.
     first: u32,
-    /// Tokens that a selection keeps on average.
+    /// Number of tokens that a selection keeps on average.
     budget: usize,
 }
 
-/// What stays of one KV head's candidates.
+/// The candidates of one KV head that are kept.
 #[derive(Default)]
 struct Kept {
-    /// Votes, until the layer has chosen.
+    /// The votes, until the layer has chosen.
     votes: Option<Arc<Votes>>,
-    /// Of each query head, or of the group, ascending.
+    /// Tokens kept by each query head, or by the group, ascending.
     tokens: Vec<Vec<u32>>,
 }
 
-/// Tokens that each of several selections keeps, by the largest of all votes.
+/// Number of tokens that each selection of a layer keeps, given the votes of all of them.
 fn shares(votes: &[&[f32]], budget: usize, floor: f64) -> Vec<usize> {
     let candidates = votes[0].len();
     let mut counts = vec![0usize; votes.len()];
@@ -134,7 +135,7 @@ impl Method for AdaKv {
         Arc::new(Votes { of_selections, first: prefix.candidates.start as u32, budget })
     }
 
-    /// Votes are of no use once the layer has chosen; they are kept for other runs alone.
+    /// Counts nothing: once the layer has chosen, votes are needed only to start further sequences.
     fn index_bytes(&self, _: &Arc<Votes>) -> usize {
         0
     }
@@ -147,7 +148,7 @@ impl Method for AdaKv {
         Kept { votes: Some(votes.clone()), tokens: Vec::new() }
     }
 
-    /// Shares the budget once, when all heads have voted.
+    /// Distributes the budget once, when all KV heads of the layer have their votes.
     fn coordinate_heads(&self, heads: &mut [&mut Kept]) {
         let votes: Vec<Arc<Votes>> = heads.iter_mut().filter_map(|head| head.votes.take()).collect();
         let all: Vec<&[f32]> = votes.iter().flat_map(|v| v.of_selections.iter().map(Vec::as_slice)).collect();
@@ -197,7 +198,7 @@ mod tests {
     const HEADS: usize = 4;
     const GROUP: usize = 2;
 
-    /// One layer of two KV heads and four query heads, in loops.
+    /// One layer of two KV heads and four query heads, by loops.
     struct Naive {
         /// `[token][kv_head][d]`.
         keys: Vec<Vec<f32>>,
@@ -210,7 +211,7 @@ mod tests {
             query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
         }
 
-        /// Summed weights of the last `window` queries, and the largest of those within `reach`.
+        /// Softmax weights of the last `window` queries, summed for each token before them.
         fn votes(&self, head: usize, window: usize) -> Vec<f64> {
             let tokens = self.keys.len();
             let queries = prompt_queries(0, tokens * HEADS * D);
@@ -244,7 +245,7 @@ mod tests {
         let mut kv = LayerKv::new(KvDtype::F32, HEADS / GROUP, D, tokens);
         let mut naive = Naive { keys: vec![], values: vec![] };
         let key = |t: usize| -> Vec<f32> {
-            // The second KV head attends sharply, if asked for.
+            // The second KV head attends more sharply, or less, by the factor `sharp`.
             noise(2 * D, t as u64).iter().enumerate().map(|(c, x)| if c < D { *x } else { sharp * x }).collect()
         };
         for t in 0..tokens {
@@ -253,7 +254,7 @@ mod tests {
             naive.keys.push(key(t));
             naive.values.push(value);
         }
-        // The votes of each selection: of the query heads, or summed over a group.
+        // The votes of each selection: of a query head, or summed over a group.
         let of_heads: Vec<Vec<f64>> = (0..HEADS).map(|head| naive.votes(head, window)).collect();
         let selections: Vec<Vec<f64>> = match together {
             false => of_heads,

@@ -1,10 +1,10 @@
-//! `bigbird`: sink, sliding window and random blocks (Zaheer et al. 2020, its §2 and App. A).
+//! `bigbird`: sink, sliding window and random blocks of keys (BigBird, Zaheer et al. 2020, §2 and App. A).
 //!
-//! BigBird draws, for every block of queries, the blocks of keys that it attends besides the global tokens
-//! (here the first `sink`) and the window. While decoding, the block of queries is that of the current
-//! position: the draw stays for `block_q` tokens and is then made anew, from a seed of the example, layer, head
-//! and query block. Blocks of keys, of `block` tokens, are cut over what lies between sink and window, which slides over
-//! generated tokens too. The paper's code has one size for both, as `block` alone does here.
+//! Nothing is stored but a seed, and selecting costs nothing. For each block of queries, BigBird draws random key
+//! blocks, which are attended beside the global tokens (here the sink) and the window. At a decode step the block of
+//! queries is that of the current position: a draw holds for `block_q` tokens. Its seed comes from the example, layer,
+//! head and query block. Key blocks of `block` tokens divide the tokens between sink and window; the window slides over
+//! generated tokens too. The paper's code has one size for both kinds of blocks, as here if `block_q` is not given.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let blocks = params.tuned_within("blocks", NonZero::new(3).expect("not 0"), 1..=MOST_TOKENS)?;
         let window = match blocks {
-            // One half each.
+            // Window and random blocks get half of the density each.
             Tuned::Density(density) if !params.is_given("window") => {
                 params.take("window");
                 Tuned::Density(density / 2.0)
@@ -59,21 +59,21 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Sink, window and drawn blocks.
+/// Sink, window and randomly drawn blocks.
 struct BigBird {
     window: Tuned<NonZero<usize>>,
     blocks: Tuned<NonZero<usize>>,
-    /// Tokens a block of keys.
+    /// Tokens of a key block.
     block: usize,
-    /// Tokens a block of queries.
+    /// Tokens of a block of queries.
     query_block: usize,
     per: Granularity,
 }
 
 impl BigBird {
-    /// The tokens that one head attends besides sink and window, while its draw has this seed.
+    /// The tokens of `count` randomly drawn blocks of the candidates.
     fn draw(&self, candidates: &Range<usize>, count: usize, seed: u64) -> Vec<u32> {
-        // A block's rank is its own: one that the window sets free later changes no other.
+        // A block's rank depends on the seed and its own number alone: a block that leaves the window later changes no other's.
         let rank = |block: &u32| mix_seed(seed, u64::from(*block));
         let mut blocks: Vec<u32> = (0..candidates.len().div_ceil(self.block) as u32).collect();
         blocks.sort_unstable_by_key(rank);
@@ -142,8 +142,8 @@ impl BlockMask for BigBird {
         self.query_block
     }
 
-    /// The draw is the one that decoding makes for these positions, from what lies between sinks and the first row's
-    /// window, which is that of all rows.
+    /// The draw that decoding makes at these positions. It is made from the tokens between the sink and the window of
+    /// the block's first row; all rows attend everything from that window on.
     fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
         let (candidates, context) = block.candidates(self.exact(block.policy, 0, block.first + 1));
         let (count, of_block) = (self.count(context), mix_seed(block.seed, (block.first / self.query_block) as u64));
@@ -168,7 +168,7 @@ mod tests {
     use crate::{Policy, Selection};
     use std::collections::BTreeSet;
 
-    /// Blocks between sink and window that head `head` picked, checked to be whole.
+    /// The blocks between sink and window that a query head selected; checks that each is whole.
     fn blocks(selection: &Selection, head: usize, sink: usize, end: usize, block: usize) -> BTreeSet<usize> {
         let Selection::PerHead(heads) = selection else { panic!("one set for each query head") };
         let tokens: Vec<usize> = heads[head].tokens.iter().map(|t| *t as usize).collect();
@@ -189,7 +189,7 @@ mod tests {
             draws.push([0, 1].map(|head| blocks(&selection, head, 3, end, 8)));
             assert!(draws.iter().last().unwrap().iter().all(|drawn| drawn.len() == 2));
         }
-        // A draw changes at multiples of 8, or where the window sets a block of better rank free.
+        // A draw changes at multiples of 8, or where a block of better rank leaves the window.
         let changes = |head: usize| (1..80).filter(|i| draws[*i][head] != draws[i - 1][head]).collect::<Vec<_>>();
         for head in [0, 1] {
             let at: Vec<usize> = changes(head).into_iter().map(|i| 100 + i).collect();
@@ -218,7 +218,7 @@ mod tests {
         // 4000 · 3 / 12 = 1000 with a standard deviation of 27.
         assert!(counts.iter().all(|c| (870..1130).contains(c)), "{counts:?}");
     }
-    /// Blocks of keys that a row of a prompt sees between sinks and its block's window, checked to be whole.
+    /// The key blocks that a prompt row sees between the sink and its query block's window; checks that each is whole.
     fn drawn(seen: &[(usize, f32)], (sink, end): (usize, usize), block: usize) -> BTreeSet<usize> {
         let tokens: Vec<usize> = seen.iter().map(|(token, _)| *token).filter(|t| (sink..end).contains(t)).collect();
         let blocks: BTreeSet<usize> = tokens.iter().map(|t| (t - sink) / block).collect();
@@ -261,7 +261,7 @@ mod tests {
                 equal_heads += usize::from(draws[0] == draws[1]);
                 all.extend(draws[0].iter().copied());
             }
-            // A draw is seldom the one before, and together they meet what so many would of the blocks that are there.
+            // Draws seldom repeat, and together they reach as many blocks as independent draws would.
             let there = 560.0 / block as f64;
             let met = there * (1.0 - (1.0 - blocks as f64 / there).powi(firsts.len() as i32 - 1));
             assert!(equal * 5 < firsts.len(), "{spec}: {equal} of {} draws are the one before", firsts.len());

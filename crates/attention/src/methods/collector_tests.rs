@@ -1,5 +1,5 @@
-//! What calibrations learn, and of whom: with several layers and heads that all have data of their own, each tensor row
-//! depends on the vectors of its own head and layer, and on no other.
+//! What calibrations learn, and from which vectors. Every layer and head has data of its own; each row of a tensor must
+//! depend on the vectors of its own head and layer, and on no others.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ const LAYERS: usize = 2;
 const KV_HEADS: usize = 2;
 const HEADS: usize = 4;
 const GROUP: usize = HEADS / KV_HEADS;
-/// In two chunks.
+/// Tokens of a prompt, which is read in two chunks.
 const TOKENS: usize = 120;
 const CHUNK: usize = 90;
 
@@ -21,7 +21,7 @@ fn model() -> ModelShape {
     ModelShape { weights_sha256: "data".into(), layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, head_dim: D }
 }
 
-/// Whose vectors.
+/// The vectors of one head of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
     Queries { layer: usize, head: usize },
@@ -40,7 +40,7 @@ impl Of {
         layers.flat_map(of_layer).collect()
     }
 
-    /// Numbers `[token][D]`, whose channels differ in size from head to head.
+    /// Vectors `[token][D]`, whose channels differ in size from head to head.
     fn rows(self, is_altered: bool) -> Vec<f32> {
         let place = Self::all().iter().position(|of| *of == self).unwrap();
         let mut rows = noise(TOKENS * D, 40 + place as u64 + if is_altered { 1000 } else { 0 });
@@ -55,7 +55,7 @@ fn interleaved(heads: Vec<Vec<f32>>) -> Vec<f32> {
     (0..TOKENS).flat_map(|t| heads.iter().flat_map(move |rows| rows[t * D..][..D].to_vec())).collect()
 }
 
-/// What a calibration ends with on this data, in which the vectors of `altered` are others.
+/// Tensors of a calibration on this data, in which the vectors of `altered` are replaced.
 fn tensors(spec: &str, altered: Option<Of>) -> Vec<NamedTensor> {
     let mut collector = collector(spec, &model(), TOKENS);
     let rows = |of: Of| of.rows(altered == Some(of));
@@ -140,7 +140,7 @@ fn errors_of_streaming_are_those_of_their_own_group_and_layer() {
     });
 }
 
-/// A group's nets learn from its keys and all of its queries; from values only where their norms count.
+/// A group's nets learn from its keys and all of its queries; from values only if their norms count.
 #[test]
 fn nets_learn_from_their_own_group_and_layer() {
     for label in ["a", "av"] {
@@ -169,7 +169,7 @@ fn values<'a>(tensors: &'a [NamedTensor], layer: usize, name: &str, row: usize, 
     &tensors.iter().find(|t| t.name == name).unwrap().values[row * width..][..width]
 }
 
-/// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|` in plain loops, behind RoPE and before it.
+/// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|` in plain loops, after RoPE and before it.
 #[test]
 fn channel_means_are_those_of_the_definitions() {
     let tensors = tensors("double_sparsity", None);
@@ -210,7 +210,7 @@ fn channel_means_are_those_of_the_definitions() {
     }
 }
 
-/// On its basis a head's keys are uncorrelated, and their variances are those stated, descending.
+/// On its basis a head's keys are uncorrelated, with the variances stated, which are descending.
 #[test]
 fn components_make_the_covariance_of_their_own_keys_diagonal() {
     let tensors = tensors("loki", None);
@@ -237,7 +237,7 @@ fn components_make_the_covariance_of_their_own_keys_diagonal() {
     }
 }
 
-/// Squared distances and norms of two attentions in plain loops, over the last tokens and both query heads of a group.
+/// Squared distances and norms of the two attentions in plain loops, over the last tokens and both query heads of a group.
 #[test]
 fn errors_of_streaming_are_those_of_the_definition() {
     let tensors = tensors(STREAMING, None);
@@ -275,7 +275,7 @@ fn values_of_error(tensors: &[NamedTensor], layer: usize) -> &[f32] {
     values(tensors, layer, "error", 0, KV_HEADS)
 }
 
-/// The last tokens of each prompt count, not those of the last one; and none where nothing is left out.
+/// The last tokens of each prompt count, not only of the last one, and only where streaming leaves tokens out.
 #[test]
 fn errors_of_streaming_are_summed_over_prompts() {
     let read = |prompts: &[(u64, usize)]| {

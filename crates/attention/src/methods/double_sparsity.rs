@@ -1,14 +1,15 @@
-//! `double_sparsity`: scores on a few channels chosen offline, in a contiguous label cache (Double
-//! Sparsity, Algorithm 1 and §4).
+//! `double_sparsity`: selects by scores on a few channels that are chosen offline (Double Sparsity, Yang et al. 2024,
+//! Algorithm 1 and §4).
 //!
-//! Calibration measures `|q_c·k_c|` on ordinary text, for query and key of the same token after RoPE, as
-//! the authors' code does (§4.1 writes `S_c = Q_c·K_c`); the channels with the largest mean form the
-//! label. Its `|q_c|` and `|k_c|` are measured before RoPE, whose halves of a pair then stand for both
-//! (`rope=pre`); `rope=post` measures them as they are cached. Channels belong to a KV head, since the label cache does: under GQA `qk` and `q` are summed
-//! over the group, `k` needs no sum. The label cache holds these channels of every candidate's key in
-//! 16, 4 or 2 bits ([`QuantisedRows`]: each channel by its own range over 128 tokens, asymmetric; the
-//! authors' code takes one range for each token's label, which costs more than the labels themselves
-//! when they are narrow). Queries are not quantised.
+//! The index, a label cache, holds these channels of every candidate's key in 16, 4 or 2 bits. A decode step multiplies
+//! them with the same channels of the query, which is not quantised.
+//!
+//! Calibration measures `|q_c·k_c|` on ordinary text, for query and key of the same token after RoPE, as the authors'
+//! code does (§4.1 writes `S_c = Q_c·K_c`); the channels with the largest mean form the label. Their code measures
+//! `|q_c|` and `|k_c|` before RoPE (`rope=pre`), where one channel of a rotated pair can be large alone; `rope=post`
+//! measures them as they are cached. Channels are chosen for each KV head, since it has one label cache: under GQA,
+//! `qk` and `q` are summed over the group. In [`QuantisedRows`] each channel has its own asymmetric range over 128
+//! tokens. The authors' code has a range for each token's label, which takes more space than a narrow label itself.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -135,18 +136,18 @@ pub(super) const CALIBRATION: Calibration = Calibration {
 /// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
 type Rankings = Vec<Vec<Vec<u32>>>;
 
-/// `q[C]·label`, from the label cache.
+/// Scores candidates by `q[C]·label`, `C` being the channels of the label.
 #[derive(Clone)]
 struct LabelScores {
     channels: Channels,
     bits: usize,
     kind: Kind,
-    /// From the artefact, with its hash.
+    /// The rankings from the artefact, with its hash; `None` before it is loaded.
     rankings: Option<(Arc<Rankings>, String)>,
 }
 
 impl Kind {
-    /// Reads `kind` and `rope`, whose default is what the authors' hooks measure: `q` and `k` before RoPE, `qk` behind it.
+    /// Reads `kind` and `rope`. As in the authors' hooks, `q` and `k` are by default measured before RoPE, `qk` after it.
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         let kind = params.choice("kind", &["qk", "q", "k", "random"])?;
         let choices: &[&'static str] = if ["q", "k"].contains(&kind) { &["pre", "post"] } else { &["post"] };
@@ -163,13 +164,13 @@ impl Kind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// By this measure of the artefact.
+    /// Ranked by this measure of the artefact.
     Calibrated(&'static str),
-    /// Drawn for each layer and KV head from [`RANDOM_CHANNELS_SEED`].
+    /// In random order, for each layer and KV head, from [`RANDOM_CHANNELS_SEED`].
     Random,
 }
 
-/// Random channels are as static as calibrated ones: the same for all examples and runs.
+/// Fixed seed: like calibrated channels, random ones are the same for all examples and runs.
 const RANDOM_CHANNELS_SEED: u64 = 0x6c61_6265_6c73;
 
 /// The label cache of one KV head.
@@ -223,7 +224,7 @@ impl Scorer for LabelScores {
     fn empty(&self, place: KvHeadId, _: Option<&Labels>) -> Labels {
         let mut channels = self.ranking(place.layer, place.kv_head, place.d);
         channels.truncate(self.channels.of(place.d));
-        // In the order of the head, so that all channels give the very sums of exact scores.
+        // In ascending order: with all channels, sums then equal exact scores to the bit.
         channels.sort_unstable();
         let rows = match self.bits {
             16 => LabelRows::Half(KvStore::new(half_type(place.dtype), 1, channels.len(), 0)),
@@ -261,7 +262,7 @@ impl Scorer for LabelScores {
 }
 
 impl Labels {
-    /// Adds the labels of `keys: [token][d]`.
+    /// Appends the labels of `keys: [token][d]`.
     fn push(&mut self, keys: &[f32], d: usize) {
         let mut labels = gather(keys, d, &self.channels);
         match &mut self.rows {
@@ -307,7 +308,7 @@ impl LabelScores {
     }
 }
 
-/// Channels by their sum over the rows of `means: [head][d]`, the largest first, the lower of equals first.
+/// Channels by their sum over the rows of `means: [head][d]`, the largest first; of equal ones the lower first.
 fn ranking(means: &[f32], d: usize) -> Vec<u32> {
     let total = |c: u32| means.iter().skip(c as usize).step_by(d).map(|x| f64::from(*x)).sum::<f64>();
     let mut channels: Vec<u32> = (0..d as u32).collect();
@@ -315,12 +316,12 @@ fn ranking(means: &[f32], d: usize) -> Vec<u32> {
     channels
 }
 
-/// The given channels of every row.
+/// The given channels of every row, `[row][channel]`.
 fn gather(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
     rows.chunks_exact(d).flat_map(|row| channels.iter().map(|c| row[*c as usize])).collect()
 }
 
-/// The type of labels in 16 bits: as the cache stores them, or IEEE half precision if it stores 32.
+/// Type of labels in 16 bits: that of the KV cache, or IEEE half precision if the cache has 32 bits.
 fn half_type(dtype: KvDtype) -> KvDtype {
     match dtype {
         KvDtype::Bf16 => KvDtype::Bf16,
@@ -328,7 +329,7 @@ fn half_type(dtype: KvDtype) -> KvDtype {
     }
 }
 
-/// What is beyond the range of half precision becomes its largest number.
+/// Clamps labels to the range of half precision, if that is their type.
 fn clamp_to(dtype: KvDtype, labels: &mut [f32]) {
     const LARGEST_HALF: f32 = 65504.0;
     if dtype == KvDtype::F16 {
@@ -349,7 +350,7 @@ fn label_scores(queries: &GroupQueries<'_>, labels: &Labels, cost: &mut Cost) ->
             let mut scores = vec![0.0; queries.count() * rows.tokens()];
             rows.scores(&gathered, &mut scores);
             cost.aux_bytes += rows.bytes() as u64;
-            // A multiply-add a number, and two products a range.
+            // One multiply-add for each number, and two products for each range.
             cost.score_flops += (2 * queries.count() * width * (rows.tokens() + rows.groups())) as u64;
             scores
         }
@@ -387,10 +388,10 @@ impl HeadSums {
     }
 }
 
-/// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|`.
+/// Collects means of `|q_c·k_c|`, `|q_c|` and `|k_c|`.
 struct ChannelMeans {
     model: ModelShape,
-    /// By which vectors get back to where they were before RoPE, where the model's frequencies do not change.
+    /// The model's RoPE, to undo it; `None` if it changes with the length of the text.
     rotation: Option<Arc<dyn Rotation>>,
     /// `[layer][kv_head]`.
     sums: Vec<Vec<HeadSums>>,
@@ -411,7 +412,7 @@ impl ChannelMeans {
         }
     }
 
-    /// Mean over tokens of one measure at one layer, heads one after the other.
+    /// Mean over tokens of one measure at one layer, `[head][d]`.
     fn tensor(&self, layer: usize, measure: &str, of: impl Fn(&HeadSums) -> &[f64]) -> NamedTensor {
         let tokens = self.tokens[layer].max(1) as f64;
         let mean = |sum: &f64| (sum / tokens) as f32;
@@ -514,7 +515,7 @@ mod tests {
 
     #[test]
     fn scores_of_few_bits_follow_those_of_sixteen() {
-        // Two channels are far larger than the others, and off centre, as keys have them.
+        // Two channels are far larger than the others and not centred at 0, as in real keys.
         let (n, d) = (700, 32);
         let mut keys = noise(n * d, 1);
         keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
@@ -552,7 +553,7 @@ mod tests {
             let (_, fork) = run(&prefix, spec, &none(), 2, 1);
             (fork.aux_bits(), fork.costs().total(|_| true))
         };
-        // 8 bytes of range for a channel of 128 tokens: half a bit a number.
+        // A channel of 128 tokens has a range of 8 bytes: half a bit a number.
         for (bits, stored) in [(4, 4.5), (2, 2.5), (16, 16.0)] {
             let (aux, cost) = cost(&format!("double_sparsity:channels=8,label_bits={bits},kind=random,k=16"));
             assert_eq!(aux, 8.0 * stored, "{bits} bits");
@@ -562,7 +563,7 @@ mod tests {
         }
     }
 
-    /// Two KV heads with two query heads each; head 0 has large queries at channel 1 and 5, large keys at 2.
+    /// Two KV heads with two query heads each; KV head 0 has large queries at channels 1 and 5, large keys at 2.
     fn planted() -> Artefact {
         let (tokens, d) = (40, 8);
         let mut queries = noise(tokens * 4 * d, 5);
@@ -595,7 +596,7 @@ mod tests {
         };
         assert_eq!(ranking(Kind::Calibrated("q"), 0)[..2], [5, 1]);
         assert_eq!(ranking(Kind::Calibrated("k"), 0)[0], 2);
-        // Means over the group: about 30·(0.75 + 0.75) at channel 2, 0.75·(50 + 0.75) at 1, keys of 0 at 5.
+        // Means over the group: about 30·(0.75 + 0.75) at channel 2, 0.75·(50 + 0.75) at 1; keys are 0 at 5.
         assert_eq!(ranking(Kind::Calibrated("qk"), 0)[..2], [2, 1]);
         assert_eq!(ranking(Kind::Calibrated("qk"), 1)[0], 7);
         let mut random = ranking(Kind::Random, 0);
@@ -604,7 +605,7 @@ mod tests {
         assert_eq!(random, (0..8).collect::<Vec<_>>());
     }
 
-    /// A large constant query before RoPE is spread over both channels of its pair behind it.
+    /// RoPE spreads a query that is large and constant in one channel over both channels of its pair.
     #[test]
     fn channels_are_measured_before_rope_as_the_authors_hooks_do() {
         let (tokens, d) = (200, 8);

@@ -1,28 +1,27 @@
-//! `duo_attention`: retrieval heads attend everything, streaming heads sinks and recent tokens alone (Xiao et al. 2024).
+//! `duo_attention`: retrieval heads attend everything, streaming heads only sink and recent tokens (DuoAttention, Xiao et al. 2024).
 //!
-//! Every KV head of the model has one class, whatever the text is. A share `retrieval` of all heads, those that lose most
-//! by streaming, keeps the full cache; the rest attend the policy's first `sink` and last `local` tokens of the context, the
-//! current one included, and let go of what has left that window, read or generated (§2.3). Both go for a prompt too, if it
-//! is read sparsely. Nothing is scored and nothing is stored beside keys and values.
+//! Each KV head of the model has one class, whatever the text. A share `retrieval` of the heads, those that lose most
+//! by streaming, keep the full KV cache; the others attend the first `sink` and last `local` tokens of the context, the
+//! current one included, and evict the rest, read or generated (§2.3). A prompt read sparsely is read the same way.
+//! Nothing is stored beside keys and values, and selecting costs nothing in a decode step.
 //!
-//! Which heads lose most comes from calibration. The paper learns a gate `α` for each KV head, whose output is
-//! `α·full + (1 − α)·streaming`: it minimises the squared error of the *last hidden state* at the passkeys that end a
-//! synthetic prompt, plus `λ·Σ|α|` (§2.2), by gradient descent through the model, all gates together. There is no backward
-//! pass here, so that objective is taken at each head's own output. What differs:
-//! - The error of a head's output is `(1 − α)²·E`, where `E` is the mean squared distance of streaming from full attention.
-//!   With `λ·α` its minimum on `[0, 1]` is at `α = max(0, 1 − λ/2E)`: it rises with `E` alone. So heads are ranked by `E`;
-//!   no `λ` has to be set, and heads that the paper's gates would tie at 0 are told apart.
-//! - What later layers make of the error is not seen, nor what heads make up for among themselves. To compare heads whose
-//!   outputs differ in size, `E` is divided by the mean squared norm of full attention's output. Sums go over all query
-//!   heads of the group.
-//! - Queries are those of the `last` tokens of each prompt that have left tokens out, as the paper's loss counts the
-//!   prompt's end alone. The default text is the harness's training rows, contexts that end in questions with their answers,
-//!   not ten passkeys in books; `spattn calibrate duo_attention --task` or `--data` takes others.
-//! - Keys and values of a layer are those of a dense pass, where the paper's gates meet inputs that other gates changed.
+//! Calibration finds the heads that lose most. The paper learns a gate `α` for each KV head, whose output is
+//! `α·full + (1 − α)·streaming`. Gradient descent through the model, on all gates together, minimises the squared error
+//! of the *last hidden state* at the passkeys that end a synthetic prompt, plus `λ·Σ|α|` (§2.2). There is no backward
+//! pass here, so the objective is taken at each head's own output. The differences:
+//! - The error of a head's output is `(1 − α)²·E`, where `E` is the mean squared distance of streaming from full
+//!   attention. With `λ·α` its minimum on `[0, 1]` is at `α = max(0, 1 − λ/2E)`, which rises with `E`. So heads are
+//!   ranked by `E`: no `λ` is needed, and heads whose gates would all be 0 are told apart.
+//! - How later layers change the error is not seen, nor how heads make up for each other. `E` is divided by the mean squared norm of
+//!   full attention's output, so that heads with outputs of different size compare. Both are summed over the query heads of the group.
+//! - Queries are those of the `last` tokens of each prompt, where streaming leaves tokens out: the paper's loss also
+//!   counts only the end of the prompt. The default text is the harness's training rows, contexts that end in questions
+//!   with answers, not ten passkeys in books; `spattn calibrate duo_attention --task` or `--data` takes other text.
+//! - Keys and values come from a dense pass; in the paper the inputs of a layer depend on the gates of earlier layers.
 //!
-//! Heads tie by number where the paper breaks ties at random. With `density=`, the number of retrieval heads is solved: the
-//! nearest that, with sinks and window in all others, attends that share; at least one, so a small model cannot meet a
-//! small density closely. A prompt that is read by a density meets it as a mean over its rows.
+//! Equal errors are ranked by head number; the paper breaks ties at random. With `density=`, the number of retrieval heads
+//! is solved: the one whose density, together with sink and window of all others, is nearest, but at least one head. So a
+//! small model cannot meet a small density closely. A prompt read sparsely meets its density on average over its rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,7 +79,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     start: |assignment, params| Ok(Box::new(StreamingErrors::new(assignment.model, Settings::read(params)?))),
 };
 
-/// Reads `retrieval`, or the `density` that it is to give.
+/// Reads `retrieval`, or the `density` for which it is solved.
 fn read_share(params: &mut Params) -> Result<Tuned<f64>, UsageError> {
     const RANGE: &str = "a number above 0 and up to 1";
     match params.tuned("retrieval", 0.5, RANGE)? {
@@ -91,26 +90,26 @@ fn read_share(params: &mut Params) -> Result<Tuned<f64>, UsageError> {
     }
 }
 
-/// Two classes of KV heads.
+/// The method: retrieval heads and streaming heads.
 #[derive(Clone)]
 struct DuoAttention {
-    /// Share of the heads that attend everything.
+    /// Share of the model's KV heads that attend everything.
     retrieval: Tuned<f64>,
-    /// From the artefact.
+    /// The ranking of the heads; `None` before the artefact is loaded.
     heads: Option<Heads>,
 }
 
-/// The KV heads of the model by what they lose by streaming.
+/// The KV heads of the model, ranked by their streaming error.
 #[derive(Clone)]
 struct Heads {
-    /// How many heads lose more, `[layer][kv_head]`.
+    /// Number of heads with a larger error, `[layer][kv_head]`.
     ranks: Arc<Vec<Vec<usize>>>,
     /// Hash of the artefact.
     sha256: String,
 }
 
 impl Heads {
-    /// From errors `[layer][kv_head]`.
+    /// Ranks errors `[layer][kv_head]`.
     fn new(errors: &[Vec<f32>], sha256: &str) -> Self {
         let mut ranks: Vec<Vec<usize>> = errors.iter().map(|heads| vec![0; heads.len()]).collect();
         let places = |layer: usize| (0..errors[layer].len()).map(move |kv_head| (layer, kv_head));
@@ -120,18 +119,18 @@ impl Heads {
         Self { ranks: Arc::new(ranks), sha256: sha256.to_owned() }
     }
 
-    /// Heads of the model.
+    /// Number of KV heads of the model.
     fn count(&self) -> usize {
         self.ranks.iter().map(Vec::len).sum()
     }
 
-    /// Whether a head is among a share of all heads, rounded to whole ones, at least one.
+    /// Whether the head is a retrieval head if a share `share` of all heads is, rounded to whole heads and at least one.
     fn is_among(&self, share: f64, layer: usize, kv_head: usize) -> bool {
         self.ranks[layer][kv_head] < ((share * self.count() as f64).round() as usize).max(1)
     }
 
-    /// The share of all heads that has in it a share of those in layers that are not dense, with the nearest whole number
-    /// of them, at least one.
+    /// The share of all heads at which a share `of_sparse` of the heads in sparse layers are retrieval heads, rounded
+    /// to whole heads and at least one.
     fn share_with(&self, of_sparse: f64, dense: &[bool]) -> f64 {
         let sparse = self.ranks.iter().zip(dense).filter(|(_, dense)| !**dense);
         let mut ranks: Vec<usize> = sparse.flat_map(|(ranks, _)| ranks.iter().copied()).collect();
@@ -153,15 +152,15 @@ impl DuoAttention {
         self.heads.as_ref().expect("a run calibrates its methods before it builds")
     }
 
-    /// Share of all heads. A density is solved before unless the prefix has nothing to pick; then nearly all tokens will be
-    /// those that follow, and the share comes to the density.
+    /// Share of all heads that attend everything. A density has been solved before, unless the prefix has no
+    /// candidates; then nearly all tokens follow the prefix, and the share equals the density.
     fn share(&self) -> f64 {
         match self.retrieval {
             Tuned::Value(share) | Tuned::Density(share) => share,
         }
     }
 
-    /// The share of all heads by which the rows of a prompt attend a density on average.
+    /// The share of all heads with which the rows of a prompt meet the density on average.
     fn share_of_reading(&self, density: f64, prompt: &QueryBlock<'_>) -> f64 {
         let fixed = Static::new(prompt.policy, prompt.rows);
         let all = all_pairs(prompt.rows) as f64;
@@ -174,7 +173,7 @@ impl DuoAttention {
 }
 
 impl Method for DuoAttention {
-    /// Whether the head attends everything.
+    /// Whether the head is a retrieval head.
     type Index = bool;
     type State = ();
 
@@ -202,7 +201,7 @@ impl Method for DuoAttention {
         self.heads().is_among(self.share(), prefix.layer, prefix.kv_head)
     }
 
-    /// A head's class belongs to the model.
+    /// Counts nothing: the class of a head belongs to the model, not to the prefix.
     fn index_bytes(&self, _: &bool) -> usize {
         0
     }
@@ -218,7 +217,7 @@ impl Method for DuoAttention {
         true
     }
 
-    /// Sinks and the window of a streaming head.
+    /// The sink and window of a streaming head.
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, policy.local.max(1), total_tokens)
     }
@@ -238,13 +237,13 @@ impl Method for DuoAttention {
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         Some(match self.retrieval {
             Tuned::Value(_) => PrefillPattern::Blocks(self),
-            // How many heads meet a density depends on how long the prompt is.
+            // The number of heads that meets a density depends on the length of the prompt.
             Tuned::Density(_) => PrefillPattern::Whole(self),
         })
     }
 }
 
-/// Query rows that are read together where each has a window of its own.
+/// Query rows that share a mask, in which each has its own window.
 const ROWS: usize = 64;
 
 impl BlockMask for DuoAttention {
@@ -283,14 +282,14 @@ fn mask(block: &QueryBlock<'_>, attends_all: bool) -> Masks {
     })
 }
 
-/// Errors of a layer's KV heads, `[kv_head]`.
+/// Name of the tensor with the errors of a layer, `[kv_head]`.
 fn tensor_name(layer: usize) -> String {
     format!("layers.{layer}.error")
 }
 
 // ---- calibration ----
 
-/// Which streaming attention is compared, and where.
+/// The streaming attention to compare (sink and window), and how many last queries of each prompt count.
 struct Settings {
     sink: usize,
     recent: usize,
@@ -307,25 +306,25 @@ impl Settings {
     }
 }
 
-/// What streaming costs each KV head, `[layer][kv_head]`.
+/// Collects the streaming error of each KV head, `[layer][kv_head]`.
 struct StreamingErrors {
     model: ModelShape,
     settings: Settings,
     heads: Vec<Vec<HeadError>>,
 }
 
-/// Outputs of one KV head's group.
+/// Errors of one KV head, over the query heads of its group.
 #[derive(Clone, Default)]
 struct HeadError {
     /// Sums over the prompts that have ended.
     total: Outputs,
-    /// At each position of this prompt.
+    /// One entry for each position of the current prompt where streaming leaves tokens out.
     prompt: Vec<Outputs>,
-    /// Positions that are in the total.
+    /// Number of positions in `total`.
     positions: usize,
 }
 
-/// Sums over the query heads of a group, and over positions.
+/// Sums over the query heads of a group, for one position or over positions.
 #[derive(Clone, Copy, Default)]
 struct Outputs {
     /// Squared distances of streaming from full attention.
@@ -335,7 +334,7 @@ struct Outputs {
 }
 
 impl HeadError {
-    /// Adds up the last tokens of a prompt that has ended.
+    /// Adds the last `last` positions of a prompt that has ended to the total.
     fn end_prompt(&mut self, last: usize) {
         let counted = &self.prompt[self.prompt.len().saturating_sub(last)..];
         for at in counted {
@@ -365,7 +364,7 @@ impl StreamingErrors {
 }
 
 impl Settings {
-    /// What streaming makes of the outputs of a chunk's `token`-th token at one KV head; `None` if it leaves nothing out.
+    /// Compares streaming with full attention for one token of a chunk at one KV head; `None` if streaming leaves no token out.
     fn outputs(&self, chunk: &PrefillChunk<'_>, kv_head: usize, token: usize) -> Option<Outputs> {
         let total = chunk.first + token + 1;
         let (d, start) = (chunk.d(), total.saturating_sub(self.recent));
@@ -429,7 +428,7 @@ impl Collector for StreamingErrors {
     }
 }
 
-/// What was found, in a line.
+/// One line on the errors found.
 fn in_words(errors: &[Vec<f64>], positions: usize, streamed: usize) -> String {
     if positions == 0 {
         return format!("nothing was measured: no prompt is longer than the {streamed} tokens of streaming heads");
@@ -454,7 +453,7 @@ mod tests {
     const GROUP: usize = 2;
     const HEADS: usize = KV_HEADS * GROUP;
 
-    /// An artefact with these errors, `[layer][kv_head]`.
+    /// An artefact with the given errors, `[layer][kv_head]`.
     fn artefact(errors: &[Vec<f32>], kv_heads: usize) -> Result<Artefact, ArtefactError> {
         let (layers, heads) = (errors.len(), kv_heads * GROUP);
         let model = ModelShape { weights_sha256: "given".into(), layers, heads, kv_heads, head_dim: D };
@@ -482,17 +481,17 @@ mod tests {
         configured(spec, policy).calibrated(&artefact(errors, errors[0].len()).unwrap()).unwrap()
     }
 
-    /// Of two layers; from the largest: (1, 2), (0, 1), (1, 0), (0, 0), (0, 2), (1, 1).
+    /// Errors of two layers; from the largest: (1, 2), (0, 1), (1, 0), (0, 0), (0, 2), (1, 1).
     fn two_layers() -> Vec<Vec<f32>> {
         vec![vec![0.3, 0.8, 0.2], vec![0.5, 0.1, 0.9]]
     }
 
-    /// Those that attend everything if so many of [`two_layers`] do.
+    /// The `count` retrieval heads of [`two_layers`], as (layer, KV head).
     fn retrieving(count: usize) -> Vec<(usize, usize)> {
         [(1, 2), (0, 1), (1, 0), (0, 0), (0, 2), (1, 1)][..count].to_vec()
     }
 
-    /// Steps after a prefix; every head attends all there is, or the first `sink` and last `local` tokens.
+    /// Steps after a prefix: a retrieval head attends all tokens, a streaming head the first `sink` and last `local` ones.
     #[test]
     fn equals_a_naive_reference_while_the_window_moves_on() {
         for (spec, count) in [
@@ -561,7 +560,7 @@ mod tests {
         }
     }
 
-    /// Rows of a prompt, in chunks; by a density too, which takes in the whole of it.
+    /// Rows of a prompt that is read in chunks; also with a density, which is solved for the whole prompt.
     #[test]
     fn a_prompt_is_read_by_the_same_classes() {
         let errors = vec![vec![0.2f32, 0.9, 0.4]];
@@ -571,7 +570,7 @@ mod tests {
             ("duo_attention:retrieval=0.34", vec![1]),
             ("duo_attention:retrieval=0.6", vec![1, 2]),
             ("duo_attention:retrieval=1", vec![0, 1, 2]),
-            // Of 150 rows, 4 sinks and 20 tokens make 29 %.
+            // In 150 rows, 4 sink tokens and a window of 20 are 29 % of all pairs.
             ("duo_attention:density=0.5", vec![1]),
             ("duo_attention:density=0.75", vec![1, 2]),
             ("duo_attention:density=0.01", vec![1]),
@@ -594,7 +593,7 @@ mod tests {
         }
     }
 
-    /// With 16 heads a density is met to half of a head, in what is not dense.
+    /// A density is met to within half a KV head of the sparse layers.
     #[test]
     fn a_density_is_met_by_the_nearest_number_of_heads() {
         let (tokens, kv_heads, sink, local) = (600, 8, 4, 30);

@@ -16,17 +16,17 @@ use spattn_base::error::UsageError;
 pub struct MethodEntry {
     /// Bare name in specs.
     pub name: &'static str,
-    /// Its role in comparisons, by which conclusions and figures treat it.
+    /// Its role in comparisons; conclusions and figures treat methods by role.
     pub role: Role,
     /// One line for `spattn list methods`.
     pub about: &'static str,
     /// Where the method is published, in a few words.
     pub reference: &'static str,
-    /// Own parameters with defaults and meaning.
+    /// The method's own parameters, with defaults and meaning.
     pub params: &'static [ParamInfo],
-    /// Parameter values of `preset=paper` and the like; `matched` exists for every method.
+    /// The published presets (`preset=paper`, `preset=repo`).
     pub presets: &'static [Preset],
-    /// Reads the own parameters.
+    /// Reads the method's own parameters.
     pub build: fn(&mut Params) -> Result<Arc<dyn AnyMethod>, UsageError>,
 }
 
@@ -36,7 +36,7 @@ impl MethodEntry {
         self.presets.iter().chain([&MATCHED])
     }
 
-    /// In which phases its default form is sparse.
+    /// The phases in which the method is sparse with default parameters.
     pub fn phase(&self) -> &'static str {
         let spec = MethodSpec::bare(self.name);
         match (self.build)(&mut Params::new(&spec)) {
@@ -69,7 +69,7 @@ impl MethodEntry {
         }
     }
 
-    /// How its default form reads a prompt on a GPU with `--sparse-from prefill`.
+    /// How the method, with default parameters, reads a prompt on a GPU with `--sparse-from prefill`.
     pub fn reading_place(&self) -> &'static str {
         let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
             return "by a mask, on the host";
@@ -84,7 +84,7 @@ impl MethodEntry {
         }
     }
 
-    /// For which heads it makes a selection.
+    /// Whether the method selects for each query head or for a GQA group.
     pub fn granularity(&self) -> &'static str {
         let has = |key: &str| self.params.iter().any(|p| p.key == key);
         match (has(Granularity::INFO.key), has(Granularity::REDUCE.key)) {
@@ -134,9 +134,9 @@ impl fmt::Display for SelectionPlace {
 pub struct Preset {
     /// `paper` or `repo`.
     pub name: &'static str,
-    /// Own parameters and policy keys.
+    /// The method's own parameters and policy keys.
     pub values: &'static [(&'static str, &'static str)],
-    /// Where these values are stated.
+    /// Where the values are published.
     pub source: &'static str,
 }
 

@@ -1,14 +1,15 @@
-//! `expected_attention`: keeps the keys that queries to come can be expected to attend (Expected Attention, arXiv:2510.00636).
+//! `expected_attention`: evicts once after the prefix, by the attention expected from future queries (Expected
+//! Attention, Devoto et al. 2025, arXiv:2510.00636).
 //!
-//! Queries before RoPE are taken to be normal, with the mean `μ` and covariance `Σ` of those of the prefix. A query that
-//! follows is such a query, turned to its position; with the mean rotation `R̄` of the positions to come, the expected
-//! exponential of its logit with a key is `exp(k·R̄μ/√d + k·R̄ΣR̄ᵀk/2d)`. Normalised over the candidates, averaged over the
-//! query heads of a group and multiplied by the norm of the value, this is the score of a token. When the prefix has been
-//! read, the best `k` stay, and the others never return.
+//! Queries before RoPE are taken as normally distributed, with the mean `μ` and covariance `Σ` of the prefix's queries.
+//! With the mean rotation `R̄` of the next `future` positions, the expected exponential of the logit with a key `k` is
+//! `exp(k·R̄μ/√d + k·R̄ΣR̄ᵀk/2d)`. A token's score is that, normalised over the candidates, averaged over the query
+//! heads of the group and multiplied by the norm of the value. After the prefix the best `k` candidates are kept and
+//! the others evicted for good. Only the list of kept tokens is stored; selecting costs nothing in a decode step.
 //!
 //! The authors' code (kvpress) computes `μ` and `Σ` from the hidden states of all tokens after the first four. Here they
-//! are of `queries` tokens, evenly spread over the prefix and those after the sinks, turned back from their positions. A
-//! model whose rotations change with the length of the text has no such turn: then queries are taken as they were rotated.
+//! are computed from `queries` queries, evenly spread over the prefix and after the sink, with their rotation undone. If a
+//! model's rotation changes with the length of the text, it cannot be undone, and queries are used as they were rotated.
 
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Every position is turned to, for each channel.
+/// Limit of `future`: the mean rotation is a sum over all positions, for each channel.
 const MOST_FUTURE: usize = 1 << 16;
 
 /// Eviction by the expected attention of queries to come.
@@ -81,7 +82,7 @@ struct ExpectedAttention {
     norm: bool,
 }
 
-/// Queries to come, as a normal distribution; in `f64`.
+/// Normal distribution of future queries, in `f64`.
 struct Queries {
     mean: Vec<f64>,
     /// `[d][d]`.
@@ -89,7 +90,7 @@ struct Queries {
 }
 
 impl Queries {
-    /// Of queries `[query][d]`.
+    /// The distribution with mean and covariance of `queries: [query][d]`.
     fn new(queries: &[f32], d: usize) -> Self {
         let mut covariance = Covariance::new(d);
         covariance.add(queries);
@@ -98,7 +99,7 @@ impl Queries {
         Self { mean: mean.collect(), covariance: covariance.matrix() }
     }
 
-    /// After a linear map `[d][d]`.
+    /// The distribution after a linear map `[d][d]`.
     fn mapped(&self, map: &[f64]) -> Self {
         let d = self.mean.len();
         let half = product(map, &self.covariance, d);
@@ -135,9 +136,9 @@ fn transposed(a: &[f64], d: usize) -> Vec<f64> {
     (0..d * d).map(|i| a[i % d * d + i / d]).collect()
 }
 
-/// The mean of the rotations to positions `first..first + count`, `[d][d]`.
+/// Mean of the rotations to positions `first..first + count`, `[d][d]`.
 fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) -> Vec<f64> {
-    // Turned back, the c-th unit vector is the c-th row of the rotation: a rotation's inverse is its transpose.
+    // Turning the c-th unit vector back gives the c-th row of the rotation, whose inverse is its transpose.
     let row = |c: usize| {
         let mut sum = vec![0.0; d];
         for position in first..first + count {
@@ -152,7 +153,7 @@ fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) 
 }
 
 impl ExpectedAttention {
-    /// Queries of one head to come after the prefix.
+    /// Distribution of the future queries of one head; `rotation` is the mean rotation.
     fn queries_to_come(&self, prefix: &HeadPrefix<'_>, head: usize, rotation: Option<&[f64]>) -> Queries {
         let d = prefix.d;
         let (positions, rows) = prefix.prompt.sampled_queries(self.queries, head);
@@ -169,7 +170,7 @@ impl ExpectedAttention {
         }
     }
 
-    /// Score of each candidate.
+    /// Score of each candidate, for the group.
     fn scores(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
         let (d, tokens, group) = (prefix.d, prefix.keys.elements() / prefix.d, prefix.prompt.group());
         let keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
@@ -193,7 +194,7 @@ impl ExpectedAttention {
 }
 
 impl Method for ExpectedAttention {
-    /// What stays of the candidates, ascending.
+    /// The candidates kept, ascending.
     type Index = Vec<u32>;
     type State = ();
 
@@ -219,7 +220,7 @@ impl Method for ExpectedAttention {
         best.into_iter().map(|place| place + first).collect()
     }
 
-    /// The list of what was kept, as stored here; keys and values moved together would need none.
+    /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
     fn index_bytes(&self, kept: &Vec<u32>) -> usize {
         size_of_val(kept.as_slice())
     }
@@ -254,7 +255,7 @@ mod tests {
     const GROUP: usize = 2;
     const TOKENS: usize = 120;
 
-    /// `x: [d]` turned on by so many positions, in the RoPE of the tests.
+    /// `x: [d]` rotated by `positions` positions, with the tests' RoPE.
     fn turned(x: &[f64], positions: f64) -> Vec<f64> {
         let half = D / 2;
         let mut y = vec![0.0; D];
@@ -266,7 +267,7 @@ mod tests {
         y
     }
 
-    /// Scores by the definitions, in loops: the mean rotation applied to each query before its moments are taken.
+    /// Scores by the definition, in loops: the mean rotation is applied to each query before mean and variance are taken.
     fn scores(keys: &[Vec<f64>], values: &[Vec<f64>], sink: usize, future: usize, flags: [bool; 2]) -> Vec<f64> {
         let of_prompt = prompt_queries(0, TOKENS * GROUP * D);
         let mut scores = vec![0.0; keys.len()];

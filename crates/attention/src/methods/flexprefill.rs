@@ -1,19 +1,18 @@
-//! `flexprefill`: for each head a pattern by how well block means predict its attention, and as many lines or blocks as
-//! cover a share of it (Lai et al. 2025).
+//! `flexprefill`: prefill by lines or blocks, as many as cover a share of a head's estimated attention (FlexPrefill, Lai et al. 2025).
 //!
-//! The last block of queries decides (its Algorithm 2): the attention of its mean query to mean keys is compared with
-//! what its queries give to the same blocks. Where the square root of their Jensen-Shannon divergence is below `tau`, the
-//! estimate is trusted for all blocks of queries, and block pairs are picked from it (Algorithm 4); elsewhere vertical
-//! lines and slashes are picked by the attention of those last queries (Algorithm 3). Either way the best are taken until
-//! they cover a share `gamma`, to which sinks and window count. After the prompt attention is dense.
+//! The last block of queries chooses the pattern (Algorithm 2). The softmax of its mean query over mean keys is compared with
+//! the attention that its queries give to the same key blocks. If the square root of the Jensen-Shannon divergence is below
+//! `tau`, the estimate is trusted for all blocks of queries, and block pairs are selected by it (Algorithm 4); otherwise
+//! verticals and slashes are selected by the attention of the last queries (Algorithm 3). Either way the best are taken until
+//! they cover a share `gamma` of the attention, together with sink and window. Nothing is stored: decoding is dense.
 //!
 //! Decisions where the paper leaves room:
 //! - Lines are single tokens and distances, as in Algorithm 3; the authors' kernel rounds them to blocks.
-//! - The estimate of Algorithm 4 is a causal softmax for each block of queries, and blocks of all rows compete, each row of
-//!   the estimate weighing the same. Logarithms are natural.
-//! - At least `min_budget` verticals, and as many slashes, or as many tokens in blocks for each block of queries.
-//!   The authors' code takes the union of both for heads by blocks.
-//! - A density stands for `gamma`, and is met by each head; `min_budget` is then left out.
+//! - The estimate of Algorithm 4 is a causal softmax for each block of queries. The blocks of all rows compete, and
+//!   each row of the estimate has the same weight. Logarithms are natural.
+//! - At least `min_budget` verticals and as many slashes are selected, or blocks with as many tokens for each block of
+//!   queries. The authors' code takes the union of both for heads with blocks.
+//! - A density replaces `gamma`, and is met by each head; `min_budget` has no effect then.
 
 use std::sync::Arc;
 
@@ -67,7 +66,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// A pattern for each head, by a share of attention.
+/// The method: for each head lines or blocks that cover a share of its attention.
 struct FlexPrefill {
     gamma: Tuned<f64>,
     tau: f64,
@@ -75,7 +74,7 @@ struct FlexPrefill {
     min_budget: usize,
 }
 
-/// What a head attends.
+/// The pattern of one head.
 enum Pattern {
     Lines(Lines),
     Blocks(BlockMap),
@@ -90,10 +89,10 @@ impl Pattern {
     }
 }
 
-/// Things by what they cover, the most first.
+/// Lines or block pairs ranked by their attention, the most first.
 struct Ranking {
     order: Vec<u32>,
-    /// Share of all that the first so many cover.
+    /// `covered[i]`: share of the attention on the static tokens and the first `i + 1` of `order`.
     covered: Vec<f64>,
 }
 
@@ -101,7 +100,7 @@ impl Ranking {
     fn new(scores: &[f32], range: std::ops::Range<usize>) -> Self {
         let total: f64 = scores.iter().map(|x| f64::from(*x)).sum();
         let order = ranked(scores, range.clone());
-        // What is static covers its share whatever is picked.
+        // Static tokens cover their share whatever is selected.
         let picked: f64 = order.iter().map(|i| f64::from(scores[*i as usize])).sum();
         let mut sum = total - picked;
         let covered = order.iter().map(|i| {
@@ -111,16 +110,17 @@ impl Ranking {
         Self { covered: covered.collect(), order }
     }
 
-    /// The fewest that, with what is static, cover a share `gamma`, but at least `least`.
+    /// The fewest that cover a share `gamma` together with the static tokens, but at least `least`.
     fn covering(&self, gamma: f64, least: usize) -> &[u32] {
-        // All of them for 1, whatever the rounding of sums.
+        // With `gamma` 1 all are taken, whatever the rounding of sums.
         let needed = if gamma < 1.0 { self.covered.partition_point(|x| *x < gamma) + 1 } else { self.order.len() };
         &self.order[..needed.max(least).min(self.order.len())]
     }
 }
 
 impl FlexPrefill {
-    /// The last block of queries: what they give to lines, and how far the estimate by means is off (Algorithm 2).
+    /// Votes of the last block of queries, and how far its estimate by block means is off: the square root of the
+    /// Jensen-Shannon divergence (Algorithm 2).
     fn look(&self, prompt: &QueryBlock<'_>, head: usize, cost: &mut Cost) -> (LineVotes, f64) {
         let (d, tokens) = (prompt.d, prompt.rows);
         let last = tokens.min(self.block);
@@ -152,7 +152,7 @@ impl FlexPrefill {
         }
     }
 
-    /// Pairs of blocks that cover enough of the estimate, over all blocks of queries.
+    /// The block pairs that cover enough of the estimate, over all blocks of queries.
     fn blocks(&self, estimate: &[Vec<f32>], tokens: usize, fixed: Static) -> BlockMap {
         let pair = |queries: usize| (0..=queries).map(move |keys| (queries as u32, keys as u32));
         let pairs: Vec<(u32, u32)> = (0..estimate.len()).flat_map(pair).collect();
@@ -165,7 +165,7 @@ impl FlexPrefill {
                 let alone: usize = (0..tokens).map(|position| fixed.tokens(position)).sum();
                 let mut sum = alone as f64;
                 let all = of(&ranking.order);
-                // Up to where another pair would bring it further away again.
+                // Stops where a further pair would lead away from the wanted number.
                 let is_near = |pair: &&(u32, u32)| {
                     let more = BlockMap::added(**pair, self.block, tokens, fixed) as f64;
                     sum += more;
@@ -179,7 +179,7 @@ impl FlexPrefill {
     }
 }
 
-/// The pairs, and for each block of queries its best until it has `least`.
+/// The pairs, and for each block of queries its `least` best key blocks.
 fn with_at_least(mut pairs: Vec<(u32, u32)>, estimate: &[Vec<f32>], least: usize) -> Vec<(u32, u32)> {
     for (queries, scores) in (0..).zip(estimate) {
         pairs.extend(ranked(scores, 0..scores.len()).into_iter().take(least).map(|keys| (queries, keys)));
@@ -189,7 +189,7 @@ fn with_at_least(mut pairs: Vec<(u32, u32)>, estimate: &[Vec<f32>], least: usize
     pairs
 }
 
-/// The least share at which `pairs`, which does not fall, reaches `wanted`.
+/// The smallest share at which `pairs` reaches `wanted`, by bisection; `pairs` must not fall.
 fn least_share(wanted: f64, pairs: impl Fn(f64) -> f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..40 {
@@ -254,7 +254,7 @@ mod tests {
         (0..layer.tokens()).map(|position| layer.query(position, head).to_vec()).collect()
     }
 
-    /// Softmax of a mean query with the first so many mean keys.
+    /// Softmax of a mean query over mean keys.
     fn estimated(query: &[f64], keys: &[Vec<f64>]) -> Vec<f64> {
         let dot = |key: &Vec<f64>| query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (D as f64).sqrt();
         softmax(&keys.iter().map(dot).collect::<Vec<f64>>())
@@ -277,7 +277,7 @@ mod tests {
         (divergence(&p, &m) / 2.0 + divergence(&q, &m) / 2.0).max(0.0).sqrt()
     }
 
-    /// The fewest of some things, the largest first, with which a share of the whole is reached; `already` counts to it.
+    /// The fewest items, the largest first, that reach a share `gamma` of `whole` together with `already`; at least `least`.
     fn fewest(scores: &[(usize, f64)], already: f64, whole: f64, gamma: f64, least: usize) -> Vec<usize> {
         let mut order = scores.to_vec();
         order.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -292,7 +292,7 @@ mod tests {
         taken
     }
 
-    /// Whether a head's rows see a token: by position and token.
+    /// Whether a row of the head sees a token: a function of position and token.
     fn expected(
         layer: &Layer,
         head: usize,
@@ -346,9 +346,9 @@ mod tests {
             let layer = Layer::new(tokens, heads, kv_heads);
             for (sink, local) in [(4, 10), (0, 0)] {
                 let policy = Policy { sink, local, ..Policy::default() };
-                // No multiple of a row's share of the map, which sums would reach exactly.
+                // Not multiples of a row's share of the map: a sum would reach such a share exactly.
                 for gamma in [0.23, 0.61, 0.953] {
-                    // By lines, by blocks, and with a least number of either.
+                    // By lines, by blocks, and each with a least number.
                     for (tau, size, least) in [(0.0, 16, 0), (1.0, 16, 0), (1.0, 9, 0), (0.0, 16, 30), (1.0, 8, 30)] {
                         check(&layer, (gamma, tau, size, least), &policy);
                     }

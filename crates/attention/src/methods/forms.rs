@@ -1,21 +1,21 @@
-//! Which form of its arithmetic a method has: raised whenever a setting picks other tokens, or counts other costs, than it did
-//! before, so that records of two forms are never taken for each other.
+//! The revision of a method under given settings. It is raised whenever the settings select other tokens, or count
+//! other costs, than before, so that records of two revisions are never compared as equal.
 
 use super::super::Setting;
 use super::super::spec::DENSITY;
 use crate::{FIRST_REVISION, Policy, Tail};
 
-/// A change of some methods: from then on their settings that it concerns are in their next form.
+/// A change that raises the revision of some methods under some settings.
 struct Change {
-    /// The methods; empty for all.
+    /// Names of the methods; empty for all.
     methods: &'static [&'static str],
-    /// Which of their settings.
+    /// Whether the change concerns a method with these settings.
     concerns: fn(&[Setting], &Policy) -> bool,
 }
 
-/// All changes. Each raises the form of what it concerns by one.
+/// All changes. Each raises the revision of the settings that it concerns by one.
 const CHANGES: [Change; 5] = [
-    // What finding takes of attention counts once, as attending (2026-11-26).
+    // Exact products that scoring shares with attention are counted once, as attention (2026-11-26).
     Change {
         methods: &[
             "topk",
@@ -30,7 +30,7 @@ const CHANGES: [Change; 5] = [
         ],
         concerns: |_, _| true,
     },
-    // The same where picks are scored again or sampled; a sample no longer attends the base sample (2026-11-26).
+    // The same with `rescore` or another `pick`; a sampled selection no longer attends its base sample (2026-11-26).
     Change {
         methods: &[],
         concerns: |settings, _| {
@@ -38,9 +38,9 @@ const CHANGES: [Change; 5] = [
             !matches!(value("rescore"), "" | "none") || !matches!(value("pick"), "" | "topk")
         },
     },
-    // What query heads of a group look at to pick is read once for the group (2026-11-26).
+    // Keys that several query heads of a group read to select are counted once for the group (2026-11-26).
     Change { methods: &["twilight"], concerns: |_, _| true },
-    // A density that is set once is set for the mean of the contexts that are known to follow (2026-11-26).
+    // A density that is spent once is solved for the mean context of the tokens known to follow (2026-11-26).
     Change {
         methods: &[
             "ada_kv",
@@ -59,11 +59,11 @@ const CHANGES: [Change; 5] = [
         ],
         concerns: |settings, _| settings.iter().any(|s| s.key == DENSITY && s.is_named),
     },
-    // The page that is being filled is kept within the budget (2026-11-26).
+    // The page that is still being filled is selected within the budget, not on top of it (2026-11-26).
     Change { methods: &["quest", "twilight"], concerns: |_, policy| policy.tail != Tail::Exact },
 ];
 
-/// The form of a method with these settings.
+/// The revision of a method with these settings.
 pub(super) fn revision(name: &str, settings: &[Setting], policy: &Policy) -> u16 {
     let concerns = |change: &&Change| {
         (change.methods.is_empty() || change.methods.contains(&name)) && (change.concerns)(settings, policy)

@@ -1,4 +1,6 @@
-//! `full`: exact attention, the reference of every table.
+//! `full`: exact attention over all tokens (Vaswani et al. 2017), the reference of every table.
+//!
+//! It selects nothing and stores nothing. A decode step costs what dense attention costs.
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |_| Ok(Arc::new(Full)),
 };
 
-/// Attends everything; there is never a candidate to pick.
+/// Attends everything: all tokens are static.
 struct Full;
 
 impl Method for Full {

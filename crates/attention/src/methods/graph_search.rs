@@ -1,4 +1,4 @@
-//! What methods that search a graph of keys share: the width of their beam, picking, and counting the work.
+//! Shared by methods that search a graph of keys: the width of the search, selection, and cost.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,13 +11,13 @@ use crate::scored::granularity::Granularity;
 use crate::{Selection, Step};
 use spattn_kernels::linear;
 
-/// Links of a key that can be asked for: room is made for all of them.
+/// Largest number of links of a key that may be asked for: memory is allocated for all of them.
 pub(super) const MOST_LINKS: usize = 1024;
 
-/// How many keys a search holds: a number, or a multiple of `k`.
+/// Number of keys that a search holds: a number, or a multiple of `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SearchWidth {
-    /// `4k`, and of a large `k` no more than some keys beyond: a wide beam misses as little with less to spare.
+    /// `4k`, but at most `k + 256`: with a large `k`, fewer further keys find as much.
     Usual,
     Keys(usize),
     TimesK(usize),
@@ -26,11 +26,11 @@ pub(super) enum SearchWidth {
 impl SearchWidth {
     pub(super) const EXPECTED: &'static str = "a whole number from 1, or a multiple of k such as 4k";
 
-    /// [`SearchWidth::Usual`], for lists of parameters.
+    /// [`SearchWidth::Usual`], as lists of parameters show it.
     pub(super) const USUAL: &'static str = "4k to k+256";
     const MOST_BEYOND: usize = 256;
 
-    /// The number when `k` keys are wanted, which is the least.
+    /// Number of keys to hold if `k` are wanted; at least `k`.
     pub(super) fn of(self, k: usize) -> usize {
         match self {
             Self::Usual => (4 * k).min(k + Self::MOST_BEYOND),
@@ -62,7 +62,8 @@ impl fmt::Display for SearchWidth {
     }
 }
 
-/// The candidates that left the window since the graph was made, each scored, with the cost; numbered behind its nodes.
+/// Scores the candidates that left the window since the graph was built; counts the cost. Their numbers follow those of
+/// the graph's nodes.
 fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Vec<Scored> {
     let behind = step.candidates.start + step.indexed.len()..step.candidates.end;
     if behind.is_empty() {
@@ -76,18 +77,18 @@ fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Vec<Scored>
     (step.indexed.len() as u32..).zip(scores).map(|(node, score)| Scored { node, score }).collect()
 }
 
-/// All candidates for every query, without looking at any.
+/// Selects all candidates for every query; scores none.
 pub(super) fn pick_all(step: &Step<'_>, per: Granularity) -> Selection {
     per.all(step)
 }
 
-/// Writes the scores of the nodes that it is given.
+/// Writes the scores of the given nodes.
 type Score<'a> = dyn FnMut(&[u32], &mut [f32]) + 'a;
 
-/// The `k` best of what `search` finds in a graph of so many `nodes` for each query that picks, as tokens in ascending order,
-/// with its cost.
+/// Selects the `k` best tokens that `search` finds in a graph of `nodes` nodes, for each query that selects; counts the
+/// cost. Tokens are ascending.
 ///
-/// `search` is given the memory of searches, and the function that scores candidates.
+/// `search` gets a workspace and the function that scores nodes.
 pub(super) fn search_each(
     step: &Step<'_>,
     per: Granularity,

@@ -1,15 +1,15 @@
-//! `h2o`: heavy hitters and recent tokens (Zhang et al. 2023, its Alg. 1).
+//! `h2o`: evicts at every step; keeps heavy hitters and recent tokens (H2O, Zhang et al. 2023, Alg. 1).
 //!
-//! Every token has the attention that it received from all queries so far. When the prefix has been read, the
-//! `k` tokens with the largest mass before the `recent` window stay. From then on each step attends them and
-//! the window, adds the step's weights to their masses, and the token that leaves the window stays only if a
-//! lighter one goes: the cache never grows. Evicted tokens never return, generated ones included.
+//! Each token has a mass: the attention that it received from all queries so far. When the prefix has been read, the `k` tokens
+//! with the largest mass before the `recent` window are kept. Each decode step attends them and the window and adds its weights
+//! to their masses; the token that leaves the window is kept only if a lighter one is evicted. So the cache never grows, and
+//! evicted tokens never return, generated ones included. Token numbers and masses are stored beside keys and values.
 //!
-//! With `per=query_head` each query head has a cache of its own, and a KV head has to keep what any of its query heads
-//! does: up to the group's size times `k` tokens. What is held in the end is in `kv_tokens_held`.
+//! With `per=query_head` each query head has its own cache, so a KV head holds up to `k` tokens times the size of the group.
+//! `kv_tokens_held` reports what is held.
 //!
-//! The weights that a step adds up are those by which it attends, so finding costs nothing. They are computed a second time
-//! here; a fused kernel has them, and only what it does is counted.
+//! The weights that a step adds are those by which it attends, so scoring costs nothing. They are computed twice here,
+//! but counted once, as attention: a fused kernel computes them once.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -62,14 +62,14 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let heavy = params.budget_from_zero(Budget::Ratio(0.1))?;
         let expected = "a whole number from 1, or a share above 0 and below 1";
-        // One half each, as in the paper.
+        // Heavy hitters and recent tokens get half of the budget each, as in the paper.
         let share = if let Budget::Density(density) = heavy { density / 2.0 } else { 0.1 };
         let recent = params.get_minor_as("recent", Recent::Share(share), expected)?;
         Ok(Arc::new(H2o { heavy, recent, per: Granularity::read(params)? }))
     },
 };
 
-/// Length of the window.
+/// Length of the window, in tokens or as a share of the prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Recent {
     Tokens(usize),
@@ -125,22 +125,22 @@ struct H2o {
     per: Granularity,
 }
 
-/// What is held for a query head, or for a group that decides together.
+/// The tokens held for a query head, or for a group that decides together.
 #[derive(Clone)]
 struct Cache {
-    /// Tokens held besides sink and window, ascending, with their masses.
+    /// Heavy hitters with their masses, ascending by token.
     heavy: Vec<(u32, f32)>,
     /// First token of the window.
     first: usize,
-    /// Masses of the tokens from `first` on.
+    /// Masses of the tokens of the window, from `first` on.
     recent: VecDeque<f32>,
-    /// Heavy hitters held at most.
+    /// Largest number of heavy hitters.
     budget: usize,
 }
 
 impl Cache {
-    /// Lets the window begin at `first` and end at `end`: who leaves it competes with the heavy hitters, but
-    /// for tokens below `sink`, which are held anyway.
+    /// Moves the window to `first..end`. Tokens that leave it compete with the heavy hitters, except those below
+    /// `sink`, which are static.
     fn slide(&mut self, sink: usize, first: usize, end: usize) {
         self.recent.resize(end - self.first, 0.0);
         for token in self.first..first {
@@ -160,7 +160,7 @@ impl Cache {
         self.heavy.iter().map(|(token, _)| *token)
     }
 
-    /// Adds the weights of sink, heavy hitters and window, in this order.
+    /// Adds a step's weights to the masses; `weights` are of sink, heavy hitters and window, in this order.
     fn add(&mut self, sink: usize, weights: &[f32]) {
         let (heavy, recent) = weights[sink..].split_at(self.heavy.len());
         self.heavy.iter_mut().zip(heavy).for_each(|((_, mass), w)| *mass += w);
@@ -174,8 +174,8 @@ fn bytes_of(caches: &[Cache]) -> usize {
 }
 
 impl H2o {
-    /// What is held of a prefix that has been read, by what its tokens before the window received: for each query head, or for
-    /// the group.
+    /// The caches at the end of the prefix, by the attention mass of the candidates (tokens before the window): one for
+    /// each query head, or one for the group.
     fn caches(&self, prompt: &PromptHead<'_>, candidates: Range<usize>, budget: usize) -> Vec<Cache> {
         let masses = (0..prompt.group()).map(|head| prompt.attention_mass(head).to_vec()).collect();
         let cache = |mass: Vec<f32>| {
@@ -232,13 +232,13 @@ impl Method for H2o {
         }
         let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
-        // What the step's attention counts.
+        // Reads and products that the step's attention counts; dropped here.
         let mut there = Cost::default();
         let at_ends = step.gather_keys(at_ends, &mut there);
         let heads = step.group() / caches.len();
         for (queries, cache) in step.queries.chunks_exact(heads * step.d).zip(caches.iter_mut()) {
             cache.slide(sink, window.start, window.end);
-            // Keys in the order in which weights are added: sink, heavy hitters, window.
+            // Keys in the order of the weights: sink, heavy hitters, window.
             let heavy = step.gather_keys(cache.tokens(), &mut there);
             let (first, last) = at_ends.split_at(sink * step.d);
             let keys = [first, &heavy, last].concat();
@@ -253,7 +253,7 @@ impl Method for H2o {
         self.per.selection(caches.iter().map(|cache| cache.tokens().collect()).collect())
     }
 
-    /// The window slides over what follows the prefix too.
+    /// The window slides over tokens after the prefix too.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, self.recent.tokens(prefix_tokens), total_tokens)
     }
@@ -283,7 +283,7 @@ mod tests {
     use crate::{PromptShape, SelectedTokens, StepShape};
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// The algorithm as it is stated, on sets and maps, in f64.
+    /// The algorithm as stated in the paper, on sets and maps, in f64.
     struct Naive {
         masses: BTreeMap<usize, f64>,
         held: BTreeSet<usize>,
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Mass that `heads` gave to each token of the prefix.
+    /// Mass that the query heads `heads` gave to each token of the prefix.
     fn masses(stepper: &Stepper, heads: &[usize]) -> BTreeMap<usize, f64> {
         let mut masses = BTreeMap::new();
         for t in 0..stepper.prefix_tokens {
@@ -390,7 +390,7 @@ mod tests {
             let form = method.device_form().unwrap();
             let step = StepShape { group, d, dtype, candidates: 59, exact: 2 + 9, number: 0 };
             let mut cost = form.cost(&step);
-            // Both query heads attend six.
+            // Both query heads attend six heavy hitters.
             cost += form.cost_of_picks(&step, 0, 2 * 6);
             assert_eq!(cost, Cost::default(), "{spec}");
             let prompt = PromptShape { layers: 3, heads: 2, kv_heads: 1, d, tokens: 70 };
@@ -402,7 +402,7 @@ mod tests {
         assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_err());
     }
 
-    /// A step reads what any of its query heads holds once, keys and values, to weigh it and to attend it.
+    /// A step reads each token held by any of its query heads once, key and value, both to weigh and to attend it.
     #[test]
     fn what_is_held_is_read_once_for_the_group() {
         let (sink, heavy, recent, width) = (2, 6, 9, 2 * 4 * 32);

@@ -1,24 +1,25 @@
-//! `hyper_attention`: sorted LSH blocks and uniformly sampled tokens, down a causal recursion (Han et al. 2023).
+//! `hyper_attention`: prefill by sorted LSH blocks and uniformly sampled tokens, in a causal recursion (HyperAttention,
+//! Han et al. 2023).
 //!
-//! The causal map over tokens is cut in half again and again (its Algorithm 4): the earlier half and the later half attend
-//! within themselves, and the queries of the later half attend the keys of the earlier one without a mask, by Algorithm 3.
-//! That sorts queries and keys by a hash and lets the queries of the `i`-th block of the sorted order attend the keys of
-//! the `i`-th block (its Algorithm 1, sortLSH); of the other keys it draws `sample` uniformly and lets each stand for as
-//! many as it should. Stretches of up to `min_seq_len` tokens attend exactly. After the prompt attention is dense.
+//! The causal map is halved recursively (Algorithm 4): the earlier and the later half of a stretch of tokens attend
+//! within themselves, and the queries of the later half attend the keys of the earlier one without a mask, by Algorithm
+//! 3. That algorithm sorts queries and keys by a hash; the queries of the `i`-th block of the sorted order attend the
+//! keys of the `i`-th block (Algorithm 1, sortLSH). It draws `sample` other keys uniformly, each with the weight of the
+//! keys that it stands for. Stretches of up to `min_seq_len` tokens attend exactly. Nothing is stored: decoding is dense.
 //!
-//! The hash: signs of a vector's products with `lsh_num_projs` random directions, one draw for all layers and heads, and as
-//! a number the place of these signs in the Gray code, so that buckets next to each other differ in one sign (Definition 1
-//! of the paper). The authors' code goes from signs to number by the code itself instead of its inverse, which for three
-//! directions and more leaves neighbours that differ in several.
+//! The hash takes the signs of a vector's products with `lsh_num_projs` random directions, drawn once for all layers
+//! and heads. Its number is the rank of these signs in the Gray code, so that adjacent buckets differ in one sign
+//! (Definition 1 of the paper). The authors' code applies the code itself instead of its inverse; with three or more
+//! directions, adjacent buckets then differ in several signs.
 //!
 //! Decisions where the paper leaves room, most of them as in the authors' code:
-//! - Draws are with replacement, one set for all queries of a half. A key drawn `c` times of `m` from `n` has the weight
-//!   `c·n/m`, as a logarithm on its logit; a draw within the query's own block is left out.
-//! - A half has no draws where it is no longer than a block, and is attended in full where there are fewer queries than
-//!   `min_seq_len`. Of an odd number of tokens the earlier half has one more; the code pads with a zero.
-//! - A density is met by the number of draws; blocks and exact stretches are its floor, which smaller ones lower.
-//! - Sinks and window are exact for every row. What is drawn among them stands for itself then, so that no token counts
-//!   twice; as few of the tokens that a draw stands for are static, weights are not changed.
+//! - Draws are with replacement, one set for all queries of a half. A key drawn `c` times in `m` draws from `n` keys
+//!   has the weight `c·n/m`, added to its logit as a logarithm; draws within the query's own block are left out.
+//! - A half no longer than a block has no draws. A half with fewer than `min_seq_len` queries is attended in full. Of
+//!   an odd number of tokens the earlier half has one more; the code pads with a zero.
+//! - A density is met by the number of draws. Blocks and exact stretches are its floor; smaller ones lower it.
+//! - Sink and window are exact for every row. A drawn static token then has weight 1, so that no token counts twice.
+//!   Few of the tokens that a draw stands for are static, so weights are not changed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,10 +69,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Draws that can be asked for from each of the many halves of a prompt; published are up to 1,024.
+/// Largest number of draws from a half; a prompt has many halves. Published are up to 1,024.
 const MOST_DRAWS: usize = 1 << 16;
 
-/// The recursion, with its hash.
+/// The method: the recursion and its hash.
 struct HyperAttention {
     sample: Tuned<usize>,
     block: usize,
@@ -80,29 +81,28 @@ struct HyperAttention {
     planes: RandomPlanes,
 }
 
-/// Queries that attend earlier keys without a mask: two halves of a stretch of tokens.
+/// Two halves of a stretch of tokens: the later queries attend the earlier keys without a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Halves {
     keys: Range<usize>,
     queries: Range<usize>,
 }
 
-/// How such queries attend.
+/// Two halves, sorted and sampled.
 struct Sorted {
     keys: Range<usize>,
-    /// The keys' tokens by their hash.
+    /// Tokens of the keys, sorted by hash.
     order: Vec<u32>,
-    /// By key, its block of that order.
+    /// Block of each key in that order.
     key_blocks: Vec<u32>,
     queries: Range<usize>,
-    /// By query, its block of the order of the queries' hashes.
+    /// Block of each query in the order of the queries' hashes.
     query_blocks: Vec<u32>,
-    /// Tokens drawn, ascending, with the logarithm of what they stand for.
+    /// Tokens drawn, ascending, with the logarithms of their weights.
     draws: Vec<WeightedToken>,
 }
 
-/// The halves that the recursion leaves to sorting and sampling, in any order, and by token the first one of the stretch
-/// that it attends exactly.
+/// The halves that are sorted and sampled, in any order; and for each token the first one of the stretch in which it attends exactly.
 fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
     let (mut sorted, mut starts) = (Vec::new(), vec![0; tokens]);
     let mut stretches = vec![(0, tokens)];
@@ -119,14 +119,14 @@ fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
     (sorted, starts)
 }
 
-/// The halves of a stretch; `None` if they attend each other in full: then the stretch attends exactly within itself.
+/// The halves of a stretch; `None` if the stretch attends exactly within itself.
 fn halves_of(stretch: &Range<usize>, least: usize) -> Option<Halves> {
     let middle = stretch.start + stretch.len().div_ceil(2);
     let halves = Halves { keys: stretch.start..middle, queries: middle..stretch.end };
     (stretch.len() > least && halves.queries.len() >= least).then_some(halves)
 }
 
-/// The place of a code in the Gray sequence: neighbours differ in one bit.
+/// Rank of a code in the Gray sequence, in which adjacent codes differ in one bit.
 fn gray_rank(code: u64) -> u64 {
     let mut rank = code;
     for shift in [1, 2, 4, 8, 16, 32] {
@@ -135,7 +135,7 @@ fn gray_rank(code: u64) -> u64 {
     rank
 }
 
-/// By item of a range, the block of `size` in which it stands when all are sorted by their hashes, and the sorted items.
+/// Sorts the items of `range` by hash: the block of `size` items of each item, and the sorted items.
 fn sorted_blocks(hashes: &[u64], range: Range<usize>, size: usize) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (range.start as u32..range.end as u32).collect();
     order.sort_by_key(|item| hashes[*item as usize]);
@@ -160,7 +160,7 @@ impl HyperAttention {
         let sample = match self.sample {
             _ if halves.queries.len() <= self.block => 0,
             Tuned::Value(_) => sample,
-            // So many meet all but 0.03 % of the keys.
+            // That many draws reach all but 0.03 % of the keys.
             Tuned::Density(_) => sample.min(8 * halves.keys.len()),
         };
         let draws = draw(halves.keys.clone(), sample, mix_seed(seed, halves.queries.start as u64));
@@ -168,8 +168,8 @@ impl HyperAttention {
         Sorted { keys, order, key_blocks, queries, query_blocks, draws }
     }
 
-    /// Draws that give a density: each row's tokens are those that it attends exactly, its blocks, and what of the other
-    /// tokens so many draws are expected to meet.
+    /// Number of draws that meets a density. A row attends its exact tokens, its blocks, and the expected number of
+    /// distinct tokens among the draws.
     fn solved(&self, density: f64, tokens: usize, fixed: Static) -> usize {
         let (halves, starts) = recursion(tokens, self.least);
         let exact = |position: usize| exact_start(&starts, fixed, position);
@@ -195,7 +195,7 @@ impl HyperAttention {
     }
 }
 
-/// Draws of tokens from a range, with replacement, and the logarithms of what they stand for.
+/// Draws `count` tokens from a range with replacement; returns the distinct ones with the logarithms of their weights.
 fn draw(range: Range<usize>, count: usize, seed: u64) -> Vec<WeightedToken> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut tokens: Vec<u32> = (0..count).map(|_| rng.random_range(range.start as u32..range.end as u32)).collect();
@@ -207,14 +207,13 @@ fn draw(range: Range<usize>, count: usize, seed: u64) -> Vec<WeightedToken> {
     tokens.chunk_by(|a, b| a == b).map(weight).collect()
 }
 
-/// The first token of the stretch that a row attends exactly, by the recursion or by its window; it does not fall from row
-/// to row.
+/// First token of the stretch that a row attends exactly, by the recursion or by its window; it never falls from row to row.
 fn exact_start(starts: &[usize], fixed: Static, position: usize) -> usize {
     starts[position].min(fixed.start(position))
 }
 
 impl Sorted {
-    /// What a query of the later half attends of the earlier one.
+    /// The tokens of the earlier half that a query of the later half attends.
     fn tokens(&self, query: usize, size: usize) -> impl Iterator<Item = WeightedToken> {
         let block = self.query_blocks[query - self.queries.start];
         let first = block as usize * size;
@@ -229,7 +228,7 @@ impl PromptMask for HyperAttention {
         64
     }
 
-    /// Those of the last row, which is a query of the later half again and again.
+    /// The bound is that of the last row, which is in the later half at each level of the recursion.
     fn own_tokens(&self, tokens: usize) -> usize {
         let mut sum = 0;
         let mut stretch = 0..tokens;
@@ -285,7 +284,7 @@ mod tests {
     use crate::{Policy, PrefillPattern};
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Codes in the order of the reflected Gray code, by its definition.
+    /// All codes in the order of the reflected Gray code, by its definition.
     fn gray_codes(bits: usize) -> Vec<u64> {
         let mut codes = vec![0];
         for bit in 0..bits {
@@ -305,8 +304,7 @@ mod tests {
         assert!(codes.windows(2).all(|pair| (pair[0] ^ pair[1]).count_ones() == 1));
     }
 
-    /// Half-open ranges of keys and of the queries behind them that meet unmasked, by the recursion, and the stretches
-    /// that attend exactly.
+    /// The halves `[first, middle, end]` that meet without a mask, and the stretches that attend exactly, by recursion.
     fn halves(first: usize, end: usize, least: usize, sorted: &mut Vec<[usize; 3]>, exact: &mut Vec<(usize, usize)>) {
         let (tokens, queries) = (end - first, (end - first) / 2);
         if tokens <= least || queries < least {
@@ -319,7 +317,7 @@ mod tests {
         halves(middle, end, least, sorted, exact);
     }
 
-    /// Blocks of the order by hash: by item of the range, its block.
+    /// The block of each item of a range in the order by hash.
     fn blocks(vector: impl Fn(usize) -> Vec<f32>, first: usize, end: usize, size: usize) -> BTreeMap<usize, usize> {
         let (normals, codes) = (gaussians(7 * D, 1), gray_codes(7));
         let hash = |item: usize| {
@@ -359,7 +357,7 @@ mod tests {
     fn rows_see_their_block_of_the_order_and_draws_that_stand_for_the_rest() {
         for (tokens, heads, kv_heads) in [(300, 4, 2), (129, 1, 1), (20, 2, 1)] {
             let layer = Layer::new(tokens, heads, kv_heads);
-            // Draws are of prime numbers: no token stands for one exactly, as what is not drawn does.
+            // Numbers of draws are prime: so no drawn token has weight 1, by which attended tokens that were not drawn are known.
             for (size, sample, least, (sink, local)) in [
                 (8, 13, 32, (0, 0)),
                 (8, 197, 10, (0, 0)),
@@ -374,7 +372,7 @@ mod tests {
                 halves(0, tokens, least, &mut sorted, &mut exact);
                 for head in 0..heads {
                     let keys = layer.keys(head);
-                    // By row: what is left to explain, and what stands for itself.
+                    // For each row, the tokens with a weight other than 1.
                     let mut drawn: Vec<BTreeMap<usize, f32>> = Vec::new();
                     for (position, seen) in seen[head].iter().enumerate() {
                         drawn.push(seen.iter().filter(|(_, bias)| *bias != 0.0).copied().collect());
@@ -440,7 +438,7 @@ mod tests {
             }
             assert!((sum - 50.0).abs() < 1e-3);
         }
-        // 2000 · 40 / 50 draws of each, each for 50 / 40: 2000, with a standard deviation of about 50.
+        // 2000 · 40 / 50 draws of each token, each with weight 50 / 40: 2000, with a standard deviation of about 50.
         assert!(counts.iter().all(|count| (1750.0..2250.0).contains(count)), "{counts:?}");
     }
 

@@ -1,14 +1,12 @@
-//! `infllm`: blocks of the context, looked up by a few representative keys (Xiao et al. 2024, its §3.2).
+//! `infllm`: selects whole blocks by a few representative keys of each (InfLLM, Xiao et al. 2024, §3.2).
 //!
-//! The candidates are cut into blocks. A token stands for its block if the queries of the `window` tokens after
-//! it attend it most: by the mean of `q·k` over them (eq. 3), summed over the query heads of the group, since
-//! a key belongs to all of them. While decoding, a block's score is the sum of `q·k` over its
-//! `representatives`, and the best blocks are attended whole; all blocks stay in memory. A last, shorter
-//! block may have fewer representatives; its score is scaled up to as many.
+//! The candidates are cut into blocks of `page` tokens. The representatives of a block are the tokens with the largest
+//! mean of `q·k` over the queries of the `window` tokens after them (eq. 3), summed over the query heads of the group;
+//! copies of their keys are stored. A decode step scores a block by the sum of `q·k` over its representatives and
+//! attends the best blocks whole. A last, shorter block may have fewer representatives; its score is scaled up to match.
 //!
-//! The paper gives all looked-up tokens one position, to reach beyond the trained length; here they keep
-//! those they were read at. Units are looked up for each query head, or for the group, not for all heads of a
-//! layer together.
+//! The paper gives all selected tokens one position, to reach beyond the trained length; here tokens keep their
+//! original positions. Blocks are selected for each query head or for the group, not for all heads of a layer together.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -101,7 +99,7 @@ struct Representatives {
 }
 
 impl Scorer for Representatives {
-    /// Copies of the representative keys, block after block.
+    /// Keys of the representatives, block after block.
     type Index = KvStore;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
@@ -165,13 +163,13 @@ impl Scorer for Representatives {
 }
 
 impl Representatives {
-    /// Those of so many tokens.
+    /// Number of representatives among the first `tokens` candidates.
     fn of(&self, tokens: usize) -> usize {
         tokens / self.page * self.count + (tokens % self.page).min(self.count)
     }
 }
 
-/// The host chooses representatives when a prefix is read, by what it gathered of the prompt, and sends their keys.
+/// The host chooses the representatives when the prefix has been read, by the prompt's statistics, and uploads their keys.
 impl DeviceScorer for Representatives {
     fn cost(&self, step: &StepShape) -> Cost {
         let numbers = self.of(step.candidates) * step.d;

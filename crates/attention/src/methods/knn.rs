@@ -1,18 +1,15 @@
-//! `knn`: top-k through a nearest-neighbour index over the prefix (Synk, Hoover et al. 2025, "top-k
-//! attention over a vector database"; Algorithm 1).
+//! `knn`: selects the top-k tokens through a nearest-neighbour index over the prefix (top-k attention over a kNN index,
+//! Synk, Hoover et al. 2025, Algorithm 1).
 //!
-//! Each KV head of each layer has an index over its candidates. `index=flat` is the list of the keys
-//! themselves, searched whole: the picks of `topk`. `index=hnsw` is a graph
-//! ([`Hnsw`](crate::index::graph::hnsw::Hnsw)), searched by the query's inner product with the keys as
-//! they are cached. Generated tokens stay in the exact tail, as in the paper; with `--tail indexed` they are scored one by one
-//! beside the graph. Both parts are one
-//! softmax; the paper's listing (l. 14–15) adds two that are normalised apart, which is not attention.
+//! With `index=hnsw`, a graph over the candidates of each KV head is stored
+//! ([`Hnsw`](crate::index::graph::hnsw::Hnsw)); a decode step searches it by the query's inner product with the cached
+//! keys. With `index=flat` nothing is stored, and a step scores all candidates, with the selection of `topk`. Generated
+//! tokens stay static, as in the paper; with `--tail indexed`, those that leave the window are scored one by one beside
+//! the graph. All selected and static tokens are in one softmax; the paper's listing (l. 14–15) adds two that are
+//! normalised separately, which is not attention.
 //!
-//! **Budgets by layer** (the paper's §4.4, which states no slope) are those of any method: `schedule=linear`
-//! ([`Schedule`](crate::Schedule)).
-//!
-//! **Where there is nothing to search.** If `k` is the number of candidates or above, all are picked and none
-//! is scored, whatever the index.
+//! Budgets that grow with depth (§4.4, which gives no slope) are set by `schedule=linear`, as for any method
+//! ([`Schedule`](crate::Schedule)). If `k` is at least the number of candidates, all are selected and none is scored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -69,7 +66,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Top-k through an index.
+/// The method: top-k through an index.
 struct Knn {
     index: KnnIndex,
     budget: Budget,
@@ -124,9 +121,9 @@ impl GraphSearch {
 }
 
 impl Method for Knn {
-    /// The graph, if there is one.
+    /// The graph; `None` with `index=flat`, or without candidates.
     type Index = Option<Hnsw>;
-    /// The memory of searches.
+    /// Workspaces of searches.
     type State = Workspaces<Beam>;
 
     /// How wide the graph is searched, and what is selected, is a matter of each step.
@@ -223,7 +220,7 @@ mod tests {
         let (tokens, d, k, steps) = (200, 32, 12, 3);
         let prefix = prefix(1, 1, tokens, d);
         let (out, _) = run(&prefix, "knn:index=flat,k=12", &none(), 1, steps);
-        // The last step, naively: the 12 best of the prefix and all three tokens after it.
+        // The last step, naively: the 12 best tokens of the prefix and all three tokens after it.
         let kv = prefix.layer(0);
         let (mut keys, mut values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
         for t in 0..steps as u64 {
@@ -258,7 +255,7 @@ mod tests {
         let Selection::PerHead(picks) = picks else { panic!("a set for each query head") };
         assert!(picks.iter().all(|p| p.tokens.len() == 4));
         let union: BTreeSet<u32> = picks.iter().flat_map(|p| p.tokens.iter().copied()).collect();
-        // Each head's four products are attention's; of the keys that both searches read, it reads those of either's picks.
+        // Each head's four products count as attention; of the keys that the searches read, attention reads those selected by either.
         let (flops, bytes) = (2 * d as u64, 2 * d as u64);
         let scored = cost.score_flops / flops + 2 * 4;
         assert_eq!((cost.score_flops, cost.kv_bytes), (flops * (scored - 8), bytes * (scored - union.len() as u64)));

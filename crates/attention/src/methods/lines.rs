@@ -1,6 +1,6 @@
-//! Vertical and diagonal lines of a prompt's attention map, found by the attention of its last queries.
+//! Vertical and diagonal lines of a prompt's attention map, found by the attention of its last queries; and block maps.
 //!
-//! A vertical line is a token that all later ones attend, a slash a distance at which each token attends one
+//! A vertical is a token that all later rows attend; a slash is a distance at which every row attends one token
 //! (MInference, Jiang et al. 2024, §3.2 and Algorithm 2).
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::types::scores::{FEW_QUERIES, score_into};
 use crate::{Mask, Policy, QueryBlock};
 use spattn_kernels::Rows;
 
-/// Attention that some of the last queries of one query head give to lines, summed over them.
+/// Attention that some of the last queries of one query head give to tokens and distances, summed over the queries.
 pub(crate) struct LineVotes {
     /// By token.
     pub(super) vertical: Vec<f32>,
@@ -21,12 +21,12 @@ pub(crate) struct LineVotes {
 }
 
 impl LineVotes {
-    /// Of no query, over so many tokens.
+    /// No votes yet, in a prompt of `tokens` tokens.
     pub(super) fn none(tokens: usize) -> Self {
         Self { vertical: vec![0.0; tokens], slash: vec![0.0; tokens] }
     }
 
-    /// Adds what the query at `position` gives to the tokens up to itself.
+    /// Adds the attention weights of the query at `position` over the tokens up to itself.
     pub(super) fn take(&mut self, position: usize, weights: &[f32]) {
         for (token, weight) in weights.iter().enumerate() {
             self.vertical[token] += weight;
@@ -34,14 +34,14 @@ impl LineVotes {
         }
     }
 
-    /// Of the last `count` queries of a head of the prompt's group, or of all if there are fewer.
+    /// Votes of the last `count` queries (or all) of one head of the prompt's group.
     pub(super) fn of_last(prompt: &QueryBlock<'_>, head: usize, count: usize, cost: &mut Cost) -> Self {
         let mut votes = Self::none(prompt.rows);
         each_last_attention(prompt, head, count, cost, |position, weights| votes.take(position, weights));
         votes
     }
 
-    /// What several heads give together.
+    /// Adds the votes of another head.
     pub(super) fn add(mut self, other: &Self) -> Self {
         let add = |sums: &mut [f32], more: &[f32]| sums.iter_mut().zip(more).for_each(|(sum, x)| *sum += x);
         add(&mut self.vertical, &other.vertical);
@@ -50,7 +50,7 @@ impl LineVotes {
     }
 }
 
-/// What `find` finds for each query head of a group, in parallel; adds what that costs.
+/// Calls `find` for each query head of a group, in parallel, and adds the costs.
 pub(crate) fn of_each_head<T: Send>(
     group: usize,
     cost: &mut Cost,
@@ -65,8 +65,8 @@ pub(crate) fn of_each_head<T: Send>(
     found
 }
 
-/// Calls `visit` with the positions of the last `count` queries of a head, ascending, and the softmax of each over all
-/// tokens up to itself.
+/// Calls `visit` with the position of each of the last `count` queries of a head, ascending, and with its softmax
+/// weights over all tokens up to itself. Counts the FLOPs.
 pub(super) fn each_last_attention(
     prompt: &QueryBlock<'_>,
     head: usize,
@@ -78,7 +78,7 @@ pub(super) fn each_last_attention(
     let first = tokens.saturating_sub(count);
     let mut logits = vec![0.0; tokens * FEW_QUERIES.min(tokens - first)];
     for together in (first..tokens).step_by(FEW_QUERIES) {
-        // Keys are widened once for all of them.
+        // Several queries in one pass, so that keys are converted to f32 once for them.
         let rows = FEW_QUERIES.min(tokens - together);
         let queries = &prompt.head(head)[together * d..][..rows * d];
         score_into(queries, prompt.keys.slice(0..tokens, d), d, &mut logits[..rows * tokens]);
@@ -99,73 +99,72 @@ pub(super) fn softmax(logits: &mut [f32], scale: f32) {
     logits.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// Numbers of a range by their scores, the best first, the lower of equals.
+/// The indexes of `range` by their scores, the best first; of equal ones the lower first.
 pub(crate) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
     let mut order: Vec<u32> = (range.start as u32..range.end.max(range.start) as u32).collect();
     order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
     order
 }
 
-/// What is attended of a prompt whatever is picked, as every method of a run has it: sinks, and for each row the last
-/// tokens up to itself.
+/// The static tokens of a prompt: the sink, and for each row a window of the last tokens up to itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Static {
-    /// First tokens.
+    /// Number of sink tokens.
     pub(super) sink: usize,
-    /// Last tokens up to a row, its own included; at least 1.
+    /// Tokens of a row's window, the row's own included; at least 1.
     pub(super) window: usize,
 }
 
 impl Static {
-    /// By the policy, in a prompt of so many tokens.
+    /// The static tokens by the policy, in a prompt of `tokens` tokens.
     pub(super) fn new(policy: &Policy, tokens: usize) -> Self {
         Self { sink: policy.sink.min(tokens), window: policy.local.max(1) }
     }
 
-    /// First token of the window of a row.
+    /// First token of the window of the row at `position`.
     pub(super) fn start(self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window)
     }
 
-    /// How many tokens a row sees by this.
+    /// Number of static tokens of the row at `position`.
     pub(super) fn tokens(self, position: usize) -> usize {
         position + 1 - self.picked(position).len()
     }
 
-    /// Tokens that a row sees only if they are picked.
+    /// Candidates of the row at `position`: tokens that it attends only if they are selected.
     pub(super) fn picked(self, position: usize) -> Range<usize> {
         let start = self.start(position);
         self.sink.min(start)..start
     }
 
-    /// The stretches of a block's rows.
+    /// First token of the window of each row of a block.
     pub(super) fn starts(self, block: &QueryBlock<'_>) -> Vec<usize> {
         (block.first..block.first + block.rows).map(|position| self.start(position)).collect()
     }
 
-    /// What a block's rows attend by this alone.
+    /// Mask of the static tokens alone.
     pub(super) fn mask(self, block: &QueryBlock<'_>) -> Mask {
         let sinks = 0..self.sink.min(block.first + block.rows) as u32;
         Mask::new(sinks.collect(), self.starts(block))
     }
 }
 
-/// Pairs of a query and a token up to it, which full attention over a prompt has.
+/// Number of pairs of a query and a token up to it, as dense attention over a prompt has.
 pub(super) fn all_pairs(tokens: usize) -> usize {
     tokens * (tokens + 1) / 2
 }
 
-/// Lines of one attention map, sinks and window among them.
+/// Lines of one attention map; the sink and the window are among them.
 pub(super) struct Lines {
-    /// Tokens, ascending, sinks included.
+    /// Tokens, ascending, with the sink.
     vertical: Vec<u32>,
-    /// Distances, ascending, none of them within the window.
+    /// Distances beyond the window, ascending.
     slashes: Vec<usize>,
     fixed: Static,
 }
 
 impl Lines {
-    /// The first so many of ranked verticals and slashes, beside what is static.
+    /// The given verticals and slashes, with the static tokens.
     pub(super) fn new(vertical: &[u32], slashes: &[u32], fixed: Static) -> Self {
         let mut vertical: Vec<u32> = (0..fixed.sink as u32).chain(vertical.iter().copied()).collect();
         let mut slashes: Vec<usize> = slashes.iter().map(|offset| *offset as usize).collect();
@@ -174,8 +173,8 @@ impl Lines {
         Self { vertical, slashes, fixed }
     }
 
-    /// Pairs of a query and a token that lie on a line of a prompt of so many tokens. A vertical and a slash share one
-    /// pair, or none if they meet behind its end.
+    /// Number of pairs of a query and a token on the lines, in a prompt of `tokens` tokens. A vertical and a slash
+    /// share one pair, or none if they would meet past the end of the prompt.
     pub(super) fn pairs(&self, tokens: usize) -> usize {
         let offsets = || (0..self.fixed.window.min(tokens)).chain(self.slashes.iter().copied());
         let on_vertical: usize = self.vertical.iter().map(|token| tokens - *token as usize).sum();
@@ -184,7 +183,7 @@ impl Lines {
         on_vertical + on_slashes - offsets().map(met).sum::<usize>()
     }
 
-    /// What the rows of a block attend.
+    /// The mask of a block of rows.
     pub(super) fn mask(&self, block: &QueryBlock<'_>) -> Mask {
         let end = block.first + block.rows;
         let seen = self.vertical.partition_point(|token| (*token as usize) < end);
@@ -196,10 +195,10 @@ impl Lines {
     }
 }
 
-/// Fewest tokens a block: the estimate of a map by blocks is square in their number.
+/// Smallest block size: the cost of the block-wise estimate is quadratic in the number of blocks.
 pub(super) const LEAST_BLOCK: usize = 8;
 
-/// Means of every `size` rows `[row][d]`; the last is of those that are left.
+/// Means of every `size` rows `[row][d]`; the last mean may be over fewer.
 pub(super) fn pooled(rows: &[f32], size: usize, d: usize) -> Vec<f32> {
     let mean = |block: &[f32]| {
         let mut mean = vec![0.0; d];
@@ -211,8 +210,8 @@ pub(super) fn pooled(rows: &[f32], size: usize, d: usize) -> Vec<f32> {
     rows.chunks(size * d).flat_map(mean).collect()
 }
 
-/// Attention of each mean query to the mean keys up to its own block, `[block][..=block]`: the block-wise estimate of an
-/// attention map (MInference's Algorithm 3, FlexPrefill's Algorithm 4).
+/// Block-wise estimate of an attention map: softmax of each mean query over the mean keys up to its own block,
+/// `[block][..=block]` (MInference's Algorithm 3, FlexPrefill's Algorithm 4).
 pub(super) fn block_attention(prompt: &QueryBlock<'_>, head: usize, size: usize, cost: &mut Cost) -> Vec<Vec<f32>> {
     let d = prompt.d;
     let keys = pooled(&prompt.keys.slice(0..prompt.rows, d).to_f32(), size, d);
@@ -227,16 +226,16 @@ pub(super) fn block_attention(prompt: &QueryBlock<'_>, head: usize, size: usize,
     queries.chunks_exact(d).enumerate().map(row).collect()
 }
 
-/// Key blocks that each block of queries attends, beside what is static.
+/// Key blocks that each block of queries attends, beside the static tokens.
 pub(super) struct BlockMap {
-    /// For each block of queries, ascending.
+    /// Key blocks of each block of queries, ascending.
     blocks: Vec<Vec<u32>>,
     size: usize,
     fixed: Static,
 }
 
 impl BlockMap {
-    /// Of blocks of `size` tokens, given by pairs of a query block and a key block, in any order.
+    /// A map of blocks of `size` tokens from pairs of a query block and a key block, in any order.
     pub(super) fn new(pairs: &[(u32, u32)], size: usize, tokens: usize, fixed: Static) -> Self {
         let mut blocks = vec![Vec::new(); tokens.div_ceil(size)];
         pairs.iter().for_each(|(of_queries, of_keys)| blocks[*of_queries as usize].push(*of_keys));
@@ -244,7 +243,7 @@ impl BlockMap {
         Self { blocks, size, fixed }
     }
 
-    /// Pairs of a query and a token that a pair of blocks adds to what is static.
+    /// Number of pairs of a query and a token that a pair of blocks adds to the static tokens.
     pub(super) fn added((of_queries, of_keys): (u32, u32), size: usize, tokens: usize, fixed: Static) -> usize {
         let within = |block: u32| block as usize * size..((block as usize + 1) * size).min(tokens);
         let keys = within(of_keys);
@@ -255,7 +254,7 @@ impl BlockMap {
         within(of_queries).map(seen).sum()
     }
 
-    /// What the rows of a block attend; it lies within one block of this map.
+    /// The mask of a block of rows, which has to lie within one block of this map.
     pub(super) fn mask(&self, block: &QueryBlock<'_>) -> Mask {
         let (sink, end) = (self.fixed.sink, block.first + block.rows);
         let tokens = |keys: &u32| *keys as usize * self.size..((*keys as usize + 1) * self.size).min(end);

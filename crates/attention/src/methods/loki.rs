@@ -1,10 +1,10 @@
-//! `loki`: scores in the leading principal components of the keys (Singhania et al. 2024).
+//! `loki`: selects by scores on the leading principal components of the keys (Loki, Singhania et al. 2024).
 //!
-//! Calibration finds the principal components of each KV head's keys after RoPE, as cached; the paper
-//! also tries components of keys before RoPE, which are not made here. Keys are projected on the first
-//! `rank` components when the index is built, queries at every step. The paper stores the keys themselves
-//! in this basis, which needs no further memory; here they stay as they are, and the projections are
-//! counted as what they are, a further copy. The basis belongs to the model and is not counted as index.
+//! The index holds the candidates' keys projected on the first `rank` components. A decode step projects the query and
+//! multiplies it with the index. Calibration finds the principal components of each KV head's keys after RoPE, as
+//! cached; the paper also tries keys before RoPE, which is not done here. The paper stores the keys themselves in this
+//! basis, which needs no further memory; here keys stay as they are, and the projections are counted as a further copy.
+//! The basis belongs to the model and is not counted as index.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -89,14 +89,14 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     start: |assignment, _| Ok(Box::new(KeyCovariances::new(assignment.model))),
 };
 
-/// `q·k` on the first principal components.
+/// Scores candidates by `q·k` on the first principal components.
 #[derive(Clone)]
 struct Loki {
     rank: Channels,
     basis: Option<Basis>,
 }
 
-/// Components of every KV head, and the hash of the artefact they come from.
+/// Components of all KV heads, and the hash of their artefact.
 #[derive(Clone)]
 struct Basis {
     /// `[layer][kv_head]`, each `[component][d]`.
@@ -105,7 +105,7 @@ struct Basis {
 }
 
 impl Scorer for Loki {
-    /// Keys on the components, `[candidate][component]`.
+    /// Projected keys, `[candidate][component]`.
     type Index = KvStore;
 
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
@@ -165,7 +165,7 @@ impl Scorer for Loki {
 }
 
 impl Loki {
-    /// Adds `keys: [token][d]` on the components.
+    /// Appends the projections of `keys: [token][d]`.
     fn push(&self, rows: &mut KvStore, place: KvHeadId, keys: &[f32]) {
         let projected = project(keys, self.components(place.layer, place.kv_head, place.d), place.d);
         projected.chunks_exact(rows.d()).for_each(|row| rows.append(row));
@@ -188,7 +188,7 @@ impl Loki {
     }
 }
 
-/// `rows: [row][d]` on `components: [component][d]`: `[row][component]`.
+/// Projects `rows: [row][d]` on `components: [component][d]`: `[row][component]`.
 fn project(rows: &[f32], components: &[f32], d: usize) -> Vec<f32> {
     let mut out = vec![0.0; rows.len() / d * (components.len() / d)];
     linear_rows(rows, components, d, &mut out);
@@ -201,7 +201,7 @@ fn basis_name(layer: usize) -> String {
 
 // ---- calibration ----
 
-/// Covariances of the keys, `[layer][kv_head]`.
+/// Collects covariances of the keys, `[layer][kv_head]`.
 struct KeyCovariances {
     model: ModelShape,
     heads: Vec<Vec<Covariance>>,

@@ -1,23 +1,24 @@
-//! `lsh_bits`: nearest signatures of random signed projections (the baseline of HashAttention §4.3 and
-//! Table 8; Gionis et al. 1999).
+//! `lsh_bits`: selects by the Hamming distance of random-projection signatures (the LSH baseline of HashAttention §4.3
+//! and Table 8; Gionis et al. 1999).
 //!
-//! The largest `q·k` are a search by inner product. It becomes one by angle if keys are lengthened to one
-//! norm `M`, the longest key's, by a further coordinate (Neyshabur and Srebro 2015; §4.3):
+//! A signature of `bits` bits is stored for each candidate. A decode step signs the query and compares the signatures.
+//!
+//! Selection by `q·k` is a search by inner product. It becomes a search by angle if a further coordinate lengthens all
+//! keys to the norm `M` of the longest one (Neyshabur and Srebro 2015; §4.3):
 //!
 //! ```text
 //! label=a     ψ_k = [k, √(M² − ‖k‖²)]                             ψ_q = [q, 0]
 //! label=av    ψ_k = [k, √d·ln‖v‖, √(M² − ‖k, √d·ln‖v‖‖²)]         ψ_q = [q, 1, 0]
 //! ```
 //!
-//! so the cosine is `q·k`, or the order of `a·‖v‖` (Lemma 4.2), over a constant of the query. The paper
-//! prints a 1 for the query's last coordinate, by which short keys would be taken for near ones, and its
-//! `ln‖v‖` leaves out that logits are scaled by `1/√d`; both follow the lemma here. A bit is the side of a
-//! random hyperplane on which a vector lies: two vectors at the angle `θ` agree in a share `1 − θ/π` of
-//! them. Hyperplanes are drawn from the parameter `seed` and shared by all heads; they belong to no KV
-//! head, so index bytes leave them out, and they are counted apart (`shared_bytes`).
+//! Then the cosine is `q·k`, or the logarithm of `a·‖v‖` (Lemma 4.2), up to a factor that depends on the query only.
+//! The paper prints a 1 as the query's last coordinate, which would favour short keys, and its `ln‖v‖` leaves out that
+//! logits are scaled by `1/√d`; both follow the lemma here. Each bit says on which side of a random hyperplane a vector
+//! lies: two vectors at an angle `θ` agree in a share `1 − θ/π` of the bits. Hyperplanes are drawn from the parameter
+//! `seed` and shared by all heads, so they are not counted as index but apart (`shared_bytes`).
 //!
-//! `center` subtracts the candidates' mean key first, which takes the same from all inner products of a
-//! query; the paper does not.
+//! `center` first subtracts the candidates' mean key, which changes all inner products of a query by the same amount;
+//! the paper does not.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -45,7 +46,7 @@ use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};
 use spattn_kernels::hyperplanes::Hyperplanes;
 
-/// Widest signature; more bits than the paper ever takes cost more than exact scores.
+/// Largest number of bits: more than the paper uses, and more would cost more than exact scores.
 const MOST_BITS: usize = 4096;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -99,7 +100,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Minus the Hamming distance of the signs of random projections.
+/// Scores candidates by minus the Hamming distance of their signatures to the query's.
 #[derive(Clone)]
 struct RandomSignatures {
     bits: usize,
@@ -110,20 +111,20 @@ struct RandomSignatures {
     planes: Arc<RandomPlanes>,
 }
 
-/// Signatures, and what those of further keys have to agree with.
+/// Signatures, and the statistics by which further keys are signed.
 struct Signed {
     signatures: Signatures,
     learned: LearnedNorms,
 }
 
-/// What the keys of a prefix have in common.
+/// Statistics of a prefix's keys and values.
 #[derive(Clone, Default)]
 struct LearnedNorms {
     /// Mean key, if it is subtracted.
     mean: Option<Vec<f32>>,
-    /// Norm of the shortest value, as which a zero counts.
+    /// Norm of the shortest value that is not zero; zero values count as that long.
     shortest: f64,
-    /// Norm of the longest key, with its further coordinate, to which all are lengthened.
+    /// Norm of the longest key, with its `√d·ln‖v‖` if values count. All keys are lengthened to it.
     longest: f64,
 }
 
@@ -171,7 +172,7 @@ impl Scorer for RandomSignatures {
         segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
     }
 
-    /// Of a step distances are added before anything is written.
+    /// With a single row, distances are summed over the group before scores are written.
     fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
         let signatures = self.query_signatures(queries, cost);
         let of_keys = &segment.index.signatures;
@@ -190,7 +191,7 @@ impl Scorer for RandomSignatures {
 }
 
 impl RandomSignatures {
-    /// Signatures of all queries, `[head][row][word]`, with what that costs.
+    /// Signatures of all queries, `[head][row][word]`, with their cost.
     fn query_signatures(&self, queries: &GroupQueries<'_>, cost: &mut Cost) -> Vec<u32> {
         let planes = self.planes.of_width(self.width(queries.d));
         let augmented = self.augment_queries(queries.queries, queries.d);
@@ -232,12 +233,12 @@ impl RandomSignatures {
         side_signatures(&self.planes.of_width(self.width(d)), &augmented)
     }
 
-    /// Coordinates of augmented vectors.
+    /// Number of coordinates of an augmented vector.
     fn width(&self, d: usize) -> usize {
         d + 1 + usize::from(self.by_norm)
     }
 
-    /// `ψ_q` of `queries: [group][d]`.
+    /// `ψ_q` of `queries: [query][d]`.
     fn augment_queries(&self, queries: &[f32], d: usize) -> Vec<f32> {
         let further: &[f32] = if self.by_norm { &[1.0, 0.0] } else { &[0.0] };
         queries.chunks_exact(d).flat_map(|q| q.iter().chain(further)).copied().collect()
@@ -264,18 +265,18 @@ fn mean_row(rows: &[f32], d: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / count) as f32).collect()
 }
 
-/// `ψ_k` of `keys: [token][d]`: each with its further coordinate of `with`, and lengthened to the longest of them.
+/// `ψ_k` of `keys: [token][d]`: each with its coordinate in `with`, if given, and lengthened to the longest of them.
 pub(super) fn augment_keys(keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec<f32> {
     augment_to(longest(keys, d, with), keys, d, with)
 }
 
-/// Norm of the longest key, with its further coordinate.
+/// Norm of the longest key, with its coordinate in `with`.
 fn longest(keys: &[f32], d: usize, with: Option<&[f32]>) -> f64 {
     let length = |(t, key): (usize, &[f32])| norm(key).hypot(with.map_or(0.0, |with| f64::from(with[t])));
     keys.chunks_exact(d).enumerate().map(length).fold(0.0, f64::max)
 }
 
-/// `ψ_k` of `keys: [token][d]`, lengthened to a norm; what is longer stays as it is.
+/// `ψ_k` of `keys: [token][d]`, lengthened to the norm `longest`; a longer key stays as long as it is.
 fn augment_to(longest: f64, keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec<f32> {
     let row = |(t, key): (usize, &[f32])| -> Vec<f32> {
         let further = with.map(|with| with[t]);
@@ -286,7 +287,7 @@ fn augment_to(longest: f64, keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec
     keys.chunks_exact(d).enumerate().flat_map(row).collect()
 }
 
-/// Packed sides of `vectors`, `[row][word]`.
+/// Packed signatures of `vectors`, `[row][word]`.
 pub(super) fn side_signatures(planes: &Hyperplanes, vectors: &[f32]) -> Vec<u32> {
     const ROWS: usize = 1024;
     let words = words_of(planes.count());
@@ -319,7 +320,7 @@ mod tests {
         a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
     }
 
-    /// Hamming distances computed bit by bit from `f64` projections.
+    /// The tokens with the smallest Hamming distances, computed bit by bit from `f64` projections.
     fn naive_picks(kv: &LayerKv, query: &[f32], candidates: std::ops::Range<usize>, bits: usize, k: usize) -> Vec<u32> {
         let d = query.len();
         let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
@@ -360,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Keys of one value lie at one distance from any query.
+    /// Equal keys have equal distances from any query.
     #[test]
     fn equal_keys_are_picked_by_the_seed_and_not_by_position() {
         let mut kv = LayerKv::new(KvDtype::F32, 1, 8, 1000);
@@ -374,7 +375,7 @@ mod tests {
         assert_eq!(seeded[0], seeded[1], "one order for all heads");
         assert_eq!(seeded[..1], picks("lsh_bits:k=60,per=kv_head"), "and for their sum");
         assert_ne!(seeded, picks("lsh_bits:k=60,seed=2"));
-        // Of 60 picks 30 in each half, deviation 3.8.
+        // Of 60 selected tokens, 30 are expected in each half, with a deviation of 3.8.
         let early = seeded[0].iter().filter(|t| **t < 505).count();
         assert!((15..=45).contains(&early), "{early} of 60 in the first half");
     }
@@ -418,7 +419,7 @@ mod tests {
             let expected = p * BITS as f64;
             chi_square += (f64::from(differ) - expected).powi(2) / (expected * (1.0 - p));
         }
-        // One draw of planes for all angles: sums of dependent squares, of mean 20; far below what a wrong law gives.
+        // All angles share one draw of planes, so squares are dependent: their sum has mean 20, far below that of a wrong law.
         assert!(chi_square < 60.0, "chi-square {chi_square} of {ANGLES} angles");
     }
 

@@ -1,41 +1,39 @@
-//! `magicpig`: tokens sampled by locality-sensitive hashing (Chen et al. 2024, "MagicPIG").
+//! `magicpig`: samples tokens by locality-sensitive hashing and weights them by their probability (MagicPIG, Chen et al. 2024).
 //!
-//! Keys are centred, `k̄ = k − mean(K)`, and hashed into `L` tables by `K` signs of random projections
-//! each. A token is sampled if it shares the query's code in at least two tables, which happens with
+//! Keys are centred, `k̄ = k − mean(K)`, and stored in `L` hash tables by `K` signs of random projections each. A
+//! decode step hashes the query and reads one bucket of each table. A token is sampled if it shares the query's code in
+//! at least two tables, which happens with probability `u`:
 //!
 //! ```text
 //! p = 1 − arccos(cos(q, k̄))/π        that one sign agrees
 //! u = 1 − (1 − p^K)^L − L·p^K·(1 − p^K)^(L−1)        (eq. 10)
 //! ```
 //!
-//! so the softmax over the sample with logits `s·q·k − ln u` is a self-normalised importance estimate of
-//! the candidates' attention (eq. 11). Raw keys serve for the logits: centring shifts all of them alike.
+//! The softmax over the sample with logits `s·q·k − ln u` is a self-normalised importance estimate of the candidates'
+//! attention (eq. 11). Logits use raw keys: centring would shift all of them by the same amount.
 //!
-//! **Hyperplanes** are drawn once from the parameter `seed` and shared by all layers, heads and examples,
-//! as in the paper (§4.4); other draws are other methods of a grid, `seed=1..5`. They belong to no KV head:
-//! index bytes leave them out, and so do the bytes of a step: one matrix that everything shares stays near the cores
-//! (at the paper's size 384 KB). `shared_bytes` counts them as if every KV head read them anew.
+//! **Hyperplanes** are drawn once from the parameter `seed` and shared by all layers, heads and examples, as in the paper
+//! (§4.4); `seed=1..5` gives other draws. Neither the index nor the bytes of a step include them: one shared matrix stays
+//! in the cores' caches (384 KB at the paper's size). `shared_bytes` counts them as if every KV head read them anew.
 //!
-//! **`density=`** solves L for all heads of an example: the least for which the expected share of candidates that
-//! collide often enough (`u` above) meets the density, over the angles measured between the last queries of the prefix
-//! and its own keys. K is as given; if it is not, it is the largest up to 10 that needs no more tables than the
-//! largest published setting has.
+//! **`density=`** solves L for all heads of an example: the least for which the expected share of sampled candidates
+//! (`u`) meets the density, over the angles between the last queries of the prefix and its keys. K is as given;
+//! otherwise it is the largest up to 10 that needs no more tables than the largest published setting.
 //!
-//! **`simple_lsh`** is the transform of eq. 8, applied after centring: `k̄` gets one more coordinate
-//! `√(r² − ‖k̄‖²)` with `r = max‖k̄‖` and `q` a zero, so `cos = q·k̄/(‖q‖·r)` and `p` orders tokens by
-//! `q·k̄`, not by angle. The paper found that it does not help and leaves it out.
+//! **`simple_lsh`** is the transform of eq. 8, after centring: `k̄` gets a further coordinate `√(r² − ‖k̄‖²)` with
+//! `r = max‖k̄‖`, and `q` a zero. Then `cos = q·k̄/(‖q‖·r)`, and `p` orders tokens by `q·k̄`, not by angle. The paper
+//! found that it does not help and leaves it out.
 //!
-//! **Corners.** A zero vector (all keys equal, centred) has no angle; its code is 0 in every table and the
-//! query's is with probability `2^−K`, which is `p = 1/2`. The cosine is clamped to ±1, and `p` is at least
-//! what single precision can tell from 0, so no logit is infinite.
+//! **Corner cases.** A zero vector (all keys equal, centred) has no angle. Its code is 0 in every table, and the
+//! query's is 0 with probability `2^−K`, so `p = 1/2`. The cosine is clamped to ±1, and `p` has a lower bound that
+//! single precision can tell from 0, so no logit is infinite.
 //!
-//! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), which the presets have. The
-//! default has those of its run, as all methods have; without any it loses much on deep models, and a warning says so.
+//! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), and so do the presets.
+//! By default they are those of the run, as for all methods. Without any, deep models lose much, and a warning says so.
 //!
-//! Every query head of a GQA group samples by its own query from the tables of its KV head, as in the
-//! authors' code. A union over the group is not offered: the heads meet the same hyperplanes, so their
-//! collisions depend on each other, and the probability of the union, which the weights need, has no
-//! closed form for groups above two.
+//! Each query head of a GQA group samples with its own query from the tables of its KV head, as in the authors' code. A
+//! union over the group is not offered: the heads use the same hyperplanes, so their collisions are dependent, and the
+//! probability of the union, which the weights need, has no closed form for more than two heads.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -114,20 +112,20 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Arc::new(MagicPig::read(params)?)),
 };
 
-/// Sampling by SimHash collisions.
+/// The method: sampling by SimHash collisions.
 struct MagicPig {
-    /// `K`; `None` to choose it with `L`.
+    /// `K`; `None` if it is solved together with `L`.
     bits: Option<usize>,
     /// `L`.
     tables: Tuned<usize>,
     hashing: Hashing,
     u_floor: f64,
     planes: RandomPlanes,
-    /// Of the shape, once it is known.
+    /// Table of `ln u`; `None` until `K` and `L` are known.
     log_probability: Option<Arc<LogProbability>>,
 }
 
-/// What is hashed how, and what counts as sampled.
+/// How keys are hashed, and how many collisions make a sampled token.
 #[derive(Debug, Clone, Copy)]
 struct Hashing {
     min_collisions: u8,
@@ -137,11 +135,11 @@ struct Hashing {
 }
 
 impl MagicPig {
-    /// The largest K that is chosen with L.
+    /// Default of `K`, and the largest `K` that is tried if it is solved with `L`.
     const DEFAULT_BITS: usize = 10;
     /// Tables of the largest published setting, (11,300).
     const PUBLISHED_TABLES: usize = 300;
-    /// The most tables that can be asked for, and that are tried for a given K.
+    /// Largest `L` that may be asked for, or is tried for a given `K`.
     const MOST_TABLES: usize = 4000;
 
     fn read(params: &mut Params) -> Result<Self, UsageError> {
@@ -167,7 +165,7 @@ impl MagicPig {
     }
 
     fn new(bits: Option<usize>, tables: Tuned<usize>, hashing: Hashing, u_floor: f64) -> Self {
-        // What is solved for a density draws its own.
+        // With a density the shape is not known yet; the solved method draws its own hyperplanes.
         let shape = match tables {
             Tuned::Value(tables) => Some(Shape { bits: bits.unwrap_or(Self::DEFAULT_BITS), tables }),
             Tuned::Density(_) => None,
@@ -177,12 +175,12 @@ impl MagicPig {
         Self { bits, tables, hashing, u_floor, planes, log_probability }
     }
 
-    /// `K` and `L`, solved if need be.
+    /// `K` and `L`, as given or solved.
     fn shape(&self) -> Shape {
         Shape { bits: self.bits.unwrap_or(Self::DEFAULT_BITS), tables: self.tables.value() }
     }
 
-    /// The shape with which the expected share of candidates sampled is `wanted`, over these agreements.
+    /// The shape that is expected to sample a share `wanted` of the candidates, given their probabilities `p` of agreement.
     fn shape_for(&self, wanted: f64, agreements: &Histogram) -> Shape {
         let fewest = usize::from(self.hashing.min_collisions);
         let sampled = |shape| agreements.mean(|p| sampling_probability(shape, self.hashing.min_collisions, p));
@@ -198,7 +196,7 @@ impl MagicPig {
         ladder.find(reaches).unwrap_or(Shape { bits: 1, tables: Self::PUBLISHED_TABLES })
     }
 
-    /// What is known of the candidates' keys before they are hashed.
+    /// The candidates' keys, and their mean if they are centred.
     fn keys<'a>(&self, prefix: &HeadPrefix<'a>) -> Keys<'a> {
         let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), prefix.d), d: prefix.d, mean: None };
         if self.hashing.center {
@@ -207,7 +205,7 @@ impl MagicPig {
         keys
     }
 
-    /// Agreements of the probe's queries with the candidates.
+    /// Probabilities `p` of agreement between the probe's queries and the candidates.
     fn agreements(&self, head: &ProbeHead<'_>) -> Histogram {
         let keys = self.keys(&head.prefix);
         let lengths = keys.norms();
@@ -226,8 +224,8 @@ impl MagicPig {
         agreements
     }
 
-    /// The sampled tokens of one query head and their weights; `sides` is the query's hash. The products of query and
-    /// sampled keys are those of attending, and counted there.
+    /// The sampled tokens of one query head and their weights; `sides` is the query's hash. Exact products with sampled
+    /// keys are counted as attention, not here.
     fn picks(
         &self,
         step: &Step<'_>,
@@ -243,7 +241,7 @@ impl MagicPig {
         let behind = index.tables.tokens() as u32;
         sampled.extend(state.tail.codes.sample(sides, state.tail.codes.tokens(), least).map(|t| t + behind));
         cost.aux_bytes += state.tail.codes.bytes() as u64;
-        // Counts of all tokens, set and passed over.
+        // The counts of all tokens, written once and read once.
         cost.select_bytes += 2 * u64::from(behind);
         let first = step.candidates.start as u32;
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
@@ -254,8 +252,7 @@ impl MagicPig {
         SelectedTokens { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
     }
 
-    /// The vectors `[token][planes.d()]` that stand for `keys: [token][d]` in the hash, and the norms that their cosines
-    /// are taken by.
+    /// The vectors `[token][planes.d()]` by which `keys: [token][d]` are hashed, and their norms.
     fn hashed(&self, geometry: &Geometry, keys: &[f32], d: usize) -> (Vec<f32>, Norms) {
         let keys = Keys { rows: Rows::F32(keys), d, mean: geometry.mean.clone() };
         let norms = keys.norms();
@@ -266,37 +263,37 @@ impl MagicPig {
     }
 }
 
-/// Stored about the candidates of one KV head.
+/// The index over the candidates of one KV head.
 struct HashIndex {
     planes: Arc<Hyperplanes>,
     tables: HashTables,
     geometry: Geometry,
 }
 
-/// What a run carries from step to step.
+/// State of a sequence.
 struct Sampling {
     counters: Workspaces<CollisionCounter>,
     tail: HashedTail,
 }
 
-/// Tokens that left the window since the prefix was read, by its mean and, for `simple_lsh`, its longest key.
+/// Tokens that left the window since the prefix was read, hashed with its mean and, for `simple_lsh`, its longest key.
 struct HashedTail {
     codes: CodeRows,
     norms: Norms,
 }
 
-/// Where the hashed vectors of the candidates lie.
+/// How hashed vectors follow from keys.
 struct Geometry {
-    /// Mean of the keys, if they are centred.
+    /// Mean of the keys; `None` if they are not centred.
     mean: Option<Vec<f32>>,
     norms: Norms,
 }
 
-/// Lengths of the hashed vectors.
+/// Norms of the hashed vectors.
 enum Norms {
     /// `‖k̄_i‖` of each token.
     Each(Vec<f32>),
-    /// The common length after the transform of eq. 8, `r`.
+    /// The common norm `r` after the transform of eq. 8.
     Common(f32),
 }
 
@@ -334,7 +331,7 @@ impl Method for MagicPig {
         HashIndex { planes, tables: HashTables::new(&codes), geometry: Geometry { mean: keys.mean, norms } }
     }
 
-    /// Tables, mean and lengths; the hyperplanes belong to no KV head.
+    /// Bytes of tables, mean and norms; the hyperplanes are shared by all KV heads and not counted.
     fn index_bytes(&self, index: &HashIndex) -> usize {
         let Geometry { mean, norms } = &index.geometry;
         let norms = match norms {
@@ -400,8 +397,8 @@ impl Method for MagicPig {
     }
 }
 
-/// A prompt row by row. What a step centres by, the mean of the candidates, is taken anew for every block of rows, from
-/// what its first row may look at: from row to row it hardly moves.
+/// Prefill row by row. The mean by which keys are centred is computed once for a block of rows, from the candidates of
+/// its first row: it hardly changes from row to row.
 impl RowMask for MagicPig {
     fn begin(&self) -> Box<dyn Any + Send + Sync> {
         Box::new(())
@@ -447,7 +444,7 @@ impl RowMask for MagicPig {
     }
 }
 
-/// Side bits of one query `[d]`, with the cost of hashing it.
+/// Side bits of one query `[d]`; counts the cost.
 fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
     let (width, d) = (planes.d(), query.len());
     let mut padded = vec![0.0; width];
@@ -461,7 +458,7 @@ fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
 }
 
 impl HashIndex {
-    /// Side bits of the group's queries, `[group][words]`.
+    /// Side bits of the group's queries, `[group][words]`; counts the cost.
     fn hash_queries(&self, step: &Step<'_>, cost: &mut Cost) -> Vec<u64> {
         let width = self.planes.d();
         let mut queries = vec![0.0; step.group() * width];
@@ -480,8 +477,8 @@ impl HashIndex {
 }
 
 impl Geometry {
-    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`; `norms` are those of the
-    /// prefix and of what follows it.
+    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`; `norms` are those of
+    /// the prefix and of the tail.
     fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], norms: [&Norms; 2], cost: &mut Cost) -> Vec<f64> {
         let query_norm = norm(query);
         let mut shift = [0.0];
@@ -509,7 +506,7 @@ impl Geometry {
     }
 }
 
-/// The candidates' keys, as they are hashed.
+/// The candidates' keys, and the mean to subtract from them.
 struct Keys<'a> {
     rows: Rows<'a>,
     d: usize,
@@ -517,7 +514,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Tokens widened to f32 at a time.
+    /// Tokens that are converted to f32 at a time.
     const BLOCK: usize = 1024;
 
     fn tokens(&self) -> usize {
@@ -557,7 +554,7 @@ impl Keys<'_> {
         blocks.into_par_iter().flat_map_iter(norms).collect()
     }
 
-    /// `[k̄, √(r² − ‖k̄‖²)]` of a range of tokens, `[token][d + 1]`, for `r` the `longest` of `norms` (eq. 8).
+    /// `[k̄, √(r² − ‖k̄‖²)]` of a range of tokens, `[token][d + 1]`, with `r` being `longest` (eq. 8).
     fn simple_lsh(&self, range: Range<usize>, norms: &[f32], longest: f32) -> Vec<f32> {
         let mut rows = Vec::with_capacity(range.len() * (self.d + 1));
         for (row, norm) in self.centred(range.clone()).chunks_exact(self.d).zip(&norms[range]) {

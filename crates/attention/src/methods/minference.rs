@@ -1,20 +1,20 @@
-//! `minference`: for each head the pattern that keeps most of its attention: A-shape, vertical-slash or block-sparse (Jiang
-//! et al. 2024).
+//! `minference`: prefill by the pattern that keeps most of a head's attention: A-shape, vertical-slash or block-sparse
+//! (MInference, Jiang et al. 2024).
 //!
-//! Three patterns with the same number of pairs of a query and a token stand to choice for each query head:
-//! - A-shape: sinks and a wider window.
-//! - Vertical-slash: as many tokens as distances, by the votes of the last `snapshot` queries (its Algorithm 2).
-//! - Block-sparse: for each block of queries the key blocks that it gives most by the means of both (its Algorithm 3).
+//! Each query head chooses among three patterns with the same number of pairs of a query and a token:
+//! - A-shape: the sink and a wider window.
+//! - Vertical-slash: as many tokens as distances, by the votes of the last `snapshot` queries (Algorithm 2).
+//! - Block-sparse: for each block of queries its best key blocks, by the means of both (Algorithm 3).
 //!
-//! The head takes the one that keeps most of what those last queries attend, the first of equals. After the prompt
-//! attention is dense.
+//! It takes the pattern that keeps most of the attention of those last queries, the first of equals. Nothing is stored:
+//! decoding is dense.
 //!
 //! Decisions where the paper leaves room:
-//! - The authors choose a head's pattern once for a model, by the output's error on one example (Algorithm 1). Here it is
-//!   chosen on each prompt, by the attention of its last queries that is kept: nothing has to be learned offline.
-//! - Equal cost means equal pairs, counted exactly: those of rows that attend `k` tokens beyond sinks and window, or of a
-//!   density. The paper's search space has its own sizes for each pattern.
-//! - Lines are single tokens; blocks of the last pattern are cut from the first token on.
+//! - The authors choose a head's pattern once for a model, by the output's error on one example (Algorithm 1). Here it
+//!   is chosen for each prompt, by the attention of its last queries that it keeps, so no calibration is needed.
+//! - Equal cost means an equal number of pairs, counted exactly: that of rows that attend `k` tokens beyond sink and
+//!   window, or that of a density. The paper's search space has its own sizes for each pattern.
+//! - Lines are single tokens; blocks are cut from the first token on.
 
 use std::sync::Arc;
 
@@ -52,16 +52,16 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Three patterns to choose from.
+/// The method: three patterns, of which each head takes one.
 struct MInference {
     k: Tuned<usize>,
     snapshot: usize,
     block: usize,
 }
 
-/// What a head attends.
+/// The pattern of one head.
 enum Pattern {
-    /// Sinks and a window alone.
+    /// The sink and a window alone.
     AShape(Static),
     VerticalSlash(Lines),
     BlockSparse(BlockMap),
@@ -76,7 +76,7 @@ impl Pattern {
         }
     }
 
-    /// How much of the attention of the last queries it keeps; their weights are given by position.
+    /// The attention of the last queries that the pattern keeps; `attention` lists their positions and weights.
     fn kept(&self, prompt: &QueryBlock<'_>, attention: &[(usize, Vec<f32>)]) -> f64 {
         let of_row = |(position, weights): &(usize, Vec<f32>)| {
             let row = QueryBlock { queries: &[], rows: 1, first: *position, ..prompt.clone() };
@@ -88,7 +88,7 @@ impl Pattern {
 }
 
 impl MInference {
-    /// Pairs of a query and a token that each pattern is to have.
+    /// Number of pairs of a query and a token that each pattern should have.
     fn pairs(&self, tokens: usize, fixed: Static) -> f64 {
         match self.k {
             Tuned::Density(density) => density * all_pairs(tokens) as f64,
@@ -99,7 +99,7 @@ impl MInference {
         }
     }
 
-    /// The patterns of one head, in the order of the module's list.
+    /// The three patterns of one head, in the order of the module's list.
     fn patterns(
         &self,
         prompt: &QueryBlock<'_>,
@@ -126,9 +126,9 @@ impl MInference {
         ]
     }
 
-    /// As many of the best key blocks for each block of queries as bring the pairs nearest to what is wanted.
+    /// The same number of best key blocks for each block of queries: as many as bring the pairs nearest to `wanted`.
     fn best_blocks(&self, estimate: &[Vec<f32>], tokens: usize, (wanted, fixed): (f64, Static)) -> BlockMap {
-        // By rank: the pairs of blocks of all blocks of queries that have so many.
+        // For each rank, the block pairs of that rank, one for each block of queries that has as many key blocks.
         let mut by_rank: Vec<Vec<(u32, u32)>> = vec![Vec::new(); estimate.len()];
         for (queries, scores) in (0..).zip(estimate) {
             let keys = ranked(scores, 0..scores.len());
@@ -175,7 +175,7 @@ mod tests {
     use crate::prefill::testing::{D, Layer, assert_sees, is_static, noise, plain, score_flops, softmax_up_to};
     use std::collections::BTreeSet;
 
-    /// What rows see of one pattern: tokens by position.
+    /// The tokens that each row sees, by position.
     type Rows = Vec<BTreeSet<usize>>;
 
     fn pairs(rows: &Rows) -> usize {
@@ -193,7 +193,7 @@ mod tests {
         order
     }
 
-    /// A-shape, vertical-slash and block-sparse with so many pairs, each by trying sizes one after the other.
+    /// A-shape, vertical-slash and block-sparse with `wanted` pairs; sizes are tried one after the other.
     fn patterns(layer: &Layer, head: usize, wanted: usize, snapshot: usize, size: usize, policy: &Policy) -> [Rows; 3] {
         let n = layer.tokens();
         let first = |of: &dyn Fn(usize) -> Rows| (0..=n).map(of).find(|rows| pairs(rows) >= wanted).unwrap();
@@ -234,7 +234,7 @@ mod tests {
         [a_shape, lines, blocks(count.unwrap_or(keys.len()))]
     }
 
-    /// The pattern that keeps most of what the last queries attend, with its number.
+    /// The pattern that keeps most of the attention of the last queries, with its number.
     fn chosen(layer: &Layer, head: usize, k: usize, snapshot: usize, size: usize, policy: &Policy) -> (usize, Rows) {
         let n = layer.tokens();
         let fixed = rows(n, policy, |_, _| false);
@@ -252,7 +252,7 @@ mod tests {
         (best, patterns[best].clone())
     }
 
-    /// Checks all heads; the patterns that they chose.
+    /// Checks all heads; returns the number of each head's pattern.
     fn check(layer: &Layer, (k, snapshot, size): (usize, usize, usize), policy: &Policy) -> Vec<usize> {
         let spec = format!("minference:k={k},snapshot={snapshot},block={size}");
         let by_head: Vec<(usize, Rows)> =
@@ -283,7 +283,7 @@ mod tests {
             strong.iter().for_each(|(channel, value)| x[*channel] += value);
             x
         };
-        // Turning slowly with the position: what is near has a large product, over a width beyond half of the budget.
+        // Vectors turn slowly with position: near tokens have a large product, over a width beyond half of the budget.
         let near = |t: usize| vector(t, &[(0, 4.0 * (t as f32 / 70.0).cos()), (1, 4.0 * (t as f32 / 70.0).sin())]);
         let turning: Vec<Vec<f32>> = (0..n).map(near).collect();
         assert_eq!(check(&Layer::of(&turning, &turning), (40, n, 64), &policy), [0], "a window");
@@ -291,7 +291,7 @@ mod tests {
         let marked: Vec<Vec<f32>> = (0..n).map(|t| vector(t, &[(3, if t % 32 == 9 { 8.0 } else { 0.0 })])).collect();
         let looking: Vec<Vec<f32>> = (0..n).map(|t| vector(1000 + t, &[(3, 8.0)])).collect();
         assert_eq!(check(&Layer::of(&marked, &looking), (40, 64, size), &policy), [1], "lines");
-        // Each block of queries looks for a block of its own, far away.
+        // Each block of queries looks for its own block, far away.
         let key = |t: usize| vector(t, &[(t / size % D, 9.0)]);
         let query = |t: usize| vector(2000 + t, &[((t / size * 5 + 3) % D, 9.0)]);
         let apart = Layer::of(&(0..n).map(key).collect::<Vec<_>>(), &(0..n).map(query).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! The methods, one file each, and their registry.
 //!
-//! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]; or [`register`] it from the program that uses this crate.
-//! The registry alone knows methods by name; what they share lies below, in `scored`, `types` and `index`.
+//! To add a method, write its file and add its [`MethodEntry`] to [`METHODS`]; or [`register`] it from the program that
+//! uses this crate. Only the registry knows methods by name; shared code is in `scored`, `types` and `index`.
 
 mod a_shape;
 mod ada_kv;

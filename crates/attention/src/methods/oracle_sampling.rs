@@ -1,13 +1,14 @@
-//! `oracle_sampling`: draws from the exact attention distribution (MagicPIG, Definition 3.1).
+//! `oracle_sampling`: samples tokens from the exact attention distribution (MagicPIG, Definition 3.1).
 //!
-//! `B` tokens are drawn independently from `w = softmax(s·qKᵀ)` and the output is `Σ (f_i/B)·v_i` over
-//! the distinct ones (eq. 4–5), an unbiased estimate whose cost is the number of distinct tokens, at
-//! most `1 + B(1 − max w)` in expectation (Theorem 3.3). Static tokens are attended exactly: draws are
-//! from the candidates, and the estimate enters with the candidates' exact share of the softmax.
+//! Nothing is stored. A decode step multiplies the queries with the keys of all candidates, and attends the distinct
+//! tokens drawn. `B` tokens are drawn independently from `w = softmax(s·qKᵀ)`; the output is `Σ (f_i/B)·v_i` over the
+//! distinct ones, where `f_i` counts a token's draws (eq. 4–5). The estimate is unbiased; the expected number of
+//! distinct tokens is at most `1 + B(1 − max w)` (Theorem 3.3). Static tokens are attended exactly: draws are from the
+//! candidates, and the estimate enters with the candidates' exact share of the softmax.
 //!
-//! `draw_from=all` is the definition to the letter: every token is a candidate, the current one included, and none is static, so
-//! `sink`, `local` and `tail` mean nothing. `proposal=value_norm` draws in proportion to `w_i‖v_i‖` (Appendix C), which the
-//! paper found to be worse downstream: sinks, whose values are short, are drawn less often.
+//! `draw_from=all` is Definition 3.1 to the letter: every token is a candidate, the current one included, so `sink`,
+//! `local` and `tail` have no effect. `proposal=value_norm` draws in proportion to `w_i‖v_i‖` (Appendix C). The paper
+//! found this worse downstream: sinks have short values and are drawn less often.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -62,5 +63,5 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Draws that can be asked for: each is made, whatever the tokens.
+/// Largest number of draws that may be asked for: all are made, however few the tokens.
 const MOST_DRAWS: usize = 1 << 20;

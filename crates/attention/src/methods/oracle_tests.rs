@@ -1,9 +1,9 @@
-//! What a decoding step picks, against naive references: plain loops in `f64`, written from the methods' definitions.
+//! The selection of a decode step against naive references: plain loops in `f64`, written from the methods' definitions.
 //!
-//! A row of [`table`] is a spec and a naive score of every page of candidates. The harness reduces the scores as
-//! `per` and `reduce` say, takes the best, and compares with what the method picks for two layers of two KV heads with two
-//! query heads each, all with data of their own, on noise and on keys with a structure. The engine's output has to be
-//! attention over just these tokens. To hold a further method to this, add a row.
+//! A row of [`table`] is a spec and a naive score of every page of candidates. The harness reduces the scores by `per`
+//! and `reduce`, takes the best, and compares with the method's selection for two layers of two KV heads with two query
+//! heads each, all with data of their own, on noise and on keys with a structure. The engine's output has to be
+//! attention over just these tokens. To test another method this way, add a row.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -34,7 +34,7 @@ const LAYERS: usize = 2;
 const KV_HEADS: usize = 2;
 const HEADS: usize = 4;
 const GROUP: usize = HEADS / KV_HEADS;
-/// More than two groups of 128 candidates, the last one not whole.
+/// More than two groups of 128 candidates; the last group is not whole.
 const TOKENS: usize = 300;
 const SINK: usize = 3;
 const LOCAL: usize = 8;
@@ -61,20 +61,20 @@ fn scale() -> f64 {
 
 // ---- scenes ----
 
-/// A prefix and one step behind it; every layer and head has other numbers.
+/// A prefix and one step after it; every layer and head has numbers of its own.
 struct Scene {
     name: &'static str,
     prefix: Arc<Prefix>,
-    /// Of the prefix, `[layer]`, each `[token][head][D]`.
+    /// Queries of the prefix, `[layer]`, each `[token][head][D]`.
     prompt: Vec<Vec<f32>>,
-    /// Of the step, `[layer]`, each `[head][D]`.
+    /// Queries of the step, `[layer]`, each `[head][D]`.
     queries: Vec<Vec<f32>>,
     /// Key and value of the step's token, `[layer]`, each `[kv_head][D]`.
     own: Vec<[Vec<f32>; 2]>,
 }
 
 impl Scene {
-    /// `key(layer, kv_head, token, noise)` and `query(layer, head, noise)` make keys and queries of noise.
+    /// `key(layer, kv_head, token, noise)` and `query(layer, head, noise)` turn noise into keys and queries.
     fn new(
         name: &'static str,
         key: impl Fn(usize, usize, usize, &mut [f32]),
@@ -85,7 +85,7 @@ impl Scene {
             for t in 0..TOKENS {
                 let mut keys = noise(KV_HEADS * D, (l * 10_000 + t) as u64);
                 keys.chunks_mut(D).enumerate().for_each(|(h, k)| key(l, h, t, k));
-                // Values of many lengths, so that their norms matter.
+                // Values of many norms, so that norms matter.
                 let long = 3f32.powi((t * 7 % 5) as i32 - 2);
                 let values: Vec<f32> =
                     noise(KV_HEADS * D, (l * 10_000 + t + 77_777) as u64).iter().map(|x| long * x).collect();
@@ -112,7 +112,7 @@ impl Scene {
         Self::new("noise", |_, _, _, _| {}, |_, _, _| {})
     }
 
-    /// Where the needle of a KV head is.
+    /// Position of the needle of a KV head.
     fn needle(layer: usize, kv_head: usize) -> usize {
         41 + 31 * layer + 97 * kv_head
     }
@@ -121,7 +121,7 @@ impl Scene {
         noise(D, 700 + (2 * layer + kv_head) as u64)
     }
 
-    /// One key is what all queries of its group ask for; the others are short.
+    /// All queries of a group ask for one key; the other keys are short.
     fn with_needle() -> Self {
         Self::new(
             "needle",
@@ -137,7 +137,7 @@ impl Scene {
         )
     }
 
-    /// Keys about one of two centres in turn; the query heads of a group ask for one of them each.
+    /// Keys lie around two centres in turn; each query head of a group asks for one of the two.
     fn with_clusters() -> Self {
         Self::new(
             "clusters",
@@ -152,7 +152,7 @@ impl Scene {
         )
     }
 
-    /// One channel of all keys is far from 0, another at every head, as channels of keys are.
+    /// One channel of all keys is far from 0, a different one at every head, as in real keys.
     fn with_a_large_channel() -> Self {
         Self::new(
             "large channel",
@@ -169,7 +169,7 @@ impl Scene {
         ModelShape { weights_sha256: "random".into(), layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, head_dim: D }
     }
 
-    /// The method with an artefact made of noise, if it needs one.
+    /// The method, with an artefact made from noise if it needs one.
     fn method(spec: &str, policy: &Policy) -> Configured {
         let method = configured(spec, policy);
         match method.method.calibration() {
@@ -188,7 +188,7 @@ impl Scene {
         stats
     }
 
-    /// What a step picks at one KV head, in a run of this seed, from `candidates`.
+    /// Selection of a step at one KV head from `candidates`, in a run with this seed.
     fn picks(
         &self,
         method: &Configured,
@@ -287,7 +287,7 @@ impl Scene {
     }
 }
 
-/// One artefact of each kind, of noise.
+/// One artefact of each kind, made from noise.
 fn artefact(kind: &str) -> &'static Artefact {
     static MADE: LazyLock<HashMap<&str, Artefact>> =
         LazyLock::new(|| CALIBRATIONS.iter().map(|c| (c.kind, random_artefact(c.kind, &Scene::model()))).collect());
@@ -301,13 +301,13 @@ struct Head<'a> {
     kv_head: usize,
     keys: Vec<Vector>,
     values: Vec<Vector>,
-    /// `[query head of the group]`.
+    /// `[query head of the group][D]`.
     queries: Vec<Vector>,
     candidates: Range<usize>,
 }
 
 impl Head<'_> {
-    /// `score(query head of the group, token)` of all candidates.
+    /// `score(query head of the group, token)` for all candidates.
     fn by_token(&self, score: impl Fn(usize, usize) -> f64) -> Vec<Vector> {
         (0..GROUP).map(|h| self.candidates.clone().map(|t| score(h, t)).collect()).collect()
     }
@@ -316,14 +316,14 @@ impl Head<'_> {
         dot(&self.queries[h], &self.keys[token])
     }
 
-    /// Scaled `q·k` of the query that a token of the prefix had.
+    /// Scaled `q·k` of the query of a prefix token.
     fn prompt_logit(&self, query_token: usize, h: usize, key_token: usize) -> f64 {
         let head = self.kv_head * GROUP + h;
         let query = &self.scene.prompt[self.layer][(query_token * HEADS + head) * D..][..D];
         scale() * query.iter().zip(&self.keys[key_token]).map(|(q, k)| f64::from(*q) * k).sum::<f64>()
     }
 
-    /// What the prompt's query at a token gives to all tokens up to it.
+    /// Softmax weights of the prompt's query at a token over all tokens up to it.
     fn prompt_weights(&self, query_token: usize, h: usize) -> Vector {
         let weights: Vector = (0..=query_token).map(|k| self.prompt_logit(query_token, h, k).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -335,12 +335,12 @@ impl Head<'_> {
         artefact(kind).read(&name, shape).unwrap().into_iter().map(f64::from).collect()
     }
 
-    /// Keys of the candidates `[candidate][D]` as they are stored.
+    /// Keys of the candidates as stored, `[candidate][D]`.
     fn stored_keys(&self) -> Vec<f32> {
         self.scene.prefix.layer(self.layer).keys.head(self.kv_head).slice(self.candidates.clone(), D).to_f32()
     }
 
-    /// Attention of one query head over `tokens`, and over a vector that stands for a share of the candidates.
+    /// Attention of one query head over static and `picked` tokens, and over a vector that gets a share of the candidates' mass.
     fn attend(&self, h: usize, picked: &[u32], rest: Option<(f64, &[f32])>) -> Vector {
         let weight = |t: usize| (scale() * self.dot(h, t)).exp();
         let is_exact = |t: &usize| !self.candidates.contains(t);
@@ -356,9 +356,9 @@ impl Head<'_> {
     }
 }
 
-// ---- what a row says ----
+// ---- rows of the table ----
 
-/// For whom a selection is made.
+/// The heads for which a selection is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Per {
     QueryHead,
@@ -389,29 +389,29 @@ impl Per {
     }
 }
 
-/// How many pages are taken, the best first.
+/// Number of pages to take, the best first.
 #[derive(Debug, Clone, Copy)]
 enum Take {
     Pages(usize),
-    /// So many in each layer.
+    /// A number for each layer.
     Layers([usize; LAYERS]),
-    /// The fewest that cover this share of the mass of which the scores are the unscaled logits, and so many at least.
+    /// The fewest that cover this share of the mass, scores being unscaled logits; and at least this many.
     Share(f64, usize),
 }
 
 type Scores = Box<dyn Fn(&Head<'_>, Per) -> Vec<Vector>>;
 
-/// A method, and what it has to pick.
+/// A method, and what it has to select.
 struct Row {
     spec: String,
-    /// Of `per` and `reduce`, what the method can be asked for.
+    /// The settings of `per` and `reduce` that the method accepts.
     per: &'static [Per],
     take: Take,
     page: usize,
     candidates: Range<usize>,
-    /// Scores nearer than this, as a share of the largest, may change places; 0 where they are whole numbers.
+    /// Scores closer than this share of the largest may swap ranks; 0 for whole numbers.
     tolerance: f64,
-    /// Whether `scores` has already made one of a group where `per` asks for it.
+    /// Whether `scores` already reduces the group if `per` asks for it.
     is_reduced: bool,
     scores: Scores,
 }
@@ -450,12 +450,12 @@ impl Row {
         Self { is_reduced: true, ..self }
     }
 
-    /// What a KV head of a layer picks for all of its group.
+    /// A method that selects for each KV head.
     fn of_group(self) -> Self {
         Self { per: &[Per::Sum], is_reduced: true, ..self }
     }
 
-    /// Pages to take in a layer by these scores, the best first; and what the last one scores.
+    /// The pages to take in a layer by these scores, the best first; and the score of the last one.
     fn taken(&self, layer: usize, scores: &[f64]) -> (BTreeSet<usize>, f64) {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -560,7 +560,7 @@ enum Round {
     Up,
 }
 
-/// Numbers of a column in `bits` bits, as they come back from ranges over 128 rows. In single precision, as the format is.
+/// A column quantised to `bits` bits and back, with ranges over 128 rows; in single precision, as the format is.
 fn quantised(column: &[f32], bits: usize, round: Round) -> Vec<f32> {
     let top = ((1 << bits) - 1) as f32;
     let mut back = Vec::new();
@@ -573,7 +573,7 @@ fn quantised(column: &[f32], bits: usize, round: Round) -> Vec<f32> {
         back.extend(part.iter().map(|x| {
             let value = |code: f32| min + step * code;
             let place = (x - min) / step;
-            // A quotient may be rounded to the wrong side.
+            // The quotient may be rounded to the wrong side.
             match round {
                 Round::Nearest => value(place.round()),
                 Round::Down if value(place.floor()) > *x => value(place.floor() - 1.0),
@@ -586,7 +586,7 @@ fn quantised(column: &[f32], bits: usize, round: Round) -> Vec<f32> {
     back
 }
 
-/// Quest, eq. 1: each channel by the bound that its sign asks for.
+/// Quest, eq. 1: the bound of each channel by the sign of the query.
 fn page_bounds(head: &Head<'_>, page: usize, bits: Option<usize>) -> Vec<Vector> {
     let keys = head.stored_keys();
     let pages: Vec<&[f32]> = keys.chunks(page * D).collect();
@@ -606,7 +606,7 @@ fn page_bounds(head: &Head<'_>, page: usize, bits: Option<usize>) -> Vec<Vector>
     head.queries.iter().map(|q| (0..pages.len()).map(|p| bound(q, p)).collect()).collect()
 }
 
-/// Double Sparsity: the channels with the largest means of the group, in `bits` bits.
+/// Double Sparsity: products on the channels with the group's largest means, in `bits` bits.
 fn label_scores(head: &Head<'_>, channels: usize, bits: usize, measure: &str) -> Vec<Vector> {
     let is_key = measure.starts_with('k');
     let means = head.tensor("double_sparsity", measure, &[if is_key { KV_HEADS } else { HEADS }, D]);
@@ -630,14 +630,14 @@ fn label_scores(head: &Head<'_>, channels: usize, bits: usize, measure: &str) ->
     })
 }
 
-/// Loki: on the first components of the KV head's basis.
+/// Loki: products on the first components of the KV head's basis.
 fn component_scores(head: &Head<'_>, rank: usize) -> Vec<Vector> {
     let basis = head.tensor("loki", "basis", &[KV_HEADS, D, D]);
     let on = |x: &[f64], r: usize| dot(x, &basis[(head.kv_head * D + r) * D..][..D]);
     head.by_token(|h, t| (0..rank).map(|r| on(&head.queries[h], r) * on(&head.keys[t], r)).sum())
 }
 
-/// SparQ, Algorithm 1: the largest channels of the query, or of the queries of a group together.
+/// SparQ, Algorithm 1: products on the largest channels of the query, or of the group's queries together.
 fn sparq_scores(head: &Head<'_>, r: usize, per: Per) -> Vec<Vector> {
     let channels = |heads: Range<usize>| {
         let magnitude = |c: usize| heads.clone().map(|h| head.queries[h][c].abs()).sum::<f64>();
@@ -656,7 +656,7 @@ fn sparq_scores(head: &Head<'_>, r: usize, per: Per) -> Vec<Vector> {
     })
 }
 
-/// Minus the bits that differ between signs of projections on Gaussian directions.
+/// Minus the number of bits that differ between signs of projections on Gaussian directions.
 fn lsh_scores(head: &Head<'_>, bits: usize, by_norm: bool, center: bool) -> Vec<Vector> {
     let of: Vec<usize> = head.candidates.clone().collect();
     let mean: Vector = (0..D).map(|c| of.iter().map(|t| head.keys[*t][c]).sum::<f64>() / of.len() as f64).collect();
@@ -690,9 +690,9 @@ fn differing(a: &[bool], b: &[bool]) -> f64 {
     a.iter().zip(b).filter(|(a, b)| a != b).count() as f64
 }
 
-/// HashAttention: minus the bits that differ between what the head's two nets say.
+/// HashAttention: minus the number of bits that differ between the outputs of the head's two nets.
 fn learned_scores(head: &Head<'_>, bits: usize) -> Vec<Vector> {
-    // Weights and biases of the three layers of one head's net.
+    // Weights and biases of the layers of one head's net.
     let net = |side: &str, heads: usize, of: usize| -> Vec<(Vector, Vector)> {
         let layer = |(part, outputs): (usize, usize)| {
             let weights = head.tensor("hash_attention", &format!("{side}.{part}.weight"), &[heads, outputs, D]);
@@ -718,7 +718,7 @@ fn learned_scores(head: &Head<'_>, bits: usize) -> Vec<Vector> {
     head.queries.iter().enumerate().map(of_head).collect()
 }
 
-/// The best of some scores, the earlier of equals, ascending.
+/// Indexes of the best scores, ascending; of equal ones the earlier.
 fn best(scores: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -727,7 +727,7 @@ fn best(scores: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
-/// InfLLM: tokens that the following queries scored highest stand for their block.
+/// InfLLM: the tokens that the following queries score highest represent their block.
 fn block_scores(head: &Head<'_>, page: usize, representatives: usize, window: usize) -> Vec<Vector> {
     let weight = |t: usize| -> f64 {
         let followers: Vec<usize> = (t + 1..(t + 1 + window).min(TOKENS)).collect();
@@ -743,13 +743,13 @@ fn block_scores(head: &Head<'_>, page: usize, representatives: usize, window: us
         })
         .collect();
     let score = |h: usize, stand: &Vec<usize>| {
-        // A block with fewer representatives counts as if it had all.
+        // A block with fewer representatives is scaled as if it had all.
         stand.iter().map(|t| head.dot(h, *t)).sum::<f64>() * representatives as f64 / stand.len() as f64
     };
     (0..GROUP).map(|h| stand.iter().map(|stand| score(h, stand)).collect()).collect()
 }
 
-/// PQCache: each part of a key stands for the nearest centroid of that part.
+/// PQCache: each part of a key is replaced by its nearest centroid.
 fn product_scores(head: &Head<'_>, subspaces: usize, bits: usize) -> Vec<Vector> {
     let mut rng = ChaCha8Rng::seed_from_u64(head_seed(SEED, head.layer, head.kv_head));
     let keys = head.stored_keys();
@@ -768,7 +768,7 @@ fn product_scores(head: &Head<'_>, subspaces: usize, bits: usize) -> Vec<Vector>
     head.by_token(|h, t| dot(&head.queries[h], &decoded[t - head.candidates.start]))
 }
 
-/// SnapKV: what the window's queries give to each token before it, of the group together if it decides so, then pooled.
+/// SnapKV: softmax weights of the window's queries for each token before it, summed over the group if it chooses together, then pooled.
 fn pooled_votes(head: &Head<'_>, window: usize, kernel: usize, max: bool, per: Per) -> Vec<Vector> {
     let first = TOKENS - window;
     let votes = |h: usize| {
@@ -792,7 +792,7 @@ fn pooled_votes(head: &Head<'_>, window: usize, kernel: usize, max: bool, per: P
     per.reduce((0..GROUP).map(votes).collect()).iter().map(pool).collect()
 }
 
-/// H2O: attention that the tokens of the prefix received from all its queries; what leaves the window competes by it.
+/// H2O: attention that the prefix's tokens received from all its queries; tokens that leave the window compete by it.
 fn masses(head: &Head<'_>) -> Vec<Vector> {
     let of_head = |h: usize| {
         let mut masses = vec![0.0; TOKENS];
@@ -804,8 +804,8 @@ fn masses(head: &Head<'_>) -> Vec<Vector> {
     (0..GROUP).map(of_head).collect()
 }
 
-/// Twilight: of the pages that a first score leaves, tokens are scored again by their keys, or by these in 4 bits; the
-/// others are out.
+/// Twilight: of the pages that a first score leaves, tokens are scored again by their keys, or by these in 4 bits; all
+/// others are excluded.
 fn scored_again(
     head: &Head<'_>,
     per: Per,
@@ -829,8 +829,8 @@ fn scored_again(
     per.reduce(first).into_iter().zip(per.reduce(again)).map(of_one).collect()
 }
 
-/// Expected Attention: what normal queries with the moments of the prompt's would attend, mean over the group, by the
-/// norms of values. No rotation is known here, so queries to come are as those of the prompt.
+/// Expected Attention: expected attention of normal queries with the mean and covariance of the prompt's, averaged over
+/// the group, times the norms of values. Without a known rotation, future queries are distributed as those of the prompt.
 fn expected_scores(head: &Head<'_>, covariance: bool, by_norm: bool) -> Vec<Vector> {
     let of_head = |h: usize| -> Vector {
         let of = head.kv_head * GROUP + h;
@@ -856,7 +856,7 @@ fn expected_scores(head: &Head<'_>, covariance: bool, by_norm: bool) -> Vec<Vect
     vec![head.candidates.clone().enumerate().map(score).collect()]
 }
 
-/// First scores with what they are of: a spec that takes so many pages of so many tokens.
+/// First scores: a spec, the number of tokens it takes, the page size, and the naive score.
 fn first_scores() -> Vec<(&'static str, usize, usize, Scores)> {
     vec![
         ("topk:k=40", 40, 1, Box::new(|head, _| exact_scores(head))),
@@ -871,19 +871,19 @@ fn first_scores() -> Vec<(&'static str, usize, usize, Scores)> {
         ("double_sparsity:channels=4,label_bits=4,k=40", 40, 1, Box::new(|head, _| label_scores(head, 4, 4, "qk"))),
         ("loki:rank=5,k=40", 40, 1, Box::new(|head, _| component_scores(head, 5))),
         ("lsh_bits:bits=40,center=true,ties=first,k=40", 40, 1, Box::new(|head, _| lsh_scores(head, 40, false, true))),
-        // A bit of one key is within rounding of 0, which tells among the first 40.
+        // One bit of a key is within rounding of 0; it would change the first 40.
         ("hash_attention:ties=first,k=30", 30, 1, Box::new(|head, _| learned_scores(head, 32))),
         ("pqcache:subspaces=2,bits=4,k=40", 40, 1, Box::new(|head, _| product_scores(head, 2, 4))),
         ("infllm:page=8,representatives=3,window=10,k=64", 8, 8, Box::new(|head, _| block_scores(head, 8, 3, 10))),
     ]
 }
 
-/// Every deterministic method that picks, in several settings.
+/// Every deterministic method that selects, in several settings.
 fn table() -> Vec<Row> {
     let exact = |spec: &str, take: Take| row(spec, take, |head, _| exact_scores(head));
     let mut rows = vec![
         exact("topk:k=17", Take::Pages(17)),
-        // A share of 301 tokens, rounded up; what is missing to 30 of them, with 12 static.
+        // 5 % of 301 tokens, rounded up; then 30 of them less the 12 static ones.
         exact("topk:ratio=0.05", Take::Pages(16)),
         exact("topk:density=0.1", Take::Pages(18)),
         exact("topk:pick=topp,p=0.6", Take::Share(0.6, 1)),
@@ -957,7 +957,7 @@ fn table() -> Vec<Row> {
         let spec = format!("snapkv:k=17,window=8,kernel={kernel},pool={pool}");
         let scores = move |head: &Head<'_>, per| pooled_votes(head, 8, kernel, pool == "max", per);
         rows.push(row(&spec, Take::Pages(17), scores).reduced());
-        // A mean of 20 falls from 2·20 − 20/4 to 20/4.
+        // With a mean of 20, budgets fall from 2·20 − 20/4 to 20/4.
         let spec = format!("pyramid_kv:k=20,beta=4,window=8,kernel={kernel},pool={pool}");
         rows.push(row(&spec, Take::Layers([35, 5]), scores).reduced());
     }
@@ -985,7 +985,7 @@ fn table() -> Vec<Row> {
     rows
 }
 
-/// One test for each method of the table, so that they run beside each other.
+/// One test for each method of the table, so that they run in parallel.
 macro_rules! oracles {
     ($($name:ident),+ $(,)?) => {
         $(
@@ -1028,7 +1028,8 @@ oracles!(
 
 // ---- methods whose heads choose together, or in stages ----
 
-/// Outputs of one step have to be attention over what `kept` says of each query head of a layer, and what is no candidate.
+/// Outputs of one step have to be attention over the tokens that `kept` returns for each query head of a layer, and
+/// over all tokens that are not candidates.
 fn check_outputs(spec: &str, candidates: Range<usize>, kept: impl Fn(&[Head<'_>]) -> Vec<Vec<usize>>) {
     let method = Scene::method(spec, &Policy { sink: SINK, local: LOCAL, ..none() });
     for scene in Scene::all() {
@@ -1047,7 +1048,7 @@ fn check_outputs(spec: &str, candidates: Range<usize>, kept: impl Fn(&[Head<'_>]
     }
 }
 
-/// TOVA: the prompt's last query chooses for all heads of a layer, by the mean of what they give.
+/// TOVA: the prompt's last query chooses for all heads of a layer, by its mean weights.
 #[test]
 fn tova() {
     for k in [1, 20, 250] {
@@ -1062,7 +1063,7 @@ fn tova() {
     }
 }
 
-/// Ada-KV, Algorithm 1: the largest votes of all selections of a layer say how many tokens each one keeps.
+/// Ada-KV, Algorithm 1: the largest votes of all selections of a layer give the number of tokens that each one keeps.
 #[test]
 fn ada_kv() {
     const K: usize = 20;
@@ -1085,7 +1086,7 @@ fn ada_kv() {
     }
 }
 
-/// RocketKV: tokens that the window's queries vote for, in pages; of these the best by bounds on few channels.
+/// RocketKV: the window's queries vote for tokens, which form pages; of these the best are taken by bounds on few channels.
 #[test]
 fn rocketkv() {
     const WINDOW: usize = 12;
@@ -1107,7 +1108,7 @@ fn rocketkv() {
     }
 }
 
-/// What each page is given by the group: softmax over all tokens by one bound a channel, the queries' largest channels alone.
+/// Weight of each page for the group: softmax over all tokens by one bound a channel, on the queries' largest channels.
 fn hybrid_weights(head: &Head<'_>, pages: &[&[usize]], r: usize) -> Vector {
     let sum = |c: usize, f: fn(f64) -> f64| head.queries.iter().map(|q| f(q[c])).sum::<f64>();
     let channels = best(&(0..D).map(|c| sum(c, f64::abs)).collect::<Vec<_>>(), r);
@@ -1131,15 +1132,15 @@ fn hybrid_weights(head: &Head<'_>, pages: &[&[usize]], r: usize) -> Vector {
 
 // ---- samples ----
 
-/// Tokens of a sample with what each counts for, checked against what a base sample of the same generator says.
+/// A sample to check against the base sample of the same generator.
 struct Sampled<'a> {
     head: &'a Head<'a>,
-    /// Query heads that it is for.
+    /// Query heads that select together.
     heads: Vec<usize>,
     best: usize,
     epsilon: f64,
     base: f64,
-    /// Of the generator that draws the base sample first.
+    /// Seed of the generator, which draws the base sample first.
     seed: u64,
 }
 
@@ -1147,7 +1148,7 @@ struct Sampled<'a> {
 const QUANTILE: f64 = 1.644_853_627;
 
 impl Sampled<'_> {
-    /// Checks sizes and weights, and gives what each token counts for; `None` if all of the rest was taken.
+    /// Checks sizes and weights; returns the weight of each token, or `None` if all of the rest was taken.
     fn check(&self, picks: &SelectedTokens, what: &str) -> Option<Vec<(u32, f64)>> {
         let all = self.head.candidates.len();
         let distinct: BTreeSet<u32> = picks.tokens.iter().copied().collect();
@@ -1169,7 +1170,7 @@ impl Sampled<'_> {
         Some(picks.tokens.iter().zip(log_u).map(|(t, u)| (*t, (-f64::from(*u)).exp())).collect())
     }
 
-    /// vAttention's bound on the denominator, by what a base sample says, for the most demanding head.
+    /// Sample size by vAttention's bound on the denominator, from the base sample, for the most demanding head.
     fn size(&self, best: &[u32], rest: &[usize]) -> usize {
         let n = rest.len() as f64;
         let base = ((self.base * n).ceil() as usize).max(2);
@@ -1190,7 +1191,7 @@ impl Sampled<'_> {
     }
 }
 
-/// Attention in which tokens count so many times, and what is no candidate once.
+/// Attention with weighted tokens, and with each token that is not a candidate once.
 fn weighted_attention(head: &Head<'_>, h: usize, picks: &[(u32, f64)]) -> Vector {
     let exact = (0..TOKENS + 1).filter(|t| !head.candidates.contains(t)).map(|t| (t, 1.0));
     let all = exact.chain(picks.iter().map(|(t, factor)| (*t as usize, *factor)));
@@ -1199,8 +1200,8 @@ fn weighted_attention(head: &Head<'_>, h: usize, picks: &[(u32, f64)]) -> Vector
     (0..D).map(|c| weights.iter().map(|(t, w)| w * head.values[*t][c]).sum::<f64>() / total).collect()
 }
 
-/// `pick=sample` over any scorer, and `vattention`: the best by score, and as many of the rest as the bound asks for by a base sample,
-/// that count for all of the rest.
+/// `pick=sample` with any scorer, and `vattention`: the best by score, and a sample of the rest, as large as the bound
+/// requires by a base sample, weighted to stand for all of the rest.
 #[test]
 fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
     const BASE: f64 = 0.06;
@@ -1248,13 +1249,13 @@ fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
     }
 }
 
-// ---- what finding costs ----
+// ---- cost of scoring ----
 
-/// Where finding takes the exact product of each query head with each candidate, those with what this head attends are attention's: each
-/// counts once. Keys are read once for the group, and those that any of its heads attends are read there.
+/// If scoring computes the exact product of each query head with each candidate, those with tokens that the head attends
+/// count as attention: each counts once. Keys are read once for the group; attention counts those that any head attends.
 #[test]
 fn a_product_that_attention_needs_counts_once() {
-    /// What finding takes beside products of single heads: products of the sum of a group alone, norms of values, two FLOPs a score.
+    /// What scoring computes beside products of single heads: products of the group's sum only, norms of values, or two FLOPs a score.
     #[derive(PartialEq)]
     enum Takes {
         Each,
@@ -1298,7 +1299,7 @@ fn a_product_that_attention_needs_counts_once() {
                     Takes::Norms => 2 * n * D,
                     Takes::TwoMore => 2 * GROUP * n,
                 };
-                // Values whose norms are taken are read as keys are.
+                // Values whose norms are computed are read like keys.
                 let rows = if takes == Takes::Norms { 2 * keys } else { keys };
                 let what = format!("{spec} on {}, layer {layer}, KV head {kv_head}", scene.name);
                 assert_eq!(cost.score_flops as usize, 2 * D * products + more, "{what}");
@@ -1310,7 +1311,7 @@ fn a_product_that_attention_needs_counts_once() {
 
 // ---- methods without scores, and methods that draw ----
 
-/// Windows, without a pick: attention over sinks and last tokens, at every head of every layer.
+/// Methods that select nothing: attention over sink and last tokens, at every head of every layer.
 #[test]
 fn windows_attend_sinks_and_the_last_tokens() {
     for (spec, first) in [
@@ -1345,8 +1346,8 @@ fn binomial_tail(tables: usize, c: f64, least: usize) -> f64 {
     1.0 - missed
 }
 
-/// MagicPIG samples the keys whose codes are the query's in so many tables, found one by one, each with the probability
-/// that its angle gives.
+/// MagicPIG samples the keys that share the query's code in enough tables, found one by one, each with the probability
+/// that follows from its angle.
 #[test]
 fn magicpig_samples_what_collides() {
     const BITS: usize = 3;
@@ -1379,7 +1380,7 @@ fn magicpig_samples_what_collides() {
     }
 }
 
-/// Tokens that collide with a query often enough, with their probability to.
+/// Tokens that collide with a query often enough, with their sampling probability.
 fn colliding(
     head: &Head<'_>,
     h: usize,
@@ -1414,7 +1415,7 @@ fn colliding(
     of.into_iter().filter_map(of_token).collect()
 }
 
-/// Pearson's statistic of counts against what is expected, and its degrees of freedom.
+/// Pearson's statistic of counts against expected ones.
 fn chi_square(counts: &[f64], expected: &[f64]) -> f64 {
     counts.iter().zip(expected).map(|(n, e)| (n - e).powi(2) / e).sum()
 }
@@ -1425,8 +1426,8 @@ fn quantile(degrees: f64) -> f64 {
     degrees * (1.0 - a + 3.719 * a.sqrt()).powi(3)
 }
 
-/// `oracle_sampling` draws by the candidates' softmax, each head by its own: counts of many seeds fit these
-/// probabilities, and none of the other heads'.
+/// `oracle_sampling` draws by the candidates' softmax of each head: counts over many seeds fit this head's
+/// probabilities, and no other head's.
 #[test]
 fn oracle_sampling_draws_by_the_softmax_of_each_head() {
     const SEEDS: u64 = 40;
@@ -1463,7 +1464,7 @@ fn oracle_sampling_draws_by_the_softmax_of_each_head() {
     }
     for (i, counts) in counts.iter().enumerate() {
         for (j, probabilities) in probabilities.iter().enumerate() {
-            // Tokens that are expected 5 times at least, and all others together.
+            // Tokens with at least 5 expected draws; all others are pooled.
             let often = |t: &usize| draws * probabilities[*t] >= 5.0;
             let pooled = |of: &[f64], factor: f64| -> Vector {
                 let mut cells: Vector = (0..TOKENS).filter(often).map(|t| of[t] * factor).collect();
@@ -1483,7 +1484,7 @@ fn oracle_sampling_draws_by_the_softmax_of_each_head() {
     }
 }
 
-/// With `proposal=value_norm` tokens are drawn in proportion to `w‖v‖` and weigh `w/u` times their share of the draws.
+/// With `proposal=value_norm` tokens are drawn in proportion to `w‖v‖`, and weigh `w/u` times their share of the draws.
 #[test]
 fn value_norms_are_part_of_what_is_drawn_by_and_taken_out_again() {
     const SEEDS: u64 = 60;
@@ -1533,8 +1534,8 @@ fn value_norms_are_part_of_what_is_drawn_by_and_taken_out_again() {
     }
 }
 
-/// With `draw_from=all` nothing is exact: outputs are means of values drawn from the whole softmax (Definition 3.1), which on average
-/// over seeds are exact attention's; so are those of draws by value norms, and of draws beside static tokens.
+/// With `draw_from=all` no token is static: outputs are means of values drawn from the whole softmax (Definition 3.1),
+/// and their mean over seeds is exact attention. So are those of draws by value norms, and of draws beside static tokens.
 #[test]
 fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
     const SEEDS: u64 = 600;
@@ -1565,7 +1566,7 @@ fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
                 let Some(Selection::PerHead(heads)) = &picked.selection else { panic!("{spec}: draws for each head") };
                 attended_last += heads.iter().filter(|p| p.tokens.contains(&(TOKENS as u32))).count();
                 if is_all && !spec.contains("value_norm") {
-                    // The output is what the weights say, and nothing else.
+                    // The output depends on the weights only.
                     let Weighting::Direct { weights, .. } = &heads[0].weighting else { panic!("given weights") };
                     assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5 && heads[0].tokens.len() <= 40);
                 }
@@ -1582,12 +1583,12 @@ fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
             assert!(error > 0.0, "{spec}: it is drawn");
             distance += ((mean - expected) / error).powi(2);
         }
-        // Of independent numbers this would be χ² with as many degrees of freedom; those of a head depend on each other.
+        // For independent numbers this would be χ² with as many degrees of freedom; those of one head are dependent.
         assert!(distance < 2.0 * expected.len() as f64, "{spec}: {distance} for {}", expected.len());
     }
 }
 
-/// `random` draws distinct candidates, each as often as any other, anew for each head, step and layer.
+/// `random` draws distinct candidates with equal probability, anew for each head, step and layer.
 #[test]
 fn random_draws_every_candidate_alike() {
     const SEEDS: u64 = 400;
@@ -1617,15 +1618,15 @@ fn random_draws_every_candidate_alike() {
         assert_eq!(distinct.len(), sets, "no two heads, layers or seeds draw alike");
         let p = K as f64 / candidates.len() as f64;
         let expected = vec![sets as f64 * p; counts.len()];
-        // Counts of draws without replacement vary less than Poisson's by 1 − p.
+        // Counts drawn without replacement vary less than Poisson counts, by a factor 1 − p.
         let statistic = chi_square(&counts, &expected) / (1.0 - p);
         let degrees = counts.len() as f64 - 1.0;
         assert!(statistic < quantile(degrees), "{per}: χ² = {statistic} at {degrees} degrees of freedom");
     }
 }
 
-/// Drawn tokens that stand for the rest: on average over draws, their exponentials over the probabilities of being drawn sum to those
-/// of all candidates; as they are, they sum to a share of it.
+/// With `weights=inverse`, the exponentials of drawn tokens divided by their sampling probabilities sum on average to
+/// those of all candidates; unweighted, they sum to a share of that.
 #[test]
 fn random_tokens_by_inverse_probability_have_the_mass_of_all() {
     const DRAWS: u64 = 4000;
@@ -1656,13 +1657,13 @@ fn random_tokens_by_inverse_probability_have_the_mass_of_all() {
     }
 }
 
-/// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three; a share is sorted out
-/// of short rows, whose weights are written and read too.
+/// Every pass over scores is counted, 4 bytes each: top-k takes two, draws three; a share is found by sorting short
+/// rows, whose weights are written and read too.
 #[test]
 fn passes_over_scores_are_counted() {
     let scene = Scene::noise();
     let (candidates, policy) = (SINK..TOKENS - LOCAL, Policy { sink: SINK, local: LOCAL, ..none() });
-    // 289 scores, or 42 of pages, are sorted in 9 and 6 rounds of merging.
+    // 289 scores, or those of 42 pages, are sorted in 9 and 6 rounds of merging.
     for (spec, scores, passes) in [
         ("topk:k=17", GROUP * 289, 2),
         ("topk:k=17,per=kv_head", 289, 2),

@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use spattn_kernels::hyperplanes::Hyperplanes;
 
-/// `count` hyperplanes from a seed, drawn when the width of a vector is first known.
+/// `count` hyperplanes from a seed, drawn when the width of the vectors is first known.
 pub(super) struct RandomPlanes {
     count: usize,
     seed: u64,
@@ -16,12 +16,12 @@ pub(super) struct RandomPlanes {
 }
 
 impl RandomPlanes {
-    /// Nothing is drawn yet.
+    /// No hyperplane is drawn yet.
     pub(super) fn new(count: usize, seed: u64) -> Self {
         Self { count, seed, drawn: Mutex::new(None) }
     }
 
-    /// The hyperplanes for vectors of `width`; always the same.
+    /// The hyperplanes for vectors of `width` numbers; the same at each call.
     pub(super) fn of_width(&self, width: usize) -> Arc<Hyperplanes> {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         match &*drawn {
@@ -34,7 +34,7 @@ impl RandomPlanes {
     }
 }
 
-/// `count` standard normal numbers (Box and Muller's transform).
+/// `count` standard normal numbers, by the Box-Muller transform.
 pub(super) fn gaussians(count: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut numbers = Vec::with_capacity(count + 1);

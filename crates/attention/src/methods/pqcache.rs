@@ -1,14 +1,12 @@
-//! `pqcache`: scores from product-quantised keys (Zhang et al. 2024, "PQCache").
+//! `pqcache`: selects by scores of product-quantised keys (PQCache, Zhang et al. 2024).
 //!
-//! A head's `d` channels are cut into `subspaces` runs. In each, k-means over the candidates' keys finds
-//! `2^bits` centroids, and a key is stored as the numbers of its nearest ones. A query's products with all
-//! centroids are a small table; the approximate score of a key is the sum of its entries, one for each
-//! sub-space. The tokens with the largest are attended exactly.
+//! A head's `d` channels are cut into `subspaces` runs. In each, k-means over the candidates' keys finds `2^bits` centroids;
+//! the index holds them and, for each key, the number of its nearest one. A decode step multiplies the query with all
+//! centroids, which gives a small table; the score of a key is the sum of its table entries, one for each sub-space.
 //!
-//! Clustering runs for a fixed number of iterations from seeds drawn for each head (the authors fit the number
-//! to the time that prefill leaves). Codes take one byte each, whatever `bits` is; centroids are stored like
-//! keys. With `--tail`, a token that leaves the window takes the nearest centroids of the prefix, as in the authors'
-//! code; otherwise generated tokens stay exact.
+//! Clustering runs for a fixed number of iterations, from a seed of each head (the authors fit the number to the time that
+//! prefill leaves). A code takes one byte, whatever `bits` is; centroids have the type of the keys. With `--tail`, a token that
+//! leaves the window takes the nearest centroids of the prefix, as in the authors' code; otherwise generated tokens stay static.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -92,12 +90,12 @@ struct ProductCodes {
     iterations: usize,
 }
 
-/// The candidates' keys in one run of channels.
+/// The index of one run of channels.
 struct Subspace {
     channels: Range<usize>,
     /// `[centroid][channels]`, in the storage type of the keys.
     centroids: KvStore,
-    /// Centroid of each candidate.
+    /// Number of each candidate's centroid.
     codes: Vec<u8>,
 }
 
@@ -157,7 +155,7 @@ impl Scorer for ProductCodes {
 }
 
 impl Subspace {
-    /// The centroid nearest to a key's numbers in these channels; the first of equals.
+    /// The centroid nearest to a key on these channels; the first of equals.
     fn nearest(&self, key: &[f32]) -> u8 {
         let centroids = self.centroids.head(0).to_f32();
         let distance = |c: &[f32]| c.iter().zip(key).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
@@ -180,13 +178,13 @@ impl ProductCodes {
         let clusters = kmeans(&points, width, 1 << self.bits, self.iterations, rng);
         let mut centroids = KvStore::new(prefix.dtype, 1, width, clusters.centroids.len() / width);
         clusters.centroids.chunks_exact(width).for_each(|c| centroids.append(c));
-        // At most 2^8 centroids: a code fits into a byte.
+        // At most 2^8 centroids, so a code fits into a byte.
         let codes = clusters.nearest.iter().map(|&code| code as u8).collect();
         Subspace { channels, centroids, codes }
     }
 }
 
-/// Sums of table entries, `[query][candidate]`; codes are read once for all queries.
+/// Scores `[query][candidate]` as sums of table entries. Codes are read once for all queries.
 fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: &mut Cost) -> Vec<f32> {
     let n = subspaces.first().map_or(0, |s| s.codes.len());
     let mut scores = vec![0.0f32; queries.count() * n];
@@ -197,7 +195,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
         let products = dots(&parts, centroids, subspace.channels.len(), cost);
         let count = subspace.centroids.tokens();
         for (products, scores) in products.chunks_exact(count).zip(scores.chunks_exact_mut(n.max(1))) {
-            // As long as a code can tell, so that no look-up has to be checked.
+            // As long as codes have values, so that look-ups need no bounds check.
             let mut table = [0.0f32; 1 << u8::BITS];
             table[..count].copy_from_slice(products);
             scores.iter_mut().zip(&subspace.codes).for_each(|(s, &code)| *s += table[usize::from(code)]);
@@ -266,7 +264,7 @@ mod tests {
         }
     }
 
-    /// Approximate scores `[2][N]` of two queries, what they are by the keys that the codes stand for, and the cost.
+    /// For two queries: approximate scores `[2][N]`, the same computed from the decoded keys, and the cost.
     fn scores(subspaces: usize, bits: usize) -> (Vec<f32>, Vec<f32>, Cost) {
         let (keys, queries) = (keys(), noise(2 * D, 3));
         let rows = Rows::F32(&keys);
@@ -342,7 +340,7 @@ mod tests {
         let queries = noise(3 * 64, 7);
         for per in ["query_head", "kv_head"] {
             let exact = select(&format!("topk:k=25,per={per}"), &kv, &queries, 3..190).0;
-            // A whole key in one part: sums are in another order only across parts.
+            // A whole key in one sub-space: the order of summation differs only across sub-spaces.
             assert_eq!(select(&format!("pqcache:k=25,bits=8,subspaces=1,per={per}"), &kv, &queries, 3..190).0, exact);
         }
     }

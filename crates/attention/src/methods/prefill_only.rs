@@ -1,9 +1,9 @@
-//! Methods that are sparse while the prompt is read, and decode densely.
+//! Methods that are sparse during prefill and decode densely.
 
 use crate::cost::Cost;
 use crate::{HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, StaticTokens, Step, TailRule};
 
-/// A mask over whole prompts, as a method: nothing is left to pick once the prompt has been read.
+/// A mask over whole prompts as a method. Decoding attends everything, so nothing is selected or stored.
 pub(super) struct PrefillOnly<M>(pub(super) M);
 
 impl<M: PromptMask + 'static> Method for PrefillOnly<M> {

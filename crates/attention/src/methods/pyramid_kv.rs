@@ -1,11 +1,12 @@
-//! `pyramid_kv`: SnapKV with budgets that fall with depth (PyramidKV, arXiv:2406.02069).
+//! `pyramid_kv`: evicts after the prefix by SnapKV's votes, with smaller budgets in deeper layers (PyramidKV, Cai et
+//! al. 2024, arXiv:2406.02069).
 //!
-//! Attention of lower layers is spread over many tokens, that of higher ones gathers on few. With a budget of `k` tokens on
-//! average, the last layer keeps `k/β` and the first `2k − k/β`; those between lie on a line. Which tokens stay is
-//! SnapKV's choice in each layer, see [`snapkv`](super::snapkv). As in the authors' code, a first layer that would keep
-//! more than there is keeps all, the last one then more than `k/β`; and if `k` is more than half of what there is, all
-//! layers keep `k`. The code rounds the step from layer to layer down to whole tokens; here budgets are rounded, so that
-//! their mean is `k`. Layers that are dense by policy are not counted: the line is over the others.
+//! Attention is spread over many tokens in lower layers and concentrates on few in higher ones. With a budget of `k`
+//! tokens on average, the first layer keeps `2k − k/β` and the last `k/β`; the budgets between lie on a line. What is
+//! kept and what a decode step costs is as in [`snapkv`](super::snapkv). As in the authors' code, a first layer whose
+//! budget exceeds the candidates keeps all of them, and the last one keeps more than `k/β` to make up; if `k` is more
+//! than half of the candidates, all layers keep `k`. The code rounds the step between layers down to whole tokens; here
+//! budgets are rounded, so that their mean is `k`. The line runs over the sparse layers only.
 
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ mod tests {
 
     const D: usize = 32;
 
-    /// The budgets of the authors' code, in whole tokens, for a capacity that holds a window too.
+    /// The budgets of the authors' code, in whole tokens, for a capacity that includes the window.
     fn of_the_code(capacity: i64, window: i64, tokens: i64, layers: i64, beta: i64) -> Vec<i64> {
         let mut least = (capacity - window) / beta;
         let mut most = (capacity - window) * 2 - least;
@@ -109,13 +110,13 @@ mod tests {
         assert_eq!(pyramid(60, 20, 1000, SparseLayerRank::default()), 60, "a layer alone");
     }
 
-    /// What each layer attends is the output of exact attention over the tokens with the most votes, by loops.
+    /// The output of each layer is that of exact attention over its budget of best-voted tokens, by loops.
     #[test]
     fn each_layer_keeps_its_budget_of_the_best_voted() {
         let (tokens, layers, sink, window, k) = (200, 4, 2, 6, 24);
         let prefix = prefix(layers, 1, tokens, D);
         let spec = format!("pyramid_kv:k={k},window={window},kernel=1,beta=4");
-        // Layer 1 is dense, so that the line is over three.
+        // Layer 1 is dense, so the line is over three layers.
         let policy = Policy { sink, dense_layers: DenseLayers::parse("1").unwrap(), ..none() };
         let (out, fork) = run(&prefix, &spec, &policy, 1, 1);
         for (layer, budget) in [(0, 42), (2, 24), (3, 6)] {

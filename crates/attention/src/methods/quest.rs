@@ -1,16 +1,16 @@
-//! `quest`: whole pages chosen by an upper bound of their scores (Tang et al. 2024).
+//! `quest`: selects whole pages by an upper bound of their scores (Quest, Tang et al. 2024).
 //!
-//! Each page keeps the channel-wise minimum and maximum of its keys; a page's score is
-//! `Σ_c max(q_c·min_c, q_c·max_c)`, which no key of the page can exceed. With `q⁺ = max(q, 0)` and
-//! `q⁻ = min(q, 0)` that is `q⁺·max + q⁻·min`: two dot products a page, `1/page` of full attention.
-//! Pages are cut over the candidates; a last, shorter page counts as a page.
+//! The candidates are cut into pages; the channel-wise minimum and maximum of each page's keys are stored. A page's
+//! score is `Σ_c max(q_c·min_c, q_c·max_c)`, an upper bound of `q·k` over its keys. With `q⁺ = max(q, 0)` and
+//! `q⁻ = min(q, 0)` that is `q⁺·max + q⁻·min`: a decode step computes two dot products a page and reads `1/page` of
+//! what dense attention reads. A last, shorter page counts as a page.
 //!
-//! Where what is generated fills pages (`--tail`) and the window is shorter than a page, the page that the current token fills is
-//! attended whatever its bound, as one of the pages of the budget: the bound of one to three keys is tight, and would lose to the loose
-//! ones of whole pages. The authors' library does so; their evaluation script judges that page like any other.
+//! If generated tokens fill pages (`--tail`) and the window is shorter than a page, the page that the current token
+//! fills is always selected, as one page of the budget: the bound of a few keys is tight and would lose to the loose
+//! bounds of whole pages. The authors' library does so; their evaluation script treats that page like any other.
 //!
-//! `summary_bits=4` or `2` quantises the bounds, each channel by its own range over 128 pages: minima are rounded down
-//! and maxima up, so that a page's score stays an upper bound, a looser one. 16 keeps them as the cache keeps keys.
+//! `summary_bits=4` or `2` quantises the bounds, each channel by its own range over 128 pages. Minima are rounded down
+//! and maxima up, so scores stay upper bounds, but looser ones. With 16, bounds have the type of the keys.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -99,15 +99,15 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Upper bounds of `q·k` for each page, channel by channel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Bounds {
-    /// Tokens a page.
+    /// Tokens of a page.
     pub page: usize,
-    /// Bits of the bounds, if they are quantised.
+    /// Bits of the bounds; `None` if they are not quantised.
     pub summary_bits: Option<usize>,
 }
 
 /// Channel-wise bounds of each page, `[page][d]`.
 pub(super) enum Pages {
-    /// In the storage type of the keys, so exact.
+    /// Exact: in the storage type of the keys.
     Exact { min: KvStore, max: KvStore },
     /// Minima rounded down, maxima up.
     Quantised { min: QuantisedRows, max: QuantisedRows },
@@ -124,7 +124,7 @@ impl Scorer for Bounds {
         self.page
     }
 
-    /// Pages whose bounds are quantised share a range.
+    /// With quantised bounds, the pages that share a range are one grain.
     fn grain(&self) -> usize {
         self.page * self.summary_bits.map_or(1, |_| quantised::GROUP)
     }
@@ -181,13 +181,12 @@ impl Scorer for Bounds {
     }
 }
 
-/// Bytes of minima and maxima of `d` numbers each.
+/// Bytes of the minima and maxima of `pages` pages, `d` numbers of `bytes` bytes each.
 fn bound_bytes(pages: usize, d: usize, bytes: usize) -> usize {
     2 * pages * d * bytes
 }
 
-/// Of the upper bounds of some queries for pages whose bounds are not quantised: a product with the minima, and one with the
-/// maxima.
+/// Cost of the upper bounds of `queries` queries if bounds are not quantised: a product with the minima and one with the maxima.
 fn bound_cost(queries: usize, pages: usize, d: usize, bytes: usize) -> Cost {
     Cost {
         score_flops: (4 * queries * pages * d) as u64,
@@ -207,7 +206,7 @@ impl DeviceScorer for Bounds {
 }
 
 impl Bounds {
-    /// Adds the bounds of `keys: [token][d]`, which begin with a page.
+    /// Appends the bounds of `keys: [token][d]`, of which the first begins a page.
     fn push(&self, pages: &mut Pages, keys: &[f32], d: usize) {
         let bounds = |fold: fn(f32, f32) -> f32| -> Vec<f32> {
             keys.chunks(self.page * d).flat_map(|page| fold_channels(page, d, fold)).collect()
@@ -263,7 +262,7 @@ fn page_bounds(queries: &GroupQueries<'_>, pages: &Pages, cost: &mut Cost) -> Ve
             let mut scores = |queries: &[f32], rows: &QuantisedRows| {
                 let mut scores = vec![0.0; queries.len() / rows.columns() * rows.tokens()];
                 rows.scores(queries, &mut scores);
-                // A multiply-add a number, and two products a range.
+                // One multiply-add for each number, and two products for each range.
                 cost.score_flops += (2 * queries.len() * (rows.tokens() + rows.groups())) as u64;
                 scores
             };

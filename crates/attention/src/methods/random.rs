@@ -1,8 +1,8 @@
-//! `random`: uniformly drawn tokens, the floor of every plot.
+//! `random`: uniformly random tokens, drawn anew at each step; the floor of every plot.
 //!
-//! With `weights=inverse` each stands for as many candidates as there are to one that is drawn: its logit is lowered by `ln(k/n)`, the
-//! logarithm of the probability that it is drawn. That is the uniform form of MagicPIG's estimator (eq. 11), against which one that
-//! samples by similarity is to be held.
+//! Nothing is stored, and selection costs nothing. With `weights=inverse` each of the `k` drawn tokens stands for `n/k`
+//! of the `n` candidates: its logit is lowered by `ln(k/n)`, the logarithm of its sampling probability. That is
+//! MagicPIG's estimator (eq. 11) with uniform probabilities: the baseline for sampling by similarity.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Looks at nothing: all scores are equal.
+/// Gives all candidates the same score.
 #[derive(Clone)]
 struct Blind;
 
@@ -70,10 +70,10 @@ impl Scorer for Blind {
     }
 }
 
-/// Distinct candidates, each as likely as any other.
+/// Draws distinct candidates with equal probability.
 struct Uniform {
     budget: Budget,
-    /// Whether what is drawn stands for what is not.
+    /// Whether a drawn token also stands for tokens that were not drawn (`weights=inverse`).
     stands_for_rest: bool,
 }
 

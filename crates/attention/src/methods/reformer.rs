@@ -1,18 +1,18 @@
-//! `reformer`: tokens sorted by the buckets of a hash attend their own chunk and the one before (Kitaev et al. 2020, §2).
+//! `reformer`: prefill in which tokens sorted by hash bucket attend their own chunk and the one before (Reformer,
+//! Kitaev et al. 2020, §2).
 //!
-//! The hash of a vector is the argument of the maximum of `[xR; -xR]` with a random `R`, one of as many buckets as there
-//! are stretches of `bucket` tokens. Tokens are sorted by bucket, and within it by position, and cut into chunks of
-//! `bucket` tokens. A query attends what its chunk and the one before hold up to its own position. After the prompt
-//! attention is dense.
+//! The bucket of a vector is the argument of the maximum of `[xR; -xR]` with a random `R`; there are about as many buckets as
+//! stretches of `bucket` tokens in the prompt. Tokens are sorted by bucket, then by position, and cut into chunks of `bucket` tokens.
+//! A query attends the tokens of its chunk and of the one before, up to its own position. Nothing is stored: decoding is dense.
 //!
 //! Decisions where the papers leave room:
-//! - Reformer shares queries and keys. Where they differ, the keys are sorted, and a query belongs to the chunk in which
-//!   a key with the query's bucket and position would stand. For equal queries and keys this is Reformer's. A query
-//!   head hashes its own queries against the keys of its group.
-//! - Chunks are attended across buckets, as nothing else fills them; the publication masks other buckets. HiP (its §C.3)
-//!   names the size of a bucket alone: 512, with the first three layers dense.
-//! - With several rounds of `hashes` a query attends what any of them finds, each token once.
-//! - Reformer keeps a token from attending itself; here sinks and window are attended by all, as with every method.
+//! - Reformer shares queries and keys. If they differ, keys are sorted, and a query belongs to the chunk in which a key
+//!   with its bucket and position would be. For equal queries and keys this is Reformer's rule. Each query head hashes
+//!   its own queries against the keys of its group.
+//! - Chunks are attended across buckets; the paper masks other buckets. HiP (§C.3) gives only the size of a bucket:
+//!   512, with the first three layers dense.
+//! - With several rounds (`hashes`), a query attends the tokens that any round finds, each once.
+//! - In Reformer a token does not attend itself; here all rows attend sink and window, as with every method.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,16 +55,16 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Chunks of tokens sorted by hash.
+/// The method: chunks of tokens sorted by hash.
 struct Reformer {
     bucket: Tuned<usize>,
     hashes: usize,
     seed: u64,
 }
 
-/// One round of hashing: the keys in their order.
+/// One round of hashing, with the sorted keys.
 struct Round {
-    /// `[bucket / 2][d]`.
+    /// The random `R`, `[row][d]`; it has half as many rows as there are buckets, and its negative gives the others.
     rotation: Vec<f32>,
     /// Bucket and token of each key, ascending.
     keys: Vec<(u32, u32)>,
@@ -73,7 +73,7 @@ struct Round {
 impl Round {
     fn new(keys: Rows<'_>, d: usize, size: usize, seed: u64, cost: &mut Cost) -> Self {
         let tokens = keys.elements() / d;
-        // An even number: each column of the rotation makes two.
+        // The number of buckets is even: each row of the rotation makes two.
         let half = ((tokens + size) / (2 * size)).max(1);
         let rotation = gaussians(half * d, seed);
         let mut keys: Vec<(u32, u32)> = buckets(&keys.to_f32(), &rotation, d, cost).into_iter().zip(0..).collect();
@@ -81,21 +81,21 @@ impl Round {
         Self { rotation, keys }
     }
 
-    /// Tokens up to `position` in the chunks of a query of this bucket.
+    /// The tokens up to `position` in the two chunks of a query with this bucket.
     fn tokens(&self, bucket: u32, position: usize, size: usize) -> impl Iterator<Item = u32> {
         let rank = self.keys.partition_point(|key| *key < (bucket, position as u32));
-        // Behind the last key the query belongs to the last chunk.
+        // A query that sorts after all keys belongs to the last chunk.
         let chunk = rank.min(self.keys.len() - 1) / size;
         let chunks = chunk.saturating_sub(1) * size..((chunk + 1) * size).min(self.keys.len());
         self.keys[chunks].iter().map(|(_, token)| *token).filter(move |token| *token as usize <= position)
     }
 }
 
-/// Buckets of vectors `[row][d]`: the largest of their products with the rows of a rotation and of its negative.
+/// Buckets of vectors `[row][d]`: the argument of the maximum over the rotation's rows and their negatives.
 fn buckets(vectors: &[f32], rotation: &[f32], d: usize, cost: &mut Cost) -> Vec<u32> {
     let half = rotation.len() / d;
     cost.score_flops += 2 * (vectors.len() * half) as u64;
-    // Some at a time: of small buckets there may be as many as half of the tokens.
+    // A few vectors at a time: with small buckets, each has up to half as many products as there are tokens.
     let of_some = |vectors: &[f32]| {
         let mut products = vec![0.0; vectors.len() / d * half];
         score_into(vectors, Rows::F32(rotation), d, &mut products);
@@ -104,7 +104,7 @@ fn buckets(vectors: &[f32], rotation: &[f32], d: usize, cost: &mut Cost) -> Vec<
     vectors.chunks(64 * d).flat_map(of_some).collect()
 }
 
-/// The place of the largest number in `[x; -x]`, the first of equals.
+/// Index of the largest number in `[x; -x]`; the first of equals.
 fn largest(x: &[f32]) -> u32 {
     let mut best = (f32::NEG_INFINITY, 0);
     for (sign, offset) in [(1.0, 0), (-1.0, x.len())] {
@@ -117,17 +117,17 @@ fn largest(x: &[f32]) -> u32 {
     best.1 as u32
 }
 
-/// What one query head attends.
+/// The chunks that one query head attends.
 struct Chunks {
     size: usize,
     rounds: Arc<Vec<Round>>,
-    /// For each round, buckets of the queries.
+    /// Buckets of the queries, for each round.
     queries: Vec<Vec<u32>>,
     fixed: Static,
 }
 
 impl Chunks {
-    /// Further tokens of a row, perhaps more than once.
+    /// Tokens that a row attends beside the static ones; some may be listed twice.
     fn tokens(&self, position: usize) -> Vec<u32> {
         let of_round = |(round, queries): (&Round, &Vec<u32>)| {
             round.tokens(queries[position], position, self.size).collect::<Vec<u32>>()
@@ -144,7 +144,7 @@ impl Chunks {
 }
 
 impl Reformer {
-    /// The chunks of each query head, of `size` tokens.
+    /// The chunks of each query head, with `size` tokens a chunk.
     fn chunks(&self, prompt: &QueryBlock<'_>, size: usize, cost: &mut Cost) -> Vec<Chunks> {
         let (d, fixed) = (prompt.d, Static::new(prompt.policy, prompt.rows));
         let keys = prompt.keys.slice(0..prompt.rows, d);
@@ -157,9 +157,9 @@ impl Reformer {
         (0..prompt.group).map(of_head).collect()
     }
 
-    /// The least size of chunks by which so large a share of all pairs is attended, by a sample of the rows.
+    /// The chunk size whose share of attended pairs is nearest to the density, by a sample of the rows.
     fn solved(&self, density: f64, prompt: &QueryBlock<'_>, cost: &mut Cost) -> usize {
-        /// Rows that stand for all.
+        /// Number of rows in the sample, at most.
         const SAMPLED: usize = 200;
         let tokens = prompt.rows;
         let step = tokens.div_ceil(SAMPLED);
@@ -223,7 +223,7 @@ mod tests {
     use crate::mix_seed;
     use crate::prefill::testing::{D, Layer, assert_sees, is_static, noise, plain, score_flops};
 
-    /// Buckets of a vector: the argument of the maximum of its products with the rotation and with its negative.
+    /// Bucket of a vector: the argument of the maximum of its products with the rotation and with its negative.
     fn bucket(x: &[f32], rotation: &[f32]) -> usize {
         let products: Vec<f64> = rotation
             .chunks(x.len())
@@ -233,19 +233,19 @@ mod tests {
         (0..both.len()).fold(0, |best, at| if both[at] > both[best] { at } else { best })
     }
 
-    /// An even number of buckets of about `size` tokens, as a rotation into half as many dimensions.
+    /// A rotation for an even number of buckets of about `size` tokens: half as many rows.
     fn rotation(tokens: usize, size: usize, round: u64) -> Vec<f32> {
         let half = (tokens as f64 / (2.0 * size as f64)).round().max(1.0) as usize;
         gaussians(half * D, mix_seed(1, round))
     }
 
-    /// The chunk of each query, and of each key, in one round.
+    /// The chunk of each query and of each key in one round.
     struct Chunks {
         queries: Vec<usize>,
         keys: Vec<usize>,
     }
 
-    /// By counting for each query and key the keys that come before it by bucket and position.
+    /// Chunks by counting, for each query and key, the keys before it by bucket and position.
     fn chunks(layer: &Layer, head: usize, size: usize, round: u64) -> Chunks {
         let tokens = layer.tokens();
         let rotation = rotation(tokens, size, round);

@@ -19,7 +19,7 @@ use crate::types::role::Role;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
 
-/// The methods of this library, in the order in which they are listed; [`all`] has those of the calling program too.
+/// The methods of this library, in listing order. [`all`] also has those of the calling program.
 pub const METHODS: &[MethodEntry] = &[
     full::ENTRY,
     topk::ENTRY,
@@ -62,9 +62,10 @@ pub const METHODS: &[MethodEntry] = &[
 /// Methods registered by the program that uses this library.
 static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
 
-/// Registers further methods for the whole program; once, before any method is looked up.
+/// Registers further methods for the whole program: once, and before any method is looked up.
 ///
-/// # Errors If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
+/// # Errors
+/// If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
 pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     for (i, entry) in entries.iter().enumerate() {
         if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
@@ -88,10 +89,10 @@ pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
     METHODS.iter().chain(REGISTERED.get().copied().unwrap_or_default())
 }
 
-/// The method of this name.
+/// The method with this name.
 ///
 /// # Errors
-/// If there is none: with the name that was most likely meant.
+/// If there is none; the error names the method that was most likely meant.
 pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
     all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
 }
@@ -101,9 +102,8 @@ pub const CALIBRATIONS: &[Calibration] =
     &[double_sparsity::CALIBRATION, loki::CALIBRATION, duo_attention::CALIBRATION, hash_attention::CALIBRATION];
 
 impl Role {
-    /// The role of the method that a record names. A reader and a decoder (`minference>topk`) are an oracle or a floor
-    /// if either is one. A name that is not registered belongs to another program's method and has the role of a
-    /// method.
+    /// The role of the method that a record names. A prompt reader with a decoder (`minference>topk`) is an oracle or a floor
+    /// if either of the two is one. A name that is not registered belongs to another program and has the role of a method.
     pub fn of(name: &str) -> Self {
         let of_one = |label: &str| {
             let bare = label.split(':').next().unwrap_or(label);
@@ -145,10 +145,11 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
     },
 ];
 
-/// Looks a method up and reads its parameters; policy keys not given in the spec come from `policy`.
+/// Configures the method of a spec. Policy keys that the spec leaves out come from `policy`.
 ///
 /// # Errors
-/// Unknown method, preset or parameter, or a value out of range.
+/// On an unknown method, preset or parameter, a value out of range, a reader without a prefill pattern, or a decoder
+/// that decodes densely.
 pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let decoder = configure_one(spec, policy)?;
     let Some(reader) = &spec.reader else { return Ok(decoder) };
@@ -216,7 +217,7 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
 /// The parameter that distributes a budget over layers.
 const SCHEDULE: &str = "schedule";
 
-/// Reads how the budget is distributed over layers, if the method has a budget in tokens.
+/// Reads how a budget in tokens is distributed over layers. Refused if the method has no such budget.
 fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     let given: Option<Schedule> = params.take(SCHEDULE).map(|text| text.parse()).transpose()?;
     if params.has_layer_budgets() {
@@ -234,8 +235,8 @@ fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     }
 }
 
-/// The tail setting of a method with this rule: the default of all methods as far as this one supports it, or the
-/// method's own `tail`, which has to be supported.
+/// The tail setting of a method with this rule: the method's own `tail`, which the rule has to support, or else the
+/// default of all methods, as far as the rule supports it.
 fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail, UsageError> {
     let asked: Option<Tail> = params.take("tail").map(|text| text.parse()).transpose()?;
     match (asked, rule) {
@@ -247,7 +248,7 @@ fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail,
     }
 }
 
-/// Names policy keys only where they differ from the program's default, so that equal cells have equal names.
+/// Notes policy keys only where they differ from the program's default, so that equal cells have equal names.
 fn note_policy(params: &mut Params, policy: &Policy, rule: TailRule) {
     let default = Policy::default();
     params.note_unless_default("sink", &policy.sink, &default.sink);

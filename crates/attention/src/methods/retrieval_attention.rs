@@ -1,16 +1,14 @@
-//! `retrieval_attention`: a graph over keys that is made from the prompt's own queries (Liu et al. 2024,
-//! "RetrievalAttention").
+//! `retrieval_attention`: selects the top-k tokens through a graph over keys that the prompt's queries build
+//! (RetrievalAttention, Liu et al. 2024).
 //!
-//! Queries and keys are distributed apart, so a graph that links near keys makes a query wander. The prompt's
-//! queries are known when the index is built; keys that they look for together are linked
-//! ([`Roar`](crate::index::graph::roar::Roar)), and a query that is like them is there in few steps. As for
-//! `knn`, a search follows the exact inner product, and if `k` is the number of candidates or above, all are
-//! picked and none is scored.
+//! The graph is stored for each KV head; a decode step searches it by the exact inner product, so it reads the keys
+//! that it visits. Queries and keys are distributed differently, so a query wanders in a graph that links near keys.
+//! Here keys that the same prompt queries look for are linked ([`Roar`](crate::index::graph::roar::Roar)), and similar
+//! queries find them in few steps. If `k` is at least the number of candidates, all are selected and none is scored.
 //!
-//! The queries are those of `queries` tokens, evenly spread over the prefix, of all query heads of the group;
-//! each is compared with all candidates, those after it included, for that is what later queries do. The paper
-//! takes the queries of all tokens, whose nearest keys prefill finds on the accelerator; its static tokens (128
-//! first and 512 last) are `sink` and `local`.
+//! The graph is built from the queries of `queries` tokens, evenly spread over the prefix, of all query heads of the group. Each
+//! is compared with all candidates, also later ones, as a decode step's queries are. The paper takes the queries of all tokens,
+//! whose nearest keys prefill finds on the accelerator; its static tokens (128 first and 512 last) are `sink` and `local`.
 
 use std::sync::Arc;
 
@@ -69,7 +67,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Top-k through a graph made from queries.
+/// The method: top-k through a graph built from queries.
 struct RetrievalAttention {
     queries: usize,
     graph: RoarParams,
@@ -80,7 +78,7 @@ struct RetrievalAttention {
 
 impl Method for RetrievalAttention {
     type Index = Roar;
-    /// The memory of searches.
+    /// Workspaces of searches.
     type State = Workspaces<Beam>;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {

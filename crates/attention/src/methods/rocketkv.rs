@@ -1,18 +1,17 @@
-//! `rocketkv`: many tokens are evicted when the prefix has been read, and of the others few pages are attended at each step
-//! (RocketKV, arXiv:2502.14051).
+//! `rocketkv`: evicts most tokens after the prefix and selects pages of the rest at each step (RocketKV, Behnam et al.
+//! 2025, arXiv:2502.14051).
 //!
-//! The first stage is SnapKV's for a GQA group: the votes of the last `window` queries, summed over the group and pooled over
-//! many neighbours, choose `keep` tokens; those of the window stay too. The second is the paper's hybrid attention: tokens that
-//! stayed form pages of `page`, in their order, each with its channel-wise minimum and maximum. A step takes the `r` channels
-//! in which the group's queries are largest by `Σ|q|`; a channel's bound is the maximum if the queries add up to more than 0
-//! there, else the minimum, one for the group, so that only one of them is read. Scores are scaled as SparQ's,
-//! `√(d·Σ|q̂|/Σ|q|)`, turned into weights of each query head over all tokens that stayed, and added up over the heads; the
-//! best pages are attended by all heads, as many as hold `k` tokens.
+//! The first stage is SnapKV's for a GQA group: the votes of the last `window` queries, summed over the group and pooled
+//! over `kernel` neighbours, choose `keep` tokens; the window is kept too. The second is the paper's hybrid attention. The
+//! kept tokens form pages of `page` tokens, in order; the minimum and maximum of each channel are stored for each page. A
+//! decode step takes the `r` channels with the largest `Σ|q|` over the group. The bound of a channel is the maximum if the
+//! group's queries sum to more than 0 there, else the minimum, so only one of the two is read. As in SparQ, scores are
+//! divided by `√(d·Σ|q̂|/Σ|q|)`, with `q̂` the query on those channels. Each query head turns them into softmax weights
+//! over all kept tokens; weights are summed over the heads, and all heads attend the best pages that hold `k` tokens.
 //!
-//! The paper splits a compression evenly, so that each stage has its square root: `keep=auto` is `√(k·n)` of `n` tokens.
-//! Its first stage chooses the width of pooling by the prompt's length; here it is `kernel`. Facts that the paper leaves open
-//! are those of NVIDIA's implementation in TensorRT-LLM; there generated tokens fill pages of their own, here all that
-//! follows the prefix is attended.
+//! The paper splits the compression evenly between the stages: `keep=auto` is `√(k·n)` for `n` candidates. Its first stage
+//! chooses the pooling width by the prompt's length; here it is `kernel`. Where the paper is silent, NVIDIA's implementation in
+//! TensorRT-LLM is followed. There, generated tokens fill pages of their own; here all tokens after the prefix are attended.
 
 use std::fmt;
 use std::str::FromStr;
@@ -84,7 +83,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Eviction, and pages of what is left.
+/// The method: eviction, then pages of the kept tokens.
 struct RocketKv {
     page: usize,
     r: Channels,
@@ -96,9 +95,9 @@ struct RocketKv {
 /// Tokens that the first stage keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Keep {
-    /// The geometric mean of all and those that are read.
+    /// The geometric mean of the candidates and the tokens read in a step.
     Auto,
-    /// So many.
+    /// A fixed number.
     Tokens(usize),
 }
 
@@ -129,17 +128,17 @@ impl Keep {
     }
 }
 
-/// What stays of the candidates of a KV head.
+/// The candidates of a KV head that the first stage kept, and the bounds of their pages.
 struct Kept {
     /// Ascending.
     tokens: Vec<u32>,
-    /// Bounds of each page, `[page][d]`.
+    /// Channel-wise minimum and maximum of each page, `[page][d]`.
     min: KvStore,
     max: KvStore,
 }
 
 impl RocketKv {
-    /// The tokens that the first stage leaves.
+    /// The candidates that the first stage keeps, ascending.
     fn left(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {
         let (candidates, tokens) = (prefix.candidates.clone(), prefix.keys.elements() / prefix.d);
         let window = tokens.saturating_sub(self.snapkv.window).clamp(candidates.start, candidates.end);
@@ -151,7 +150,7 @@ impl RocketKv {
         best.chain(window as u32..candidates.end as u32).collect()
     }
 
-    /// The channels in which a group's queries are largest, and whether they add up to more than 0 there.
+    /// The channels with the largest `Σ|q|` over the group, and whether the queries sum to more than 0 there.
     fn channels(&self, queries: &[f32], d: usize) -> Vec<(usize, bool)> {
         let sum = |c: usize, of: fn(f32) -> f32| queries.iter().skip(c).step_by(d).map(|q| of(*q)).sum::<f32>();
         let sizes: Vec<f32> = (0..d).map(|c| sum(c, f32::abs)).collect();
@@ -159,7 +158,7 @@ impl RocketKv {
         best.into_iter().map(|c| (c as usize, sum(c as usize, |q| q) > 0.0)).collect()
     }
 
-    /// Weights of the pages, added up over the query heads.
+    /// Weight of each page, summed over the query heads.
     fn page_weights(&self, step: &Step<'_>, kept: &Kept, cost: &mut Cost) -> Vec<f32> {
         let (d, pages) = (step.d, kept.min.tokens());
         let channels = self.channels(step.queries, d);
@@ -220,7 +219,7 @@ impl Method for RocketKv {
         Kept { tokens, min, max }
     }
 
-    /// Bounds, and the list of what was kept.
+    /// Bytes of the bounds and of the list of kept tokens.
     fn index_bytes(&self, kept: &Kept) -> usize {
         kept.min.stored_bytes() + kept.max.stored_bytes() + size_of_val(kept.tokens.as_slice())
     }
@@ -273,7 +272,7 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| a * b).sum()
     }
 
-    /// Tokens before the window with the most votes of the group, pooled, and the window's.
+    /// The tokens before the window with the most pooled votes of the group, and the window.
     fn left(keys: &[Vec<f64>], sink: usize, keep: usize, window: usize, kernel: usize) -> Vec<usize> {
         let of_prompt = prompt_queries(0, TOKENS * GROUP * D);
         let mut votes = vec![0.0; TOKENS - window];
@@ -294,7 +293,7 @@ mod tests {
         best(&pooled, keep).into_iter().map(|t| t + sink).chain(TOKENS - window..TOKENS).collect()
     }
 
-    /// Tokens of the best pages of what is left, for a group's queries.
+    /// Tokens of the best pages of `left`, for a group's queries.
     fn read(keys: &[Vec<f64>], left: &[usize], queries: &[Vec<f64>], page: usize, r: usize, k: usize) -> Vec<usize> {
         let sums: Vec<f64> = (0..D).map(|c| queries.iter().map(|q| q[c].abs()).sum()).collect();
         let channels = best(&sums, r);
@@ -371,7 +370,7 @@ mod tests {
                 let spec = format!("rocketkv:page={page},r={r},k={k},keep={keep},window={window},kernel={kernel}");
                 check(&spec, sink, numbers, sharp);
             }
-            // 8 of 160 tokens are an even split of a twentieth: 36 (35.8) stay.
+            // √(8·160) is 35.8: with `keep=auto`, 36 tokens are kept.
             check("rocketkv:page=2,r=d/4,k=8,window=6,kernel=3", 0, [2, 4, 8, 36, 6, 3], sharp);
         }
     }

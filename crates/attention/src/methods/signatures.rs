@@ -1,8 +1,8 @@
-//! Packed bit signatures of the candidates, searched by Hamming distance.
+//! Packed bit signatures of candidates, searched by Hamming distance.
 //!
-//! Signatures of `b` bits have `b + 1` distances, so that many candidates lie at the same one: how these are ordered
-//! ([`Ties`]) decides much of what is picked. Papers leave it to their top-k routine. By position, the earliest tokens
-//! of the context would be favoured; here they are drawn, by a permutation that a seed and a token's place fix.
+//! Signatures of `b` bits have only `b + 1` distances, so many candidates tie, and the order among them ([`Ties`])
+//! decides much of the selection. Papers leave it to their top-k routine. Order by position would favour the earliest
+//! tokens; here the order is a random permutation, fixed by a seed and a token's place.
 
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
@@ -13,7 +13,7 @@ use crate::{Params, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_kernels::hamming::{TieBreakOffsets, hamming_scores, hamming_sums};
 
-/// Words of 32 bits that hold a signature.
+/// Number of 32-bit words of a signature.
 pub(crate) fn words_of(bits: usize) -> usize {
     bits.div_ceil(32)
 }
@@ -29,17 +29,17 @@ pub(super) fn pack_signs(numbers: &[f32]) -> impl Iterator<Item = u32> {
     numbers.chunks(32).map(word)
 }
 
-/// The first `words` words of 32 bits of some of 64, in order of their bits.
+/// Splits 64-bit words into 32-bit words, low half first, and returns the first `words` of them.
 pub(super) fn halves(wide: &[u64], words: usize) -> impl Iterator<Item = u32> {
     wide.iter().flat_map(|w| [*w as u32, (*w >> 32) as u32]).take(words)
 }
 
-/// How candidates at one distance are ordered.
+/// The order of candidates at equal distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ties {
     /// The earliest first.
     First,
-    /// By a permutation of places that a seed draws: the same for all queries, heads, layers and examples.
+    /// By a permutation of places from this seed: the same for all queries, heads, layers and examples.
     Seeded(u64),
 }
 
@@ -51,10 +51,10 @@ impl Ties {
         about: "seeded | first: tokens at one distance in a drawn order, or the earliest first",
     };
 
-    /// Reads which order it is; `seed` is the method's.
+    /// Reads the parameter; `seed` is the method's.
     ///
     /// # Errors
-    /// Another value.
+    /// If it has another value.
     pub(super) fn read(params: &mut Params, seed: u64) -> Result<Self, UsageError> {
         Ok(match params.choice(Self::INFO.key, &["seeded", "first"])? {
             "first" => Self::First,
@@ -87,30 +87,30 @@ impl Steps {
         Self { levels: PRECISION.saturating_sub(bits + 2 * group).min(16), group }
     }
 
-    /// What a level raises a score by.
+    /// Offset of one level.
     fn unit(self) -> f32 {
         1.0 / (1u64 << (self.levels + self.group)) as f32
     }
 }
 
-/// Signatures of the candidates of one KV head, as [`hamming_scores`] reads them: `[word][candidate]`.
+/// Signatures of the candidates of one KV head, `[word][candidate]` as [`hamming_scores`] reads them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Signatures {
     planes: Vec<u32>,
     words: usize,
-    /// Place of the first one: its position, counted from the end of the sink.
+    /// Place of the first candidate: its position, counted from the end of the sink.
     place: usize,
 }
 
 impl Signatures {
-    /// From `[candidate][word]`, the first of them being the first behind the sink.
+    /// Signatures from `[candidate][word]`; the first candidate is the first token after the sink.
     pub(super) fn new(by_candidate: &[u32], words: usize) -> Self {
         let candidates = by_candidate.len() / words;
         let plane = |w: usize| (0..candidates).map(move |c| by_candidate[c * words + w]);
         Self { planes: (0..words).flat_map(plane).collect(), words, place: 0 }
     }
 
-    /// None yet, of places behind those of `before`, or behind the sink.
+    /// No signatures yet; their places continue those of `before`, or begin after the sink.
     pub(super) fn empty_behind(before: Option<&Self>, words: usize) -> Self {
         let place = before.map_or(0, |before| before.place + before.candidates());
         Self { planes: Vec::new(), words, place }
@@ -121,8 +121,8 @@ impl Signatures {
         size_of_val(self.planes.as_slice())
     }
 
-    /// Minus the Hamming distances of `queries: [query][word]`, raised by less than 1 as `ties` says:
-    /// `[query][candidate]`. The sum over `group` of these queries is raised by less than 1 as well.
+    /// Minus the Hamming distances to `queries: [query][word]`, plus offsets below 1 that order ties:
+    /// `[query][candidate]`. The offsets of `group` queries add up to less than 1 as well.
     pub(super) fn scores(&self, queries: &[u32], group: usize, ties: Ties) -> Vec<f32> {
         let candidates = self.candidates();
         let mut scores = vec![0.0; queries.len() / self.words * candidates];
@@ -140,12 +140,12 @@ impl Signatures {
         sums
     }
 
-    /// Candidates.
+    /// Number of candidates.
     pub(super) fn candidates(&self) -> usize {
         self.planes.len() / self.words
     }
 
-    /// Keeps the first `kept` candidates, and adds `[candidate][word]` behind them.
+    /// Keeps the first `kept` candidates and appends those of `by_candidate: [candidate][word]`.
     pub(super) fn replace_from(&mut self, kept: usize, by_candidate: &[u32]) {
         let (had, new) = (self.candidates(), by_candidate.len() / self.words);
         let mut planes = Vec::with_capacity(self.words * (kept + new));
@@ -156,8 +156,8 @@ impl Signatures {
         self.planes = planes;
     }
 
-    /// As [`scores`](Self::scores); counts the signatures read, once for all queries. Comparing bits takes no
-    /// floating-point operation.
+    /// As [`scores`](Self::scores); counts the bytes of the signatures once for all queries. Comparing bits takes no
+    /// floating-point operations.
     pub(super) fn counted_scores(&self, queries: &[u32], group: usize, ties: Ties, cost: &mut Cost) -> Vec<f32> {
         cost.aux_bytes += self.bytes() as u64;
         self.scores(queries, group, ties)
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use spattn_kernels::topk::top_k;
 
-    /// Also where an order among equals is drawn: what it adds for the heads of a group stays below one bit.
+    /// Also with a random order among ties: the offsets of a group's heads add up to less than one bit.
     #[test]
     fn sums_of_a_group_are_its_scores_added_and_in_the_order_of_distances() {
         let word = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) ^ (i as u32 + 7).wrapping_mul(0x85eb_ca6b);
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(signatures.bytes(), 24);
     }
 
-    /// Words that look random, and have nothing to do with the permutation.
+    /// Words that look random, unrelated to the permutation.
     fn words(count: usize, seed: u64) -> Vec<u32> {
         let mut state = seed;
         let mut next = || {
@@ -242,7 +242,7 @@ mod tests {
             }
             let floors: Vec<i64> = summed.iter().map(|s| s.floor() as i64).collect();
             assert_eq!(floors, expected, "{wide} words, {group} heads");
-            // Summed the exact way, nothing is rounded: the order within a distance is the same as of one head.
+            // Sums are exact, so the order within a distance is that of a single head.
             for (t, sum) in summed.iter().enumerate() {
                 let exact: f64 = scores.chunks(500).map(|row| f64::from(row[t])).sum();
                 assert_eq!(f64::from(*sum), exact, "{wide} words, {group} heads");
@@ -268,11 +268,11 @@ mod tests {
             let mut bins = [0.0f64; BINS];
             all[3].iter().for_each(|t| bins[*t as usize * BINS / TOKENS] += 1.0);
             let expected = 512.0 / BINS as f64;
-            // Without replacement the counts vary less, by the share that is left.
+            // Drawn without replacement, counts vary less, by the share that is left.
             let share_left = 1.0 - 512.0 / TOKENS as f64;
             chi_square += bins.iter().map(|n| (n - expected).powi(2) / expected).sum::<f64>() / share_left;
         }
-        // Of 31 degrees of freedom each: mean 1240, deviation 50. Picks by place give 15 × 512 for every seed.
+        // 31 degrees of freedom for each seed: mean 1240, deviation 50. Order by position gives 15 × 512 for every seed.
         let (mean, deviation) = (31.0 * seeds as f64, (62.0 * seeds as f64).sqrt());
         assert!((chi_square - mean).abs() < 4.0 * deviation, "chi-square {chi_square}, not about {mean}");
         assert_ne!(picks(512, Ties::Seeded(1)), picks(512, Ties::Seeded(2)));

@@ -1,15 +1,15 @@
-//! `snapkv`: tokens kept by what the last queries of the prompt attended (Li et al. 2024, its §4).
+//! `snapkv`: evicts once after the prefix, by the attention of the prompt's last queries (SnapKV, Li et al. 2024, §4).
 //!
-//! When the prefix has been read, the softmax weights of its last `window` queries are summed by token and
-//! pooled over `kernel` neighbours; the best `k` tokens before the window stay, the others are evicted and
-//! never come back. The window itself and all that follows the prefix are attended by every step.
+//! The softmax weights of the prefix's last `window` queries are summed by token and pooled over `kernel` neighbours;
+//! the best `k` tokens before the window are kept, the others evicted for good. Each decode step attends the kept
+//! tokens, the window and all tokens after the prefix; selecting costs nothing. Only the list of kept tokens is stored.
 //!
-//! With `per=query_head`, as published, each query head chooses `k` tokens by itself, and a KV head has to keep what any
-//! of its query heads chose: up to the group's size times `k`, more than a method of one choice for the group keeps at the
-//! same `k`. What is held in the end is in `kv_tokens_held`; `per=kv_head` holds just `k` and the window.
+//! With `per=query_head`, as published, each query head keeps `k` tokens of its own, so a KV head holds up to `k` times
+//! the group's size: more than a method with one choice for the group holds at the same `k`. `kv_tokens_held` reports
+//! what is held. With `per=kv_head` it is `k` tokens and the window.
 //!
-//! The window sees the question only where the question is part of the prefix (`--sparse-from decode`), as
-//! in the paper; under `question` it votes without it.
+//! The window contains the question only if the question is part of the prefix (`--sparse-from decode`), as in the
+//! paper; with `--sparse-from question` the last queries of the context vote.
 
 use std::sync::Arc;
 
@@ -73,18 +73,18 @@ pub(super) struct SnapKv {
     pub window: usize,
     kernel: usize,
     pool: Pool,
-    /// For which heads is chosen.
+    /// Which heads choose together.
     pub per: Granularity,
-    /// How a layer's budget follows from that of all.
+    /// How the budget is distributed over layers.
     layers: LayerBudgets,
 }
 
 /// What each layer keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum LayerBudgets {
-    /// The same.
+    /// All layers keep the same number of tokens.
     Equal,
-    /// Less the deeper, see [`pyramid_kv`](super::pyramid_kv); with its `β`.
+    /// Deeper layers keep fewer; the value is `β` of [`pyramid_kv`](super::pyramid_kv).
     Pyramid(usize),
 }
 
@@ -94,11 +94,11 @@ enum Pool {
     Average,
 }
 
-/// What stays of the candidates, ascending; for each query head, or once for the group.
+/// The candidates kept, ascending: a list for each query head, or one for the group.
 pub(super) struct Kept(Vec<Vec<u32>>);
 
 impl SnapKv {
-    /// Reads the budget, `window`, `kernel`, `pool`, `per` and `reduce`; `k` and `window` tokens if none are given.
+    /// Reads the budget, `window`, `kernel`, `pool`, `per` and `reduce`; `k` and `window` are the defaults.
     pub fn read(params: &mut Params, k: usize, window: usize) -> Result<Self, UsageError> {
         let budget = params.budget_from_zero(Budget::Tokens(k))?;
         let window = params.get_minor("window", window)?;
@@ -113,25 +113,25 @@ impl SnapKv {
         Ok(Self { budget, window, kernel, pool, per: Granularity::read(params)?, layers: LayerBudgets::Equal })
     }
 
-    /// Votes of a GQA group together, max-pooled; the budget is the caller's.
+    /// Votes summed over a GQA group and max-pooled, for a method with a budget of its own.
     pub fn of_group(window: usize, kernel: usize) -> Self {
         let per = Granularity::KvHead(Reduce::Sum);
         Self { budget: Budget::Tokens(0), window, kernel, pool: Pool::Max, per, layers: LayerBudgets::Equal }
     }
 
-    /// With such budgets of layers.
+    /// The method with this distribution of the budget.
     pub fn with_layers(self, layers: LayerBudgets) -> Self {
         Self { layers, ..self }
     }
 
-    /// Pooled votes of the candidates, of each query head or of the group.
+    /// Pooled votes of the candidates: a list for each query head, or one for the group.
     pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Vec<Vec<f32>> {
         let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
         let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[prefix.candidates.clone()].to_vec();
         self.per.merged(votes).into_iter().map(of_candidates).collect()
     }
 
-    /// Tokens that this layer keeps.
+    /// Number of candidates that this layer keeps.
     fn layer_budget(&self, prefix: &HeadPrefix<'_>) -> usize {
         let mean = self.budget.tokens(prefix.context());
         match self.layers {
@@ -140,7 +140,7 @@ impl SnapKv {
         }
     }
 
-    /// Weights that the window's queries of one head give to each token before the window, summed.
+    /// Softmax weights of the window's queries of one head, summed for each token before the window.
     fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
         let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
         let queries = prefix.prompt.last_queries(self.window, head).to_f32();
@@ -156,7 +156,7 @@ impl SnapKv {
         votes
     }
 
-    /// Pooled over the neighbours; beyond both ends there is nothing (for the average: zeros).
+    /// Votes pooled over neighbours. Past either end there are none; the average takes zeros there.
     fn pooled(&self, votes: &[f32]) -> Vec<f32> {
         let reach = self.kernel / 2;
         let pool = |i: usize| {
@@ -196,7 +196,7 @@ impl Method for SnapKv {
         Kept(self.pooled_votes(prefix).into_iter().map(keep).collect())
     }
 
-    /// The list of what was kept, as stored here; keys and values moved together would need none.
+    /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
     fn index_bytes(&self, kept: &Kept) -> usize {
         kept.0.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
     }
@@ -218,7 +218,7 @@ impl Method for SnapKv {
         true
     }
 
-    /// The observation window stays, however short the policy's is.
+    /// The voting window is static even if the policy's window is shorter.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> StaticTokens {
         StaticTokens::policy(
             &Policy { local: policy.local.max(self.window), ..policy.clone() },
@@ -232,7 +232,7 @@ impl Method for SnapKv {
     }
 }
 
-/// What a layer keeps of so many candidates, if all keep `mean` on average.
+/// Number of candidates that a layer keeps if all layers keep `mean` on average (PyramidKV).
 pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: SparseLayerRank) -> usize {
     if depth.of < 2 || 2 * mean > candidates {
         return mean;
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::SelectedTokens;
 
-    /// Votes of one query head over all tokens before the window, from the definition.
+    /// Votes of one query head for the tokens before the window, by the definition.
     fn votes(stepper: &Stepper, head: usize, window: usize) -> Vec<f64> {
         let first = stepper.prefix_tokens - window;
         let mut votes = vec![0.0; first];

@@ -1,18 +1,19 @@
-//! `sparq`: scores on the query's own largest channels, and the mean value for what is not read
-//! (SparQ Attention, Ribar et al. 2024).
+//! `sparq`: selects by scores on the query's largest channels; the mean value stands for tokens not selected (SparQ
+//! Attention, Ribar et al. 2024).
 //!
-//! The `r` largest `|q_c|` choose the channels, anew at every step. With `q̂` the query on these channels,
-//! `ŝ = softmax(q̂·K / τ)`, `τ = √(d·‖q̂‖₁/‖q‖₁)`, estimates the attention; the top `k` are attended exactly
-//! and get `α = Σ ŝ` over them, and `1 − α` goes to the mean value. Here the static tokens are attended
-//! exactly, so `ŝ`, `α` and the mean are over the candidates, and the mean enters with the candidates'
-//! share of the softmax; with no static token this is the paper's formula.
-//! Channels of a row-major key cache cannot be read contiguously. `storage=2xK` keeps a second copy of
-//! the keys, channel by channel; `storage=1xK` reads the channels where they are. Both pick the same
-//! tokens; what differs is the index's size, and that the bytes read are auxiliary or of the cache (of
-//! which 1xK counts the numbers used, not the cache lines around them).
-//! With `per=kv_head`, as the authors have it for GQA, `|q|` is summed over the group before channels
-//! are chosen, and the scores, each over its `τ`, are summed (or `reduce=max`) before tokens are; `α` stays each
-//! head's own.
+//! The index holds the sum of the candidates' values and, with `storage=2xK`, a copy of their keys by channel. A decode
+//! step takes the `r` channels with the largest `|q_c|` and reads them of all candidates. With `q̂` the query on these
+//! channels, `ŝ = softmax(q̂·K / τ)`, `τ = √(d·‖q̂‖₁/‖q‖₁)`, estimates the attention. The top `k` tokens are attended
+//! exactly and get the share `α = Σ ŝ` over them; the mean value gets `1 − α`. Here static tokens are attended exactly,
+//! so `ŝ`, `α` and the mean are over the candidates, and the mean enters with the candidates' share of the softmax.
+//! Without static tokens this is the paper's formula.
+//!
+//! A channel of a row-major key cache is not contiguous. `storage=2xK` reads the copy; `storage=1xK` reads the channels
+//! in place, and counts the numbers used, not the cache lines around them. Both select the same tokens; they differ in
+//! the size of the index, and in whether bytes count as auxiliary or as KV cache.
+//!
+//! With `per=kv_head`, as the authors do for GQA, `|q|` is summed over the group before channels are chosen, and scores,
+//! each divided by its `τ`, are summed (or `reduce=max`) before tokens are selected; `α` remains each head's own.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -83,7 +84,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let r = Channels::read(params, "r", Channels::Share(8))?;
-        // Its scores, over `τ`, are logits, but what they leave over is made up for by the mean value.
+        // Scores divided by `τ` are logits, but a plain top-k is used: the mean value makes up for what is left out.
         let picker = Arc::new(Top { budget: params.budget(Budget::Tokens(64))? });
         let by_channel = params.choice("storage", &["2xK", "1xK"])? == "2xK";
         let per = Granularity::read(params)?;
@@ -91,7 +92,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// `q̂·k/τ` on the largest channels of each query, or of those of a group and position together.
+/// Scores candidates by `q̂·k/τ` on the largest channels of each query, or of the queries of a group at one position.
 #[derive(Clone)]
 struct QueryChannels {
     r: Channels,
@@ -99,20 +100,20 @@ struct QueryChannels {
     per: Granularity,
 }
 
-/// What is kept of the candidates of one KV head.
+/// The index over some candidates of one KV head.
 struct Kept {
-    /// Sum of their values, `[d]`.
+    /// Sum of the candidates' values, `[d]`.
     sum: Vec<f64>,
     tokens: usize,
     copy: Copy,
 }
 
-/// The second copy of the keys.
+/// The copy of the keys.
 enum Copy {
     None,
     /// `[channel][token]`.
     ByChannel(KvStore),
-    /// `[token][channel]`, of tokens that come one by one.
+    /// `[token][channel]`, for tokens that are appended one by one.
     ByToken(KvStore),
 }
 
@@ -185,7 +186,7 @@ impl Scorer for QueryChannels {
                 let (query, factor) = (query(h, row), 1.0 / temperature(query(h, row), &channels, queries.scale));
                 channels.iter().map(move |c| query[*c as usize] * factor).collect::<Vec<f32>>()
             };
-            // Scores of one row's heads lie one behind the other where there is but one row.
+            // With a single row, the scores of heads that choose together are contiguous and computed in one call.
             let at_once = if queries.rows == 1 { each } else { 1 };
             for head in heads.clone().step_by(at_once) {
                 let weights = (head..head + at_once).flat_map(weights_of).collect::<Vec<f32>>();
@@ -193,7 +194,7 @@ impl Scorer for QueryChannels {
                 segment.score(&channels, &weights, at_once, out);
             }
         }
-        // Query heads that choose together read their channels together.
+        // Query heads that choose together read their channels once.
         let numbers = self.r.of(d) * n;
         let bytes = (queries.count() / each * numbers * segment.keys.elem_bytes()) as u64;
         match segment.index.copy {
@@ -213,7 +214,7 @@ impl Scorer for QueryChannels {
         true
     }
 
-    /// What was picked gets its share of the candidates' softmax, the mean value the rest.
+    /// Gives the selected tokens their share of the candidates' softmax, and the mean value the rest.
     fn weigh(&self, from: &SelectionSource<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
         let tokens: usize = from.parts.iter().map(|part| part.tokens).sum();
         let mean = mean_value(from.parts, tokens);
@@ -243,7 +244,7 @@ impl Kept {
 }
 
 impl Segment<'_, Kept> {
-    /// Adds `Σ_i weights[i] · key[channels[i]]` of every key to `out: [head][token]`, by the weights `[head][channel]` of so many heads.
+    /// Adds `Σ_i weights[h][i] · key[channels[i]]` of every key to `out: [head][token]`, for `heads` heads.
     fn score(&self, channels: &[u32], weights: &[f32], heads: usize, out: &mut [f32]) {
         let d = self.index.sum.len();
         match &self.index.copy {
@@ -262,7 +263,7 @@ fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Vec<f32> {
             sums.iter_mut().zip(&part.index.sum).for_each(|(sum, own)| *sum += own);
             continue;
         }
-        // The index holds more than belongs to this position.
+        // The index also holds tokens that this position does not see, so its sum cannot be used.
         for value in part.values.to_f32().chunks_exact(sums.len()) {
             sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += f64::from(*v));
         }
@@ -278,8 +279,7 @@ fn temperature(query: &[f32], channels: &[u32], scale: SoftmaxScale) -> f32 {
     (scale.squared_divisor() as f32 * coverage).sqrt()
 }
 
-/// `1 − α`: the share of `softmax(logits)` outside `top` (ascending), summed over what is outside so that
-/// it is 0 if nothing is.
+/// `1 − α`: the share of `softmax(logits)` outside `top` (ascending). Summed over the outside, so that it is 0 if nothing is outside.
 fn rest_share(logits: &[f32], top: &[u32]) -> f32 {
     let mut weights = logits.to_vec();
     softmax(&mut weights);
@@ -288,11 +288,11 @@ fn rest_share(logits: &[f32], top: &[u32]) -> f32 {
         inside += f64::from(std::mem::take(&mut weights[*t as usize]));
     }
     let outside = total(&weights);
-    // With `per=kv_head` a head's own weights may all be outside what its group picked.
+    // With `per=kv_head`, nearly all of a head's weight may be outside the group's selection.
     ((outside / (inside + outside)) as f32).min(MOST_REST)
 }
 
-/// The sum, in several lanes, each in 64 bits.
+/// Sum in f64, in several lanes.
 fn total(weights: &[f32]) -> f64 {
     const LANES: usize = 8;
     let mut lanes = [0.0f64; LANES];
@@ -303,10 +303,10 @@ fn total(weights: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|w| f64::from(*w)).sum::<f64>()
 }
 
-/// The remainder is stated as a share of what was picked, which therefore has to have some.
+/// Largest share of the remainder. It is applied relative to the selected tokens' mass, which must not be 0.
 const MOST_REST: f32 = 1.0 - f32::EPSILON;
 
-/// `out[h][t] += Σ_i weights[h][i] · rows[t][channels[i]]`, of the rows of all pieces one behind the other.
+/// Adds `Σ_i weights[h][i] · rows[t][channels[i]]` to `out[h][t]`; `rows` are the rows of all pieces in order.
 fn strided(pieces: &[Rows<'_>], d: usize, channels: &[u32], weights: &[f32], out: &mut [f32]) {
     let tokens: usize = pieces.iter().map(|rows| rows.elements() / d).sum();
     let mut first = 0;

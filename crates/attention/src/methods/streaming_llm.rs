@@ -1,16 +1,14 @@
-//! `streaming_llm`: attention sinks and a sliding window (Xiao et al. 2023).
+//! `streaming_llm`: attention sinks and a sliding window (StreamingLLM, Xiao et al. 2023).
 //!
-//! Attends the first `sink` and the last `window` tokens of the context, the current one included, and
-//! nothing between; what has left the window, read or generated, never comes back. With `rolling=true`
-//! positions are those within the cache (its §3.2): the sinks stand directly before the window. Attention
-//! by RoPE depends on distances alone, so the engine moves the query nearer to the sinks instead of turning
-//! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
-//! most once the context exceeds the trained length. A prompt that is read so has a cache for each row: the query meets
-//! sinks and window at two positions.
+//! Attends the first `sink` and the last `window` tokens of the context, the current one included; nothing else is
+//! stored or read. A token that leaves the window is evicted. With `rolling=true` tokens have positions within the
+//! cache (§3.2): the sinks stand directly before the window. RoPE attention depends on distances alone, so the engine
+//! moves the query towards the sinks instead of rotating every key again. A prompt read sparsely has such a cache for
+//! each row; each query then meets sinks and window at two positions. By default keys keep their original positions, as
+//! in `a_shape`; the two differ most when the context exceeds the trained length.
 //!
-//! With `slide=false` the window is the end of the prefix and stays there: what is between it and the sinks is
-//! let go once, when the prefix has been read, and all that follows is kept. This is what kvpress calls
-//! StreamingLLM.
+//! With `slide=false` the window is the end of the prefix and stays there: the tokens between sink and window are
+//! evicted once, when the prefix has been read, and all later tokens are kept. kvpress calls this StreamingLLM.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -67,10 +65,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Sink and window; everything between is let go.
+/// Sink and window; all tokens between them are evicted.
 pub(super) struct SinkAndWindow {
     pub(super) window: Tuned<NonZero<usize>>,
-    /// Whether the window is the end of the context rather than that of the prefix.
+    /// Whether the window ends at the current token, rather than at the end of the prefix.
     pub(super) slides: bool,
     pub(super) positions: Positions,
 }
@@ -91,7 +89,7 @@ impl Method for SinkAndWindow {
         Selection::Shared(SelectedTokens::softmax(Vec::new()))
     }
 
-    /// A window that stays is set once, by the mean of the tokens that are known to follow it.
+    /// A static window (`slide=false`) is solved once, for the mean context of the tokens known to follow the prefix.
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
         let density = self.window.density().filter(|_| !self.slides)?;
         let (total, prefix) = (probe.context.tokens, probe.prefix.tokens());
@@ -123,7 +121,7 @@ impl Method for SinkAndWindow {
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
-        // A window that stays is chosen when the prompt has been read.
+        // A static window is evicted to only after the prompt has been read.
         self.slides.then_some(PrefillPattern::Blocks(self))
     }
 }
@@ -142,17 +140,17 @@ impl BlockMask for SinkAndWindow {
     }
 }
 
-/// Query rows that are read together where each has a window of its own.
+/// Query rows that share a mask, in which each has its own window.
 const WINDOW_ROWS: usize = 64;
 
-/// Sinks, and for each row its own last tokens: what [`last_tokens`] gives it.
+/// The sink, and for each row its own window: the tokens that [`last_tokens`] gives it.
 fn window_mask(block: &QueryBlock<'_>, window: Tuned<NonZero<usize>>) -> Mask {
     let end = block.first + block.rows;
     let start = |total: usize| last_tokens(block.policy, window_tokens(window, block.policy, total), total).recent;
     Mask::new((0..block.policy.sink.min(end) as u32).collect(), (block.first + 1..=end).map(start).collect())
 }
 
-/// Tokens of a window that is given, or is to bring sink and window to a density.
+/// Number of tokens in the window: as given, or as many as bring sink and window to the density.
 pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, total_tokens: usize) -> usize {
     match window {
         Tuned::Value(window) => window.get(),
@@ -162,8 +160,8 @@ pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, tota
     }
 }
 
-/// Sink, the `window` tokens before `end`, and all that follows. With the end of the context for `end` the window slides
-/// over the tail too, unlike the static window of the other methods.
+/// The sink, the `window` tokens before `end`, and all tokens after `end`. With the end of the context as `end`, the
+/// window slides over the tail too, unlike the static window of other methods.
 pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> StaticTokens {
     let recent = end.saturating_sub(window);
     StaticTokens { sink: policy.sink.min(recent), recent }
@@ -193,7 +191,7 @@ mod tests {
             [noise(D, self.0 + 3 * t as u64 + 2), noise(D, self.0 + 90_000 + t as u64)]
         }
 
-        /// Attention of one query over a cache that is rotated anew, each token at its place in it.
+        /// Attention of one query over a cache in which each token is rotated to its place in the cache.
         fn reference(&self, query: &[f32], cache: &[usize]) -> Vec<f32> {
             let query = rotated(query, cache.len() - 1);
             let logit = |(place, t): (usize, &usize)| -> f64 {
@@ -210,8 +208,8 @@ mod tests {
         }
     }
 
-    /// Runs `streaming_llm:OPTIONS` over some tokens after a prefix; each step has to attend the cache that `kept` makes of
-    /// the one before, rotated anew.
+    /// Runs `streaming_llm:OPTIONS` over 25 tokens after a prefix. Each step has to equal attention over `cache`,
+    /// extended by the token and shortened by `evict`, with all keys rotated anew.
     fn check_rolling(
         options: &str,
         (prefix_tokens, sink): (usize, usize),

@@ -1,11 +1,11 @@
-//! What follows the prefix, once it has left the exact window: picked from as if the index had been made with it.
+//! Tokens after the prefix that left the window: selected from as if the index had been built with them.
 
 use super::tests::{Stepper, assert_close, calibrated, configured, noise, none, prefix, random_kv, run};
 use super::*;
 use crate::kv::{KvDtype, KvStore, Prefix};
 use crate::{IndexCache, Policy, SelectedTokens, Selection, Sequence, Tail, TailRule, Weighting};
 
-/// Specs of every method whose index does not depend on what else is in it.
+/// Specs of every method whose index of a token does not depend on other tokens.
 const GROWING: &[&str] = &[
     "topk:k=12",
     "topk:pick=topp,p=0.7",
@@ -39,7 +39,7 @@ const GROWING: &[&str] = &[
     "magicpig:K=3,L=9,center=false,min_collisions=1",
 ];
 
-/// Picks of each head, in ascending order with their weights.
+/// Tokens of each head, ascending, with their weights.
 fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
     let heads = match selection {
         Selection::Shared(picks) => std::slice::from_ref(picks),
@@ -48,7 +48,7 @@ fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
     heads.iter().map(|SelectedTokens { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
 }
 
-/// How many different tokens were picked.
+/// Number of distinct selected tokens.
 fn distinct(picked: &[(Vec<u32>, Weighting)]) -> usize {
     picked.iter().flat_map(|(tokens, _)| tokens).collect::<std::collections::BTreeSet<_>>().len()
 }
@@ -90,8 +90,8 @@ fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
     }
 }
 
-/// A graph is made once, of the prefix. A search as wide as it scores every node, and again at most the few by which it
-/// came down; candidates behind it are scored once by each query.
+/// A graph is built once, over the prefix. A search as wide as the graph scores every node, and a few once more on its
+/// way down; each query scores the candidates after the graph once.
 #[test]
 fn what_is_scored_beside_a_graph_is_counted() {
     for spec in ["knn:k=12,ef=1000", "retrieval_attention:k=12,ef=1000"] {
@@ -101,19 +101,19 @@ fn what_is_scored_beside_a_graph_is_counted() {
         for step in 0..90 {
             let (selection, cost) = stepper.step();
             let (all, each) = (stepper.candidates().len(), 2 * stepper.d() as u64);
-            // What is attended is multiplied and read there.
+            // Attention multiplies and reads the attended tokens.
             let scored = cost.score_flops / each + 2 * 12;
             let read = scored - distinct(&sorted(&selection)) as u64;
             let expected = (each * (scored - 2 * 12), 2 * each * read);
             assert_eq!((cost.score_flops, cost.kv_bytes), expected, "{spec}, step {step}");
-            // Of two queries.
+            // Products of two queries.
             let within = 2 * all as u64..=2 * (all + nodes) as u64;
             assert!(within.contains(&scored), "{spec}, step {step}: {scored} of {all}");
         }
     }
 }
 
-/// Groups of codes are of 128 tokens, so that a prefix has whole ones, and the run's own index goes on behind them.
+/// Codes have groups of 128 tokens; the prefix has whole groups, and the sequence's own index continues after them.
 #[test]
 fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {
     for spec in ["topk:k=60,rescore=int4,k2=9", "twilight:page=4,k=60,p=0.4,per=kv_head"] {
@@ -126,8 +126,8 @@ fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {
     }
 }
 
-/// What the engine attends of a growing tail, whatever the weights: the outputs of a run of many steps are those of runs of
-/// one step each, whose prefix is all that came before.
+/// Attention over a growing tail, with any weights: the outputs of many steps in one run equal those of runs of one
+/// step, whose prefix is all that came before.
 #[test]
 fn picks_among_what_followed_the_prefix_are_attended_as_those_of_a_prefix_are() {
     const TOKENS: usize = 60;
@@ -169,8 +169,7 @@ fn every_rule_but_exact_is_tested_here() {
     }
 }
 
-/// The tokens that a step attends are the picks, the sinks and the window, and no other: a run's budget holds however
-/// long the answer is.
+/// A step attends the selected tokens, the sink and the window, and no others: the budget holds however long the answer is.
 #[test]
 fn a_long_answer_stays_within_the_budget() {
     let prefix = prefix(1, 1, 60, 32);
@@ -186,13 +185,13 @@ fn a_long_answer_stays_within_the_budget() {
     }
 }
 
-/// The page that the current token fills with those before it is the first of the pages that the budget has, whatever its bound; the
-/// others are those with the largest bounds. It is kept only where the window is shorter than a page, as it is attended anyway else.
+/// The page that the current token fills is the first page of the budget, whatever its bound; the others have the
+/// largest bounds. This matters only if the window is shorter than a page; otherwise that page is static anyway.
 #[test]
 fn the_page_being_filled_is_attended_within_the_budget() {
     for (spec, page, budget) in [
         ("quest:preset=paper,k=48,dense_layers=none", 16, 3),
-        // Three pages at least.
+        // At least three pages.
         ("quest:preset=repo,k=16,dense_layers=none", 16, 3),
         ("quest:page=5,k=20,sink=3,local=2,tail=indexed", 5, 4),
         ("quest:page=5,k=20,sink=3,tail=window:3", 5, 4),
@@ -241,24 +240,24 @@ fn the_page_being_filled_is_attended_within_the_budget() {
 fn auxiliary_memory_is_that_of_all_that_can_be_looked_up() {
     let prefix = prefix(1, 1, 64, 32);
     let policy = Policy { tail: Tail::Window(1), ..none() };
-    // 64 tokens in the index, 64 of the tail in another; the last token is in none.
+    // The prefix index holds 64 tokens, that of the tail 64 more; the last token is in neither.
     let (_, fork) = run(&prefix, "loki:k=4,rank=8", &policy, 2, 65);
     assert_eq!(fork.aux_bits(), 8.0 * 32.0 * 128.0 / 129.0);
 }
 
-/// Two FLOPs a channel for each head and candidate, those that left the window included.
+/// Two FLOPs a channel for each head and candidate, also for candidates that left the window.
 #[test]
 fn what_left_the_window_is_scored_and_paid_for() {
     let (prefix_tokens, d, heads, steps) = (64, 32, 2, 50);
     let prefix = prefix(1, 1, prefix_tokens, d);
     let policy = Policy { sink: 3, tail: Tail::Window(5), ..none() };
     let (_, fork) = run(&prefix, "topk:k=4", &policy, heads, steps);
-    // The products with the four that are picked are attention's.
+    // The products with the four selected tokens count as attention.
     let candidates: usize = (1..=steps).map(|step| prefix_tokens + step - 3 - 5 - 4).sum();
     assert_eq!(fork.costs().total(|_| true).score_flops as usize, heads * 2 * d * candidates);
 }
 
-/// A key that is appended gets the signature that it would have had in the prefix, but for what is learned of all keys.
+/// An appended key gets the signature that it would have in the prefix, except for statistics of all keys.
 #[test]
 fn what_is_learned_of_a_prefix_holds_for_what_follows() {
     for spec in [
@@ -279,14 +278,14 @@ fn what_is_learned_of_a_prefix_holds_for_what_follows() {
                 picked += ours.len();
             }
         }
-        // The longest key, the shortest value and the mean key may be others.
+        // The longest key, the shortest value and the mean key may differ.
         assert!(overlap * 10 > picked * 7, "{spec}: {overlap} of {picked} as if learned anew");
         // Tokens of the tail are 0 to 112 of 189 to 301 candidates: a fifth on average, like any others.
         assert!((picked / 7..picked / 3).contains(&of_tail), "{spec}: {of_tail} of {picked} follow the prefix");
     }
 }
 
-/// Where the prefix has no candidate to learn from, all that follow are picked.
+/// If the prefix has no candidates to learn from, all later candidates are selected.
 #[test]
 fn without_a_prefix_to_learn_from_all_candidates_are_attended() {
     for spec in ["lsh_bits:k=2", "lsh_bits:k=2,per=kv_head", "pqcache:k=2"] {
@@ -294,7 +293,7 @@ fn without_a_prefix_to_learn_from_all_candidates_are_attended() {
         let mut stepper = Stepper::new(spec, &policy, 6, 2);
         for step in 0..20 {
             let ours = stepper.step().0;
-            // Of 7 tokens and more the first three and the last four are exact.
+            // From 7 tokens on, the first three and the last four are static.
             let all: Vec<u32> = (3..(3 + step).max(3)).collect();
             for (tokens, weighting) in sorted(&ours) {
                 assert_eq!((tokens, weighting), (all.clone(), Weighting::Softmax), "{spec}, step {step}");

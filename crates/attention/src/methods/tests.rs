@@ -1,5 +1,5 @@
-//! What every method must satisfy, checked through the engine on small random caches, and what each
-//! one computes, checked against naive references.
+//! Properties that every method must have, checked through the engine on small random caches; and what each method
+//! computes, checked against naive references.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -45,7 +45,7 @@ pub(super) fn configured(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
-/// A collector for `kind` or `kind:setting=value,...` that is to read so many tokens.
+/// A collector for `kind` or `kind:setting=value,...` that is to read `tokens` tokens.
 pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dyn Collector> {
     let spec = expand_grid(spec).unwrap().remove(0);
     let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).unwrap();
@@ -59,10 +59,10 @@ pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dy
     collector
 }
 
-/// An artefact of `kind` that was made from random queries and keys.
+/// An artefact of `kind`, made from random queries and keys.
 pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     const TOKENS: usize = 60;
-    // Windows that so few tokens leave.
+    // Sink and window short enough to leave out some of these few tokens.
     let spec = if kind == "duo_attention" { "duo_attention:sink=3,recent=8" } else { kind };
     let mut collector = collector(spec, model, TOKENS);
     for layer in 0..model.layers {
@@ -101,12 +101,12 @@ pub(super) fn calibrated(method: Configured, layers: usize, heads: usize, kv_hea
     method.calibrated(artefact).unwrap()
 }
 
-/// Queries `[token][head][d]` of a prefix.
+/// Random queries `[token][head][d]` of a prefix.
 pub(super) fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
     noise(numbers, 31 + layer as u64)
 }
 
-/// What `method` asks for of a prefix whose queries were random.
+/// The statistics that `method` needs of a prefix with random queries.
 pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: usize) -> PromptStats {
     let keys = &prefix.layer(0).keys;
     let (layers, kv_heads, d, tokens) = (prefix.layers(), keys.kv_heads(), keys.d(), prefix.tokens());
@@ -119,7 +119,7 @@ pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: 
     stats
 }
 
-/// What a step of `queries: [group][d]` picks from the candidates of one KV head, and its cost.
+/// Selection and cost of a step of `queries: [group][d]` over the candidates of one KV head.
 pub(super) fn select(
     spec: &str,
     kv: &LayerKv,
@@ -198,7 +198,7 @@ pub(super) fn run(
     run_seeded(prefix, spec, policy, heads, steps, 5)
 }
 
-/// A cache with queries as random as those of the steps, as if they were the prefix's last.
+/// An index cache with random queries as the last ones of the prefix, like those of the steps.
 fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
     let mut recent = RecentQueries::default();
     for layer in 0..prefix.layers() {
@@ -235,12 +235,12 @@ fn run_seeded(
     (outputs, fork)
 }
 
-/// Angle of a pair of channels of a head of width `d`, in a RoPE of base 100.
+/// Angle of a pair of channels of a head of width `d`, in a RoPE with base 100.
 pub(super) fn angle(pair: usize, d: usize, position: usize) -> f64 {
     position as f64 * 100f64.powf(-2.0 * pair as f64 / d as f64)
 }
 
-/// `x` at `position`, by the definition of that RoPE.
+/// `x` rotated to `position` by the definition of that RoPE.
 pub(super) fn rotated(x: &[f32], position: usize) -> Vec<f32> {
     let (mut out, half) = (x.to_vec(), x.len() / 2);
     for pair in 0..half {
@@ -252,7 +252,7 @@ pub(super) fn rotated(x: &[f32], position: usize) -> Vec<f32> {
     out
 }
 
-/// The rotation of that RoPE.
+/// That RoPE as a [`Rotation`].
 pub(super) struct Turn;
 
 impl Rotation for Turn {
@@ -267,7 +267,7 @@ impl Rotation for Turn {
     }
 }
 
-/// One KV head under a method, step by step: what is picked, and what the engine says that is held.
+/// Steps one KV head under a method; gives what is selected, and what the engine reports as held.
 pub(super) struct Stepper {
     pub(super) prefix_tokens: usize,
     method: Configured,
@@ -276,7 +276,7 @@ pub(super) struct Stepper {
     index: Box<dyn std::any::Any + Send + Sync>,
     state: Box<dyn std::any::Any + Send>,
     fork: Sequence,
-    /// Of the current step, `[group][d]`.
+    /// Queries of the current step, `[group][d]`.
     queries: Vec<f32>,
     group: usize,
 }
@@ -313,12 +313,12 @@ impl Stepper {
         D
     }
 
-    /// What the engine counted of all steps.
+    /// The engine's cost of all steps.
     pub(super) fn counted(&self) -> Cost {
         self.fork.costs().total(|_| true)
     }
 
-    /// Reads one more token; what is picked for its queries, and what scoring cost.
+    /// Reads one more token; returns the selection for its queries and the cost of scoring.
     pub(super) fn step(&mut self) -> (Selection, Cost) {
         let seed = 1_000 + 3 * self.tail.tokens() as u64;
         let (key, value) = (noise(D, seed), noise(D, seed + 1));
@@ -360,7 +360,7 @@ impl Stepper {
         (selection, cost)
     }
 
-    /// What would be picked for the last step's queries by an index over all candidates of that step.
+    /// The selection for the last step's queries by an index built over all candidates of that step.
     #[allow(clippy::wrong_self_convention)]
     pub(super) fn from_scratch(&self) -> Selection {
         let [prefix, tail] = [self.prefix.layer(0), &self.tail];
@@ -420,17 +420,17 @@ impl Stepper {
         exact.sink..exact.recent
     }
 
-    /// Tokens held, as the engine reports it.
+    /// Number of tokens held, as the engine reports it.
     pub(super) fn held(&self) -> usize {
         self.fork.kv_bytes_held() as usize / (2 * D * 4)
     }
 
-    /// Scaled `q·k` of the current step's query with any token.
+    /// Scaled `q·k` of the current step's query with the key of any token.
     pub(super) fn logit(&self, head: usize, token: usize) -> f64 {
         self.dot(self.query(head), token)
     }
 
-    /// Scaled `q·k` of the query that a token of the prefix had.
+    /// Scaled `q·k` of the query of a prefix token.
     pub(super) fn prompt_logit(&self, query_token: usize, head: usize, key_token: usize) -> f64 {
         static QUERIES: LazyLock<Mutex<HashMap<usize, Arc<[f32]>>>> = LazyLock::new(Mutex::default);
         let numbers = self.prefix_tokens * self.group * D;
@@ -439,7 +439,7 @@ impl Stepper {
         self.dot(&queries[(query_token * self.group + head) * D..][..D], key_token)
     }
 
-    /// The current step's query of a head.
+    /// The current step's query of one head.
     pub(super) fn query(&self, head: usize) -> &[f32] {
         &self.queries[head * D..][..D]
     }
@@ -471,7 +471,7 @@ pub(super) fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// Specs that select everything, so that they must equal `full`.
+/// Specs that select everything, so they must equal `full`.
 const SELECT_ALL: &[&str] = &[
     "topk:k=100000",
     "topk:ratio=1",
@@ -684,7 +684,7 @@ const ORDINARY: &[&str] = &[
     "retrieval_attention:ratio=0.1,queries=1,nearest=1,M=1,ef=1k,ef_construction=1,per=kv_head",
 ];
 
-/// How the specs begin whose picks are drawn at random.
+/// Beginnings of the specs that select at random.
 const DRAWING: &[&str] = &[
     "random",
     "oracle_sampling",
@@ -849,8 +849,8 @@ fn density_is_what_the_budget_says() {
     }
 }
 
-/// A schedule gives each layer what a method with that budget at all layers has there: the same tokens, the same output. Every
-/// method takes one, or says that it has no budget that could be dealt out.
+/// With a schedule, each layer selects what the method with that layer's budget selects there: the same tokens and
+/// output. Every method accepts a schedule, or states that it has no budget to distribute.
 #[test]
 fn every_budget_of_tokens_is_dealt_out_to_layers_by_a_schedule() {
     const WEIGHTS: [usize; 4] = [0, 4, 2, 2];
@@ -887,7 +887,7 @@ fn every_budget_of_tokens_is_dealt_out_to_layers_by_a_schedule() {
             let [with_all, alone] = [&fork, &alone].map(|fork| fork.costs().layers()[layer].attended_tokens);
             assert_eq!(with_all, alone, "{scheduled}, layer {layer}");
         }
-        // With nothing to pick, a layer attends what is static.
+        // With nothing to select, a layer attends the static tokens.
         let nothing = &fork.costs().layers()[0];
         if !["rocketkv", "vattention", "topk:pick=sample"].iter().any(|name| base.starts_with(name)) {
             assert!(nothing.attended_tokens <= nothing.steps * 40, "{scheduled}: {}", nothing.attended_tokens);
@@ -902,7 +902,7 @@ fn every_budget_of_tokens_is_dealt_out_to_layers_by_a_schedule() {
     assert!(e.what.contains("has no `schedule=linear`"), "{}", e.what);
 }
 
-/// What is kept of a prefix when it ends hangs on the schedule, so runs with others share no index.
+/// What is kept at the end of a prefix depends on the schedule, so runs with different schedules share no index.
 #[test]
 fn runs_with_other_schedules_have_indexes_of_their_own() {
     let (layers, heads) = (2, 2);
@@ -924,7 +924,7 @@ fn runs_with_other_schedules_have_indexes_of_their_own() {
     assert_eq!(attended, [[16, 16], [8, 24], [24, 8]]);
 }
 
-/// Dense layers are left out of a schedule's total, and a density is met by all sparse layers together.
+/// Dense layers do not count in a schedule's total; a density is met by all sparse layers together.
 #[test]
 fn a_schedule_meets_a_density_over_the_layers_that_are_not_dense() {
     let prefix = prefix(4, 1, 1000, D);
@@ -937,13 +937,13 @@ fn a_schedule_meets_a_density_over_the_layers_that_are_not_dense() {
     }
 }
 
-/// What hangs on nothing that a step brings comes out without it as it does with it: picks, and what they cost.
+/// A data-independent method selects the same, at the same cost, whether or not it gets the step's queries and keys.
 #[test]
 fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
     let (kv_heads, heads, layers) = (2, 4, 2);
     let prefix = prefix(layers, kv_heads, 400, D);
     let mut blind = Vec::new();
-    // A share that leaves something to choose, and many heads that do not attend all.
+    // A share that leaves something to choose, and a model with many heads that do not attend everything.
     for spec in METHODS.iter().map(|m| format!("{}:density=0.4", m.name)).chain(["duo_attention".into()]) {
         let Ok(method) = configure(&expand_grid(&spec).unwrap()[0], &Policy::default()) else { continue };
         if !method.method.is_data_independent() || method.method.is_static_only() {
@@ -970,7 +970,7 @@ fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
     assert_eq!(blind, expected);
 }
 
-/// A spec for every method that takes parameters, and more for those that round or solve in several ways.
+/// A spec with the density for every method with parameters, and more for those that round or solve it in several ways.
 fn specs_with_density(density: f64) -> Vec<String> {
     // Large blocks cannot meet a small density closely.
     let fine = |name: &'static str| match name {
@@ -979,7 +979,7 @@ fn specs_with_density(density: f64) -> Vec<String> {
         "twilight" => "twilight:page=4",
         name => name,
     };
-    // Heads that attend everything cannot meet one where they are few; its own tests have many.
+    // Heads that attend everything cannot meet a density if there are few; the method's own tests have many.
     let has_few_heads = |m: &&MethodEntry| m.name == "duo_attention";
     let every = METHODS.iter().filter(|m| !m.params.is_empty() && m.phase() != "prefill" && !has_few_heads(m));
     let every = every.map(|m| fine(m.name));
@@ -1010,15 +1010,15 @@ fn every_method_meets_a_density() {
         for spec in specs_with_density(density) {
             let (_, fork) = run(&prefix, &spec, &policy, 4, 4);
             let achieved = fork.costs().total(|layer| !fork.is_dense(layer)).density();
-            // What is solved on some queries is met by others up to their differences, and those of the draws.
+            // A density solved on some queries is met on others up to their differences, and up to random draws.
             let tolerance = if fork.solved().is_some() { 0.2 } else { 0.1 };
             assert!((achieved / density - 1.0).abs() < tolerance, "{spec}: {achieved}");
         }
     }
 }
 
-/// What is kept once, when the prefix ends, is so many tokens that over the 64 tokens of a text that is known to follow, a step attends
-/// the share asked for of its context on average, to a token, which is what rounding leaves.
+/// What is kept once, at the end of the prefix, meets the density on average over the 64 tokens known to follow, up to
+/// one token of rounding.
 #[test]
 fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
     const FOLLOW: usize = 64;
@@ -1066,7 +1066,7 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
     }
 }
 
-/// What a method attends of a prompt of noise that it reads by its mask, as a share.
+/// The share of a prompt of noise that a method attends when it reads it by its mask.
 fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
     let (heads, kv) = (4, random_kv(KvDtype::F32, 2, tokens, D, 5));
     let method = configured(spec, policy);
@@ -1139,7 +1139,7 @@ fn a_density_below_what_is_static_picks_as_little_as_can_be() {
         let (_, fork) = run(&prefix, &spec, &policy, 2, 2);
         let attended = fork.costs().total(|_| true).density() * 401.5;
         assert!(attended < 4.0 + 60.0 + 2.0 + 32.0, "{spec}: {attended}");
-        // What is static is attended in both steps, whatever is picked.
+        // Static tokens are attended in both steps, whatever is selected.
         let method = configured(&spec, &policy);
         let fixed = |total: usize| {
             let exact = method.method.exact(&method.policy, 400, total);
@@ -1197,7 +1197,7 @@ fn dense_layers_attend_everything_and_the_others_do_not() {
 fn only_what_evicts_holds_less_than_everything() {
     let prefix = prefix(2, 2, 300, D);
     let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("0").unwrap(), ..none() };
-    // Two heads of a dense layer hold all 305 tokens; what two heads of the other one do is the question.
+    // Two heads of a dense layer hold all 305 tokens; returned is what the two heads of the other layer hold.
     let of_sparse_layer = |spec: &str| {
         let (_, fork) = run(&prefix, spec, &policy, 4, 5);
         fork.kv_bytes_held() as usize / (2 * D * 4) - 2 * 305
@@ -1225,14 +1225,14 @@ fn only_what_evicts_holds_less_than_everything() {
     ] {
         assert_eq!(of_sparse_layer(spec), 2 * held, "{spec}");
     }
-    // Heads that choose for themselves keep what any of them chose: more than one's share, less than both.
+    // If heads choose for themselves, the union is kept: more than one head's share, less than both.
     for spec in ["snapkv:k=40,window=10", "h2o:k=40,recent=21"] {
         let held = of_sparse_layer(spec);
         assert!((2 * 67..2 * 105).contains(&held), "{spec}: {held}");
     }
 }
 
-/// Keys, values and queries of what is attended, in `f64`, by the definition of attention over a set of tokens.
+/// Attention over a set of tokens by its definition, in `f64`.
 struct NaiveAttention {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
@@ -1249,7 +1249,7 @@ impl NaiveAttention {
     }
 }
 
-/// One step of a fork with one KV head, whose key and value the reference gets to know as well.
+/// One step of a sequence with one KV head; adds its key and value to the reference too.
 fn step_both(fork: &mut Sequence, naive: &mut NaiveAttention, group: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
     let (queries, key, value) = (noise(group * D, seed), noise(D, seed + 1), noise(D, seed + 2));
     let mut out = vec![f32::NAN; group * D];
@@ -1262,8 +1262,8 @@ fn step_both(fork: &mut Sequence, naive: &mut NaiveAttention, group: usize, seed
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Methods that pick nothing: attention over sinks, a window of the prefix and all that follows, at every step, and the
-    /// cost of nothing else; those that evict hold just these tokens.
+    /// Methods that select nothing attend the sink, a window of the prefix and all that follows, at every step, and
+    /// cost nothing else. Those that evict hold just these tokens.
     #[test]
     fn without_picks_the_exact_tokens_alone_are_attended_and_paid_for(
         seed in 0u64..1000, prefix_tokens in 0usize..90, sink in 0usize..6, window in 1usize..40, group in 1usize..4,
@@ -1307,7 +1307,7 @@ proptest! {
         }
     }
 
-    /// Heavy hitters that are none leave H2O's window, which slides.
+    /// Without heavy hitters, H2O is its sliding window.
     #[test]
     fn h2o_without_heavy_hitters_is_a_sliding_window(
         seed in 0u64..1000, prefix_tokens in 0usize..90, sink in 0usize..6, window in 1usize..40,
@@ -1324,7 +1324,7 @@ proptest! {
         }
     }
 
-    /// What a KV head holds is the union of what its query heads chose.
+    /// A KV head holds the union of the tokens that its query heads chose.
     #[test]
     fn snapkv_holds_the_union_of_what_the_query_heads_of_a_group_keep(
         prefix_tokens in 20usize..120, k in 1usize..30, window in 1usize..12, group in 1usize..5,
@@ -1370,9 +1370,9 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
     let bytes = |spec: &str| run(&prefix, spec, &none(), 4, 1).1.costs().total(|_| true).kv_bytes;
     let scoring = 500 * D * 4;
     let row = 2 * D * 4;
-    // Picked by the sum of the queries: each head has to multiply what is picked by its own.
+    // Selected by the sum of the queries: each head multiplies the selected keys by its own query again.
     assert_eq!(bytes("topk:k=32,per=kv_head") as usize, scoring + 33 * row);
-    // Each head of the group picks its own 32; what several pick is read once.
+    // Each head of the group selects its own 32 tokens; a token selected by several heads is read once.
     let keys = prefix.layer(0).keys.head(0).to_f32();
     let best = |query: &[f32]| {
         let dot = |t: usize| query.iter().zip(&keys[t * D..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
@@ -1383,12 +1383,13 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
     };
     let union: BTreeSet<usize> = noise(4 * D, 0).chunks(D).flat_map(best).collect();
     assert!(union.len() > 32 && union.len() < 4 * 32, "{}", union.len());
-    // Its key is read to be scored, and attended by that product; beside it, values of picks and the step's own token are read.
+    // The key is read by scoring, and attention reuses the product; attention reads the values of selected tokens and
+    // the step's own token.
     assert_eq!(bytes("topk:k=32") as usize, scoring + union.len() * row / 2 + row);
 }
 
-/// The step's own token has the largest logit, and the rest of what is attended are picks: `topk` attends all of the exact
-/// top-k, a naive choice of as many as few of them as can be.
+/// The step's own token has the largest logit; the other attended tokens are selected. `topk` has all of the exact
+/// top-k, a random selection of as many only a few of them.
 #[test]
 fn topk_has_recall_one_where_only_picks_count() {
     let prefix = prefix(1, 1, 400, D);
@@ -1405,7 +1406,7 @@ fn topk_has_recall_one_where_only_picks_count() {
     for k in [1, 10, 40, 200, 399] {
         assert_eq!(recall(&format!("topk:k={k}")), 1.0, "k = {k}");
     }
-    // 40 of 400 at random: a tenth of the best 40 among them, and the own token.
+    // 40 of 400 at random: a tenth of the best 40, and the own token.
     let expected = (40.0 * 0.1 + 1.0) / 41.0;
     assert!((recall("random:k=40") - expected).abs() < 0.15, "{} for about {expected}", recall("random:k=40"));
     let mean = |by_head: Vec<Vec<f64>>| by_head[0].iter().sum::<f64>() / by_head[0].len() as f64;
@@ -1415,7 +1416,7 @@ fn topk_has_recall_one_where_only_picks_count() {
     assert!(error("topk:k=40") < error("random:k=40"));
 }
 
-/// Output error, recall and dropped mass of each query head of a step, in `f64`, from the definitions.
+/// Output error, recall and dropped mass of each query head of a step, in `f64`, by the definitions.
 fn naive_fidelity(
     prefix: &Prefix,
     tail: (&[f32], &[f32]),
@@ -1550,7 +1551,7 @@ proptest! {
             })
             .collect();
         for h in 0..2 {
-            // As tight as the extremes of each channel, and in few bits no further off than a step of its range.
+            // Exact bounds are the extremes of each channel; quantised ones are at most one step of its range further off.
             let query = step.query(h);
             for (p, extremes_of_page) in extremes.iter().enumerate() {
                 let tight: f32 = query.iter().zip(extremes_of_page).map(|(q, (a, b))| (q * a).max(q * b)).sum();
@@ -1625,7 +1626,7 @@ fn topk_picks_the_largest_scores() {
     assert_eq!(picked, crate::Selection::PerHead(vec![crate::SelectedTokens::softmax(best)]));
 }
 
-/// Means over many seeds: the estimator of MagicPIG's Definition 3.1 and its theorems.
+/// Means over many seeds: the estimator of MagicPIG's Definition 3.1, and its theorems.
 mod oracle_sampling_estimator {
     use super::*;
 
@@ -1658,8 +1659,8 @@ mod oracle_sampling_estimator {
         );
     }
 
-    /// One token has most of the attention. Distinct draws are as many as the weights say, `Σ 1 − (1 − w_i)^B`, which is
-    /// below the bound of Theorem 3.3; those of twice the draws are above it.
+    /// One token has most of the attention. The number of distinct draws is the expected `Σ 1 − (1 − w_i)^B`, below the
+    /// bound of Theorem 3.3; with twice the draws it is above that bound.
     #[test]
     fn distinct_draws_obey_the_bound() {
         let query = noise(D, 0);
@@ -1699,13 +1700,13 @@ mod oracle_sampling_estimator {
     }
 }
 
-/// Means over many draws of the hyperplanes: MagicPIG's estimator (its eq. 11) is consistent.
+/// Means over many draws of the hyperplanes: MagicPIG's estimator (eq. 11) is consistent.
 mod magicpig_estimator {
     use super::*;
 
     const DRAWS: usize = 200;
 
-    /// Mean squared error of one draw, and squared error of the mean output, against exact attention.
+    /// Mean squared error of single draws, and squared error of the mean output, against exact attention.
     fn errors(prefix: &Arc<Prefix>, spec: &str) -> (f64, f64) {
         let exact = run(prefix, "full", &none(), 2, 1).0;
         let square = |o: &[f32]| o.iter().zip(&exact).map(|(a, b)| ((a - b) as f64).powi(2)).sum::<f64>();
@@ -1724,7 +1725,7 @@ mod magicpig_estimator {
             for pair in by_tables.windows(2) {
                 assert!(pair[1].0 < 0.6 * pair[0].0, "{spec}: squared errors {by_tables:?}");
             }
-            // Half of the tokens or more: what is left of the mean is little beside one draw's error.
+            // Half of the tokens or more: the error of the mean is small beside that of a single draw.
             for (error, of_mean) in &by_tables[2..] {
                 assert!(*of_mean < 0.05 * error, "{spec}: bias² {of_mean}, error² {error}");
             }
@@ -1940,7 +1941,7 @@ fn specs_are_checked_and_canonical() {
     }
 }
 
-/// Labels as the program recorded them before: results are found by them.
+/// Labels stay as the program recorded them earlier, since results are found by them.
 #[test]
 fn canonical_specs_stay_as_they_were_recorded() {
     for line in include_str!("../../../../tests/golden/specs.txt").lines() {
@@ -1950,7 +1951,7 @@ fn canonical_specs_stay_as_they_were_recorded() {
     }
 }
 
-/// What is tabulated by parameters needs those at their default too.
+/// Tables by parameter also need the parameters at their defaults.
 #[test]
 fn settings_have_every_parameter_with_its_default() {
     for entry in METHODS.iter().filter(|entry| !entry.params.is_empty()) {
@@ -1986,7 +1987,7 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     assert_eq!(best(Granularity::QueryHead), Selection::PerHead(own.into()));
 }
 
-/// A model whose heads are narrower is refused by these.
+/// These methods refuse a model with narrower heads.
 #[test]
 fn channels_are_asked_for_where_they_are_counted() {
     for (spec, asked) in [
@@ -2006,7 +2007,7 @@ fn channels_are_asked_for_where_they_are_counted() {
     }
 }
 
-/// Rows of a prompt are picked for before there is a prefix by which a density could be solved.
+/// In prefill, rows select before there is a prefix on which a density could be solved.
 #[test]
 fn what_has_to_be_solved_first_reads_no_prompt() {
     for (spec, reads) in [
@@ -2043,7 +2044,7 @@ fn every_method_documents_its_parameters_and_presets_apply() {
         let matched = expand_grid(&format!("{}:preset=matched", entry.name)).unwrap().remove(0);
         let plain = configure(&spec, &Policy::default()).unwrap().label();
         assert_eq!(configure(&matched, &Policy::default()).unwrap().label(), plain);
-        // Who comes from a paper has its settings.
+        // A method with a paper has the paper's or its code's settings as a preset.
         let is_published = entry.reference.contains("arXiv") && !["full", "topk_norm", "topp"].contains(&entry.name);
         let names: Vec<&str> = entry.presets.iter().map(|p| p.name).collect();
         assert_eq!(is_published, !names.is_empty(), "{}: {names:?}", entry.name);
@@ -2055,7 +2056,7 @@ fn topk_norm_ranks_by_what_a_token_alone_adds_to_the_output() {
     let mut kv = LayerKv::new(KvDtype::F32, 1, D, 300);
     let mut values = Vec::new();
     for t in 0..300 {
-        // Norms over two orders of magnitude, so that they matter.
+        // Norms over several orders of magnitude, so that they matter.
         let value: Vec<f32> = noise(D, 9_000 + t).iter().map(|x| x * 10f32.powi((t % 5) as i32 - 2)).collect();
         kv.append(&noise(D, t), &value);
         values.push(value);
@@ -2079,7 +2080,7 @@ fn topk_norm_ranks_by_what_a_token_alone_adds_to_the_output() {
     assert_ne!(plain, Selection::PerHead(picks));
 }
 
-/// What a form on a device says that picking costs is what the host counts as it picks, for one KV head of three query heads.
+/// The cost that a device form states equals the host's count, for one KV head of three query heads.
 #[test]
 fn a_form_on_a_device_costs_what_the_host_counts() {
     let (d, group, candidates) = (32, 3, 4..260);

@@ -1,6 +1,7 @@
 //! `topk`: the exact top-k tokens by `q·k` (Gupta et al. 2021; "Oracle(top)" of HashAttention §5).
 //!
-//! The upper bound of every method that searches for the largest scores: what it loses, no index can win.
+//! Nothing is stored. A decode step multiplies the queries with the keys of all candidates. It is the upper bound of
+//! methods that search for the largest scores: no index can find better tokens by that measure.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -54,7 +55,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Exact `q·k` of every candidate; nothing is stored.
+/// Scores candidates by exact `q·k`; stores nothing.
 #[derive(Clone)]
 pub(super) struct ExactScores;
 
@@ -94,7 +95,7 @@ impl Scorer for ExactScores {
     }
 }
 
-/// Of the dot products of queries with keys of `d` numbers, each of which is read once.
+/// Cost of the dot products of queries with keys of `d` numbers of `bytes` bytes; each key is read once.
 fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
     Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
 }

@@ -1,7 +1,8 @@
-//! `topk_norm`: the exact top-k tokens by `a_i‖v_i‖`, what a token alone adds to the output (HashAttention, Lemma 4.1).
+//! `topk_norm`: the exact top-k tokens by `a_i‖v_i‖`, the norm of a token's contribution to the output (HashAttention, Lemma 4.1).
 //!
-//! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
-//! that the attention uses). The logarithms of the norms are the index: four bytes a token.
+//! The index holds `ln‖v_i‖` of each candidate, 4 bytes a token. A decode step multiplies the queries with the keys of
+//! all candidates and reads the index. `a_i` is proportional to `exp(s·q·k_i)`, so tokens are ordered by
+//! `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the attention's scale `s`).
 
 use super::ParamInfo;
 use crate::cost::Cost;
@@ -36,7 +37,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Scored::read(params, AttentionTimesNorm, Choice::by_order(Budget::Tokens(64)))?.method()),
 };
 
-/// `s·q·k + ln‖v‖`, the logarithm of `a·‖v‖` up to a constant of the query.
+/// Scores candidates by `s·q·k + ln‖v‖`: the logarithm of `a·‖v‖`, up to a constant of the query.
 #[derive(Clone)]
 struct AttentionTimesNorm;
 

@@ -1,6 +1,7 @@
-//! `topp`: as many tokens as it takes to cover a share `p` of the attention, by exact weights (oracle top-p).
+//! `topp`: the fewest tokens that cover a share `p` of the attention, by exact weights (oracle top-p; after Twilight, Lin et al. 2025).
 //!
-//! The share is of the candidates' mass; see [`TopShare`].
+//! Nothing is stored. A decode step multiplies the queries with the keys of all candidates. The share is of the
+//! candidates' attention mass; see [`TopShare`].
 
 use std::sync::Arc;
 

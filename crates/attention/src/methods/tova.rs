@@ -1,12 +1,13 @@
-//! `tova`: of a cache of fixed size, the token that the newest query attends least is evicted (TOVA, arXiv:2401.06104).
+//! `tova`: evicts at every step the token that the newest query attends least (TOVA, Oren et al. 2024, arXiv:2401.06104).
 //!
-//! A step attends what the cache holds and its own token; then the token with the smallest weight goes, be it an old one or
-//! the newest. Weights are means over all query heads of a layer, so that all its KV heads hold the same tokens. When the
-//! prefix has been read, the weights of its last query choose what the cache begins with, as in the authors' code.
+//! The cache has a fixed size. A decode step attends the cache and the current token; then the token with the smallest
+//! weight is evicted, be it an old one or the newest. Weights are means over all query heads of a layer, so all its KV
+//! heads hold the same tokens. At the end of the prefix the weights of its last query choose the initial cache, as in
+//! the authors' code. Evicted tokens never return, generated ones included.
 //!
-//! There is no window: a token is held for its weight alone. Sinks of the policy are beside the cache (the paper has none:
-//! `preset=paper`). What is evicted never returns, generated tokens included. The weights of a step are computed a second
-//! time to compare them, by this method as its scoring; a fused kernel would have them for nothing. That is counted.
+//! There is no window: a token is held for its weight alone. The policy's sink is kept beside the cache (the paper has
+//! none: `preset=paper`). The list of held tokens is stored. The weights are those by which the step attends, so
+//! scoring costs nothing: they are computed twice here, but counted once, as attention.
 
 use std::sync::Arc;
 
@@ -46,16 +47,16 @@ struct Tova {
     budget: Budget,
 }
 
-/// What a KV head holds, and what its last query gave to that.
+/// The tokens that a KV head holds, and the weights that its last query gave them.
 #[derive(Clone)]
 struct Cache {
     /// Tokens held beside the sinks, ascending.
     held: Vec<u32>,
-    /// Weights of these, summed over the query heads of the group.
+    /// Weights of the held tokens, summed over the query heads of the group.
     weights: Vec<f32>,
-    /// Tokens held at most.
+    /// Largest number of tokens held.
     budget: usize,
-    /// The token whose query it was.
+    /// The token of that last query.
     newest: Option<u32>,
 }
 
@@ -66,7 +67,7 @@ impl Cache {
     }
 }
 
-/// Softmax weights of logits `[head][token]` (unscaled), summed over the heads.
+/// Softmax weights of unscaled logits `[head][token]`, summed over the heads.
 fn summed_weights(logits: &mut [f32], tokens: usize, scale: f32) -> Vec<f32> {
     let mut sums = vec![0.0; tokens];
     for weights in logits.chunks_exact_mut(tokens) {
@@ -94,7 +95,7 @@ impl Method for Tova {
         IndexKey::new(self.clone())
     }
 
-    /// All tokens but the sinks, with the weights that the last query gives them: what stays, the layer decides.
+    /// All tokens but the sink, with the last query's weights. The layer chooses later which to keep.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Cache {
         let tokens = prefix.keys.elements() / prefix.d;
         let sink = prefix.candidates.start;
@@ -109,7 +110,7 @@ impl Method for Tova {
         Cache { newest: held.last().copied(), held, weights, budget: self.budget.tokens(prefix.context()) }
     }
 
-    /// The weights of the last query are of no use once the layer has chosen by them.
+    /// Counts nothing: once the layer has chosen, the weights are needed only to start further sequences.
     fn index_bytes(&self, _: &Cache) -> usize {
         0
     }
@@ -122,7 +123,7 @@ impl Method for Tova {
         cache.clone()
     }
 
-    /// The weights are those by which the step attends: what it takes to have them is counted there, and nowhere else.
+    /// Computes the step's weights. They are the weights of its attention, which counts their cost.
     fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Selection {
         let (sink, newest) = (step.candidates.start as u32, step.context.tokens as u32 - 1);
         cache.held.retain(|token| (sink..newest).contains(token));
@@ -136,7 +137,7 @@ impl Method for Tova {
         Selection::Shared(picks)
     }
 
-    /// The weights of all KV heads are added up; what has the least of them is evicted from all.
+    /// Sums the weights of all KV heads and evicts the tokens with the smallest sums from all of them.
     fn coordinate_heads(&self, caches: &mut [&mut Cache]) {
         let Some((first, others)) = caches.split_first_mut() else { return };
         let mut sums = first.weights.clone();
@@ -149,7 +150,7 @@ impl Method for Tova {
         others.iter_mut().for_each(|cache| cache.keep(&places));
     }
 
-    /// Sinks and the current token.
+    /// The sink and the current token.
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         last_tokens(policy, 1, total_tokens)
     }
@@ -162,7 +163,7 @@ impl Method for Tova {
         true
     }
 
-    /// The current token is exact, whether it is held or not.
+    /// Does not count the newest token, which is static whether it is held or not.
     fn resident_candidates(&self, _: &Cache, cache: &Cache) -> Option<usize> {
         Some(cache.held.iter().filter(|token| Some(**token) != cache.newest).count())
     }
@@ -181,9 +182,9 @@ mod tests {
     const KV_HEADS: usize = 2;
     const HEADS: usize = 4;
 
-    /// The algorithm as it is stated, on a set, in f64, for a layer.
+    /// The algorithm as stated in the paper, on a set, in f64, for one layer.
     struct Naive {
-        /// `[token][kv_head]`.
+        /// `[token][kv_head][d]`.
         keys: Vec<Vec<Vec<f32>>>,
         values: Vec<Vec<Vec<f32>>>,
         held: BTreeSet<usize>,
@@ -192,7 +193,7 @@ mod tests {
     }
 
     impl Naive {
-        /// Weight of each token that a head's query attends.
+        /// Weights of the tokens that a head's query attends.
         fn weights(&self, head: usize, query: &[f32], attended: &BTreeSet<usize>) -> Vec<(usize, f64)> {
             let key = |t: &usize| &self.keys[*t][head / (HEADS / KV_HEADS)];
             let dot = |t: &usize| query.iter().zip(key(t)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
@@ -202,7 +203,7 @@ mod tests {
             weights.into_iter().map(|(t, w)| (t, w / sum)).collect()
         }
 
-        /// Evicts what the queries `[head][d]` give the least on average, until `k` tokens beside the sinks are left.
+        /// Evicts the tokens with the least mean weight of `queries: [head][d]`, until `k` tokens beside the sink are left.
         fn evict(&mut self, queries: &[f32]) {
             let attended = self.attended();
             let of_heads: Vec<_> =
@@ -226,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Key of every KV head; with `peaks`, some tokens are attended by most queries, others by none.
+    /// Keys `[kv_head][d]` of a token; with `peaks`, some tokens are attended by most queries, others by none.
     fn keys(token: usize, peaks: bool) -> Vec<f32> {
         let factor = match (peaks, token % 11) {
             (true, 3) => 4.0,
@@ -276,12 +277,12 @@ mod tests {
             assert_eq!(fork.kv_tokens_held(), held as f64, "{what}, token {t}");
         }
         assert!(gone.iter().any(|t| *t >= prefix_tokens), "generated tokens are evicted too");
-        // What is held is read once by each KV head, key and value, and multiplied once by each query head, to weigh it and to attend it.
+        // Each KV head reads a held token once, key and value; each query head multiplies it once, to weigh and to attend it.
         let cost = fork.costs().total(|_| true);
         assert_eq!(cost.kv_bytes as usize, attended * KV_HEADS * 2 * 4 * D, "{what}");
         assert_eq!((cost.score_flops, cost.aux_bytes), (0, 0), "{what}");
         assert_eq!(cost.attend_flops as usize, attended * HEADS * 4 * D, "{what}");
-        // Beside the cache, each KV head has the list of what it holds beside the sinks, in 32 bits.
+        // Beside the cache, each KV head stores the list of held tokens without the sink, 32 bits each.
         let listed = naive.held.iter().filter(|token| **token >= sink).count();
         let bits = 32.0 * listed as f64 / fork.tokens() as f64;
         assert!((fork.aux_bits() - bits).abs() < 1e-9, "{what}: {} bits, not {bits}", fork.aux_bits());

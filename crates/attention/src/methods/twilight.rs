@@ -1,12 +1,12 @@
-//! `twilight`: many whole pages by Quest's bounds, and of their tokens the few that keys in 4 bits give a share of the
-//! attention (Twilight, arXiv:2502.02770).
+//! `twilight`: selects many pages by Quest's bounds, then of their tokens the fewest that cover a share `p` of the
+//! attention (Twilight, Lin et al. 2025, arXiv:2502.02770).
 //!
-//! A budget of tokens is too small for some heads and too large for others. Twilight lets a selector take a conservative
-//! number, estimates the weights of those by a copy of the keys in 4 bits, and keeps the fewest that cover a share `p`,
-//! for each query head by itself. The second stage is [`Rescored`]: it follows any scorer by `rescore=int4`
-//! (`double_sparsity:rescore=int4` is the paper's other selector). Here is Quest as the first one, with the pages of
-//! [`quest`](super::quest). The paper's kernels search the threshold by bisection; here weights are sorted, which gives the
-//! same tokens. Its 4-bit ranges are of a token, ours of a channel over 128 tokens.
+//! The page bounds of [`quest`](super::quest) and a 4-bit copy of the keys are stored. A decode step scores all pages
+//! by their bounds, then the tokens of the selected pages by the 4-bit keys, and attends the fewest that cover `p`, for
+//! each query head: a fixed budget is too small for some heads and too large for others. The second stage is
+//! [`Rescored`]; it follows any scorer as `rescore=int4` (`double_sparsity:rescore=int4` is the paper's other
+//! selector). The paper's kernels find the threshold by bisection; here weights are sorted, which gives the same
+//! tokens. The paper's 4-bit ranges are of a token, those here of a channel over 128 tokens.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ mod tests {
     const FIRST: usize = 3;
     const LAST: usize = 391;
 
-    /// Keys of a KV head and queries of two heads; with `peaks`, some keys have much of a query in them.
+    /// Keys of one KV head and queries of two heads; with `peaks`, some keys contain a large part of a query.
     fn keys(peaks: bool) -> (Vec<Vec<f32>>, Vec<f32>, LayerKv) {
         let queries = noise(2 * D, 11);
         let mut kv = LayerKv::new(KvDtype::F32, 1, D, TOKENS);
@@ -82,7 +82,7 @@ mod tests {
         query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
     }
 
-    /// The places of the largest, ascending.
+    /// Indexes of the `k` largest scores, ascending.
     fn best(scores: &[f64], k: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -106,7 +106,7 @@ mod tests {
         best(&bounds, k.div_ceil(page)).into_iter().flat_map(|p| pages[p].to_vec()).collect()
     }
 
-    /// The candidates' keys as 16 levels tell them, each channel by its range over 128 candidates.
+    /// The candidates' keys rounded to 16 levels, each channel by its range over 128 candidates.
     fn in_four_bits(keys: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut coded = keys.to_vec();
         for group in (FIRST..LAST).collect::<Vec<_>>().chunks(128) {
@@ -120,7 +120,7 @@ mod tests {
         coded
     }
 
-    /// The fewest of `tokens` with a share `p` of what their scores give them.
+    /// The fewest of `tokens` whose softmax weights add up to a share `p`.
     fn cover(scores: &[f64], tokens: &[usize], p: f64) -> Vec<usize> {
         let weights: Vec<f64> = scores.iter().map(|s| (s / (D as f64).sqrt()).exp()).collect();
         let total: f64 = weights.iter().sum();
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// With one choice for a group, the second scores are added up like the first.
+    /// With one selection for a group, the second scores are summed over its heads like the first.
     #[test]
     fn a_group_scores_again_together() {
         let (keys, queries, kv) = keys(true);
@@ -190,7 +190,7 @@ mod tests {
         let cost = |spec: &str| select(spec, &kv, &queries, FIRST..LAST).1;
         let union = |heads: &[Vec<usize>]| heads.concat().into_iter().collect::<BTreeSet<usize>>();
         let (number, all) = (4 * D as u64, (LAST - FIRST) as u64);
-        // Two heads pass over 70 tokens each, whose keys are read once for the group, and not where either head attends them.
+        // Each of the two heads drops 70 tokens. Their keys are read once for the group, unless a head attends them.
         let first = picked("quest:page=4,k=100", &queries, &kv);
         let last = picked("quest:page=4,k=100,rescore=exact,k2=30", &queries, &kv);
         let (once, exact) = (cost("quest:page=4,k=100"), cost("quest:page=4,k=100,rescore=exact,k2=30"));
@@ -198,11 +198,11 @@ mod tests {
         assert!(read < 2 * 70, "heads have tokens in common: {read}");
         assert_eq!(exact.kv_bytes - once.kv_bytes, read * number);
         assert_eq!(exact.score_flops - once.score_flops, 2 * (100 - 30) * 2 * D as u64);
-        // Products that the first score took are not taken again: of two heads with all keys, 30 are attention's.
+        // Products of the first score are not computed again: of two heads with all keys, 30 are attention's.
         let (exact, last) = ("topk:k=100,rescore=exact,k2=30", picked("topk:k=100,rescore=exact,k2=30", &queries, &kv));
         assert_eq!(cost(exact).score_flops, 2 * 2 * (all - 30) * D as u64);
         assert_eq!(cost(exact).kv_bytes, (all - union(&last).len() as u64) * number);
-        // All 388 candidates, of four groups of 128, whose ranges are two numbers a channel: read once for both heads.
+        // 388 candidates in four groups of 128, with two numbers a channel as range: read once for both heads.
         let coded = cost("lsh_bits:k=388,bits=32,rescore=int4,k2=30");
         let codes = cost("lsh_bits:k=388,bits=32");
         assert_eq!(coded.aux_bytes - codes.aux_bytes, 388 * D as u64 / 2 + 4 * 8 * D as u64);

@@ -1,9 +1,10 @@
-//! `vattention`: the exact best tokens, and as many drawn from the rest as an error bound asks (vAttention, arXiv:2510.05688).
+//! `vattention`: selects the exact top-k tokens and a random sample of the others, as large as an error bound requires
+//! (vAttention, Desai et al. 2025, arXiv:2510.05688).
 //!
-//! The picker is [`Sample`], which says what the paper bounds and what is bounded here; it goes with any scorer by
-//! `pick=sample` (`hash_attention:pick=sample` is the paper's vAttention over HashAttention). This one is the paper's
-//! vAttention over the oracle, whose best tokens are the largest exact scores: the sample's size is that of a method
-//! which knows them, and all that the oracle reads is counted.
+//! Nothing is stored; a decode step multiplies the queries with the keys of all candidates, and all of that is counted.
+//! The picker is [`Sample`], which explains the bound; it works with any scorer as `pick=sample`
+//! (`hash_attention:pick=sample` is the paper's vAttention over HashAttention). This method is the paper's vAttention
+//! over the oracle: the size of the sample is that of a method that knows the largest scores.
 
 use std::sync::Arc;
 
@@ -72,7 +73,7 @@ mod tests {
     const FIRST: usize = 4;
     const LAST: usize = 690;
 
-    /// A KV head, and the queries of two heads.
+    /// Keys and values of one KV head, and the queries of two heads.
     struct Keys {
         keys: Vec<Vec<f32>>,
         values: Vec<Vec<f32>>,
@@ -80,7 +81,7 @@ mod tests {
         kv: LayerKv,
     }
 
-    /// Noise; with `peaks`, every 90th key has much of the first query in it.
+    /// Noise; with `peaks`, every 90th key contains a large part of the first query.
     fn keys(peaks: bool) -> Keys {
         let queries = noise(2 * D, 3);
         let mut kv = LayerKv::new(KvDtype::F32, 1, D, TOKENS);
@@ -105,7 +106,7 @@ mod tests {
             (dot / (D as f64).sqrt()).exp()
         }
 
-        /// Tokens with what each counts for, for each head, if it picks for itself.
+        /// Selected tokens with their weights, for each head that selects.
         fn weighted(&self, spec: &str, seed: u64) -> Vec<Vec<(usize, f64)>> {
             let (selection, _) = select_seeded(spec, &self.kv, &self.queries, FIRST..LAST, seed);
             let heads = match selection {
@@ -123,7 +124,7 @@ mod tests {
             heads.into_iter().map(of_head).collect()
         }
 
-        /// The tokens of the base sample, drawn from what is left beside the `k` best by the generator of a head.
+        /// The tokens of the base sample: drawn from the candidates beside the `k` best, with the generator of a head.
         fn base_sample(&self, head: usize, k: usize, share: f64, seed: u64) -> Vec<usize> {
             let best = self.best(head, k);
             let rest: Vec<usize> = (FIRST..LAST).filter(|t| !best.contains(t)).collect();
@@ -132,7 +133,7 @@ mod tests {
             rand::seq::index::sample(&mut rng, rest.len(), size).iter().map(|i| rest[i]).collect()
         }
 
-        /// Sum over the candidates of what a token has.
+        /// Sum over the candidates of the exponential times `of(token)`.
         fn sum(&self, head: usize, of: impl Fn(usize) -> f64) -> f64 {
             (FIRST..LAST).map(|t| self.exponential(head, t) * of(t)).sum()
         }
@@ -151,8 +152,8 @@ mod tests {
         }
     }
 
-    /// Denominator and numerator are estimated without bias: their means over many draws are the exact sums, up to
-    /// four standard errors, which are small.
+    /// Denominator and numerator are unbiased: their means over many draws are the exact sums, up to four standard
+    /// errors, which are small.
     #[test]
     fn both_sums_are_unbiased() {
         const SEEDS: u64 = 300;
@@ -192,8 +193,7 @@ mod tests {
         }
     }
 
-    /// The denominator of all tokens is off by more than `ε` in at most `δ` of the draws, as far as so many tell: to two standard errors of
-    /// that share.
+    /// The denominator over all tokens is off by more than `ε` in at most `δ` of the draws, up to two standard errors of that share.
     #[test]
     fn errors_are_within_the_bound_as_often_as_was_asked() {
         const SEEDS: u64 = 400;
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Beside the best, no more is attended than the sample of the size that the base sample asks for; the base sample is looked at
-    /// alone, and drawn first here as there.
+    /// Beside the best tokens, only the sample is attended, with the size that the base sample asks for. The base
+    /// sample is only looked at; it is drawn first, here as there.
     #[test]
     fn the_sample_has_the_size_of_the_formula() {
         let keys = keys(true);
@@ -260,8 +260,8 @@ mod tests {
         assert!(sizes.len() > 10, "heads and draws ask for different sizes: {sizes:?}");
     }
 
-    /// Each product with a key and each key count once: by the scan where that takes all of them, else those of the base sample that
-    /// is not drawn again, beside what the scorer reads.
+    /// Each product and each key counts once: by the scan, if scoring computes all of them; otherwise those of the base
+    /// sample that are not attended, beside what the scorer reads.
     #[test]
     fn what_a_sample_looks_at_and_does_not_attend_is_paid_for_once() {
         let keys = keys(false);
@@ -275,7 +275,7 @@ mod tests {
             assert_eq!(cost.score_flops as usize, 2 * D * (2 * candidates - attended), "{seed}");
             assert_eq!(cost.kv_bytes as usize, 4 * D * (candidates - union.len()), "{seed}");
 
-            // Pages of one token: their bounds are all that the scorer reads.
+            // Pages of one token: the scorer reads only their bounds.
             let spec = format!("quest:page=1,k={k},pick=sample,base={base}");
             let (selection, cost) = select_seeded(&spec, &keys.kv, &keys.queries, FIRST..LAST, seed);
             let heads = tokens_of(selection);

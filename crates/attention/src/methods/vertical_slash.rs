@@ -1,16 +1,15 @@
-//! `vertical_slash`: vertical and diagonal lines that the prompt's last queries attend most (HiP's AVD; MInference's
-//! vertical-slash head, Jiang et al. 2024, §3.2 and Algorithm 2).
+//! `vertical_slash`: prefill along the vertical and diagonal lines that the prompt's last queries attend most (HiP's
+//! AVD; MInference's vertical-slash head, Jiang et al. 2024, §3.2 and Algorithm 2).
 //!
-//! The last `snapshot` queries attend all tokens; what they give to each token, and at each distance, is summed. The
-//! `vertical` best tokens and the `slash` best distances are kept for all rows of the prompt, beside sinks and a window,
-//! which is the A-shape of AVD. After the prompt attention is dense: HiP's tables decode either so or by the A-shape
-//! alone, which is `a_shape`.
+//! The attention of the last `snapshot` queries is summed by token and by distance. All rows of the prompt attend the
+//! `vertical` best tokens and the `slash` best distances, beside the sink and a window (the A-shape of AVD). Nothing is
+//! stored: decoding is dense. HiP's tables decode either densely or by the A-shape alone, which is `a_shape`.
 //!
 //! Decisions where the papers leave room:
 //! - Lines are single tokens. MInference's kernel attends the whole block of 64 keys that a diagonal crosses.
-//! - Tokens within the sinks and distances within the window are attended anyway and are no candidates.
-//! - MInference votes with the last 64 queries; HiP does not say how many its snapshot has.
-//! - A density is met by as many verticals as slashes, or by verticals alone where `slash` is given.
+//! - Tokens within the sink and distances within the window are attended anyway, so they are no candidates.
+//! - MInference votes with the last 64 queries; HiP does not give a number.
+//! - A density is met with equally many verticals and slashes, or by verticals alone if `slash` is given.
 
 use std::sync::Arc;
 
@@ -60,10 +59,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Lines by the votes of the last queries.
+/// Lines chosen by the votes of the last queries.
 struct VerticalSlash {
     vertical: Tuned<usize>,
-    /// As many as there are verticals, if it is not given.
+    /// If not given, as many as there are verticals.
     slash: Option<usize>,
     snapshot: usize,
     per: Granularity,
@@ -108,7 +107,7 @@ mod tests {
     use crate::Policy;
     use crate::prefill::testing::{D, Layer, assert_sees, is_static, plain, score_flops, softmax_up_to};
 
-    /// The numbers that `order` begins with when they are sorted by what was summed, the largest first.
+    /// The `count` indexes of `range` with the largest sums, the largest first.
     fn best(sums: &[f64], range: std::ops::Range<usize>, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = range.collect();
         order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
@@ -116,7 +115,7 @@ mod tests {
         order
     }
 
-    /// Verticals and slashes of some heads together, by the definition.
+    /// Verticals and slashes of some heads that choose together, by the definition.
     fn lines(
         layer: &Layer,
         heads: &[usize],

@@ -1,8 +1,8 @@
-//! What a method measures before a run, to find the value of its own parameter that gives a density.
+//! Finds the value of a method's own parameter (a threshold, a share) that gives the density asked for.
 //!
-//! The last queries of the prefix are put to its keys: what they would attend stands for what the queries that
-//! follow will. Where no query was kept, keys stand in for queries. One value is solved for all layers and heads of
-//! an example, as such parameters are set for a model and not for each head; heads keep their differences.
+//! The last queries of the prefix are scored against its keys, in place of the queries that will follow. If no query was kept, keys
+//! are used as queries. One value is found for all layers and heads of an example, because published methods set such a parameter
+//! for a model and not for each head; densities of single heads differ.
 
 use std::ops::Range;
 
@@ -15,25 +15,25 @@ use crate::types::budget::{Budget, Context};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::score_into;
 
-/// The last queries of a prefix, rotated, as they attend: `[query][head][d]` for each layer.
+/// The last queries of a prefix, rotated and unscaled: `[query][query head][d]` for each layer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RecentQueries {
     layers: Vec<Vec<f32>>,
     heads: usize,
-    /// How long the prefix will be, if that is known.
+    /// Tokens of the whole prefix, if known.
     prefix_tokens: Option<usize>,
 }
 
 impl RecentQueries {
-    /// Queries kept of each head.
+    /// Queries kept for each head.
     pub const COUNT: usize = 16;
 
-    /// Nothing seen yet of a prefix of so many tokens: all but its end will not be looked at.
+    /// Empty, for a prefix of `tokens` tokens: chunks that hold none of its last queries are skipped.
     pub fn of_prefix(tokens: usize) -> Self {
         Self { prefix_tokens: Some(tokens), ..Self::default() }
     }
 
-    /// Takes in a chunk of a dense prefill; of the queries seen so far at its layer the last are kept.
+    /// Adds a chunk of a dense prefill and keeps the last queries of its layer.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
         if self.prefix_tokens.is_some_and(|tokens| chunk.end() + Self::COUNT <= tokens) {
             return;
@@ -47,7 +47,7 @@ impl RecentQueries {
         kept.drain(..kept.len().saturating_sub(most));
     }
 
-    /// Queries of the group of one KV head, `[query][d]`; empty if none were kept.
+    /// The queries `[query][d]` of the query heads of one KV head; empty if none were kept.
     fn of_group(&self, layer: usize, kv_head: usize, kv_heads: usize, d: usize) -> Vec<f32> {
         let group = self.heads / kv_heads;
         let of_token = |token: &[f32]| token[kv_head * group * d..][..group * d].to_vec();
@@ -57,19 +57,19 @@ impl RecentQueries {
     }
 }
 
-/// A prefix to be measured, with the mean context of the tokens that are known to follow it.
+/// A prefix on which a density is solved for.
 pub struct Probe<'a> {
     /// Keys and values.
     pub(crate) prefix: &'a Prefix,
-    /// Queries to put to them.
+    /// Queries to score them by.
     pub(crate) queries: &'a RecentQueries,
     /// Storage type of keys and values.
     pub(crate) dtype: KvDtype,
-    /// Layers that attend everything, which are left out.
+    /// For each layer whether it is dense; dense layers are not probed.
     pub(crate) dense: &'a [bool],
-    /// Tokens that may be picked.
+    /// Tokens that a method selects from.
     pub(crate) candidates: Range<usize>,
-    /// What is in context, and what is static.
+    /// Tokens in context and static tokens, on average over the tokens known to follow the prefix.
     pub(crate) context: Context,
 }
 
@@ -77,7 +77,7 @@ pub struct Probe<'a> {
 pub struct ProbeHead<'a> {
     /// The head.
     pub prefix: HeadPrefix<'a>,
-    /// Queries of its group, rotated, unscaled, `[query][d]`.
+    /// Rotated, unscaled queries `[query][d]` of its query heads.
     pub queries: Vec<f32>,
 }
 
@@ -100,18 +100,18 @@ impl ProbeHead<'_> {
 }
 
 impl Probe<'_> {
-    /// Tokens that may be picked; at least one.
+    /// Number of candidates, at least one.
     pub fn candidates(&self) -> usize {
         self.candidates.len()
     }
 
-    /// How many candidates each query should pick on average for the tokens attended to be a share `density`.
+    /// Candidates that each query has to select on average for a density of `density`.
     pub fn tokens(&self, density: f64) -> f64 {
         self.context.missing(density).max(1) as f64
     }
 
-    /// What a method that spends its budget once, when the prefix ends, keeps to meet the density asked for on average over the tokens that
-    /// are known to follow; `None` if none was asked for.
+    /// Candidates that a method keeps if it selects once, when the prefix ends, to meet a density on average over the tokens known to
+    /// follow; `None` if the budget is no density.
     pub fn tokens_once(&self, budget: Budget) -> Option<usize> {
         match budget {
             Budget::Density(density) => Some(self.context.missing(density).max(1)),
@@ -119,7 +119,7 @@ impl Probe<'_> {
         }
     }
 
-    /// What `measure` makes of each KV head of each layer that is not dense, in their order.
+    /// The results of `measure` on each KV head of each sparse layer, in their order.
     pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Vec<T> {
         let layers: Vec<usize> = (0..self.prefix.layers()).filter(|layer| !self.dense[*layer]).collect();
         let kv_heads = self.prefix.shape().kv_heads;
@@ -158,8 +158,7 @@ impl Probe<'_> {
     }
 }
 
-/// Counts of numbers in `0..1`, in bins of equal width, with their sums, so that a mean of any function of them is
-/// known to the width of a bin.
+/// A histogram of numbers from 0 to 1 with the sum in each bin, from which the mean of a function is computed to about a bin's width.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     bins: Vec<(u64, f64)>,
@@ -168,12 +167,12 @@ pub struct Histogram {
 impl Histogram {
     const BINS: usize = 1024;
 
-    /// Nothing counted.
+    /// An empty histogram.
     pub fn new() -> Self {
         Self { bins: vec![(0, 0.0); Self::BINS] }
     }
 
-    /// Counts one number; what is below 0 or above 1 goes into the first or last bin.
+    /// Counts `x`. Numbers below 0 or above 1 go into the first or the last bin.
     pub fn add(&mut self, x: f64) {
         let bin = ((x * Self::BINS as f64) as usize).min(Self::BINS - 1);
         self.bins[bin].0 += 1;
@@ -188,7 +187,7 @@ impl Histogram {
         }
     }
 
-    /// Mean of `f` over all numbers counted, each taken as the mean of its bin.
+    /// The mean of `f` over all numbers, each taken as the mean of its bin.
     pub fn mean(&self, f: impl Fn(f64) -> f64) -> f64 {
         let filled = self.bins.iter().filter(|(count, _)| *count > 0);
         let (mut all, mut total) = (0u64, 0.0);
@@ -199,7 +198,7 @@ impl Histogram {
         total / all.max(1) as f64
     }
 
-    /// All histograms in one.
+    /// The sum of histograms.
     pub fn pooled(parts: Vec<Self>) -> Self {
         let mut pooled = Self::new();
         parts.iter().for_each(|part| pooled.merge(part));
@@ -213,7 +212,7 @@ impl Default for Histogram {
     }
 }
 
-/// The least whole number in `range` for which `f`, which does not fall, reaches `target`; the end if none does.
+/// The least whole number in `range` at which the non-decreasing `f` reaches `target`, or the end of `range` if there is none.
 pub fn least_reaching(range: std::ops::RangeInclusive<usize>, target: f64, f: impl Fn(usize) -> f64) -> usize {
     let (mut low, mut high) = range.into_inner();
     while low < high {

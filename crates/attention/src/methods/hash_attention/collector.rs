@@ -1,26 +1,26 @@
-//! What `spattn calibrate` does for `hash_attention`: trains the nets while text is read (§4.2).
+//! Calibration of `hash_attention`: trains the nets while text is read (§4.2).
 //!
-//! Every chunk of a prefill is a few steps for each KV head and its group, by themselves: some of the
-//! chunk's queries are drawn, the keys that each of them sees are those of all tokens up to it (without the
-//! sink and the window, which no method has to find), and the `top` largest of these are wanted. A prompt
-//! is read once, so what is measured before its first step is measured on text never trained on: this is
-//! the learning curve. In the end the nets, rounded as they are stored, are measured on further prompts.
+//! Each chunk of a prefill gives a few training steps to each KV head and its group, independently of others. A step
+//! draws some of the chunk's queries; each of them sees the keys of all tokens up to it, without sink and window, which
+//! no method has to find; the `top` largest of these are wanted. A prompt is read once, so a measurement before the
+//! first step on a chunk is on text never trained on: these measurements are the learning curve. At the end the nets,
+//! rounded as they are stored, are measured on further prompts.
 //!
-//! **Presets.** `preset=paper` trains as published: one step of Adam a chunk at 1e-3 throughout, weights `α + β·context`
-//! (eq. 4), the mean over pairs, inputs and logits as they are, labels by `a·‖v‖`, a net of the keys for each query
-//! head. α, β, the rate, the mean and the 128 queries of a step are the authors' code's, since the paper leaves them
-//! open; `preset=repo` also has that code's labels (the 32 largest by `a`). What a method's preset of that name says of
-//! nets and of the static tokens is taken from there. `preset=tuned` is what the built-in model's nets were trained
-//! with; it deals most of the wanted tokens' weight out by their shares of attention (`mass`), the mean staying what it
-//! is. On the built-in model nets trained alike but with `mass=0` find as many of the wanted tokens, but miss the one
-//! token that a question is about more often than random hyperplanes do: at 4,096 tokens and 1/16 of them, six tasks
+//! **Presets.** `preset=paper` trains as published: one step of Adam for each chunk, at a constant rate of 1e-3,
+//! weights `α + β·context` (eq. 4), the mean over pairs, inputs and logits unscaled, labels by `a·‖v‖`, a key net for
+//! each query head. The paper leaves α, β, the rate, the mean and the number of queries in a step (128) open; they are
+//! those of the authors' code. `preset=repo` also has that code's labels (the 32 largest by `a`). The kind of nets and
+//! the static tokens come from the method's preset of the same name. `preset=tuned` trained the built-in model's nets.
+//! It distributes most of the wanted tokens' weight by their shares of attention (`mass`), with an unchanged mean. On
+//! the built-in model, nets trained alike but with `mass=0` find as many of the wanted tokens, but more often than
+//! random hyperplanes they miss the one token that a question is about: at 4,096 tokens and 1/16 of them, six tasks
 //! score 72 % with `mass=0` and 94 % with `mass=0.8` (99 % densely; 10 examples a task).
 //!
-//! Whatever is drawn follows from the seed, the layer and the number of tokens read, not from what was
-//! drawn before: so training that goes on from a checkpoint makes the very nets that it would have made.
+//! All random numbers follow from the seed, the layer and the number of tokens read, not from earlier draws. So
+//! training that resumes from a checkpoint gives the same nets.
 //!
-//! The CPU trains: the only places that would differ elsewhere are the matrix product and the logistic
-//! function of [`training`](super::training).
+//! Training runs on the CPU. Elsewhere, only the matrix product and the logistic function of
+//! [`training`](super::training) could give other results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -112,14 +112,13 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
     import: Some(super::import::import),
 };
 
-/// Settings of the trainings that were published, beside those that the method's preset of the same name has too. The
-/// first is what the defaults are.
+/// Presets of the training, with the settings that the method's preset of the same name does not have. The first is the default.
 const TRAININGS: [(&str, &[(&str, &str)]); 3] = [("tuned", &[]), ("paper", &PUBLISHED), ("repo", &OF_CODE)];
 
 const PUBLISHED: [(&str, &str); 12] = published("64");
 const OF_CODE: [(&str, &str); 12] = published("32");
 
-/// Steps and labels are of HashAttention §4.2, the rest of the authors' `train_hashattention.py`.
+/// Steps and labels are those of HashAttention §4.2, the rest those of the authors' `train_hashattention.py`.
 const fn published(top: &str) -> [(&str, &str); 12] {
     [
         (TEXT, "general"),
@@ -137,45 +136,45 @@ const fn published(top: &str) -> [(&str, &str); 12] {
     ]
 }
 
-/// Settings that the method's own presets have in common with trainings.
+/// Settings that a training takes from the method's preset of the same name.
 const SHARED: [&str; 5] = ["bits", "label", "key_nets", "sink", "local"];
 
-/// What a preset of the training says of its settings.
+/// Settings of a preset of the training.
 fn preset_values(name: &str) -> Vec<(&'static str, &'static str)> {
     let of_training = TRAININGS.iter().filter(|(n, _)| *n == name).flat_map(|(_, values)| values.iter().copied());
     let of_method = PRESETS.iter().filter(|p: &&Preset| p.name == name).flat_map(|p| p.values.iter().copied());
     of_training.chain(of_method.filter(|(key, _)| SHARED.contains(key))).collect()
 }
 
-/// How an artefact says that it was trained by a preset.
+/// The [`TRAINING`] setting of an artefact that was trained with a preset.
 pub(super) fn training_of(preset: &str) -> String {
     let spec = MethodSpec { params: vec![("preset".to_owned(), preset.to_owned())], ..MethodSpec::bare(NAME) };
     Settings::read(&mut Params::new(&spec)).expect("presets are within range").training()
 }
 
-/// Queries that see fewer than so many times the wanted tokens teach little.
+/// A query is trained on only if it sees at least this many times the wanted tokens.
 const LEAST_SEEN: usize = 2;
-/// Steps on a chunk that can be asked for.
+/// Largest number of steps on a chunk that may be asked for.
 const MOST_STEPS: usize = 10_000;
-/// One token in so many is picked where recall is measured, and no fewer than are wanted.
+/// Recall is measured with a budget of 1/16 of the context, but at least as many tokens as are wanted.
 const PICKED_SHARE: usize = 16;
-/// Queries of a chunk on which recall is measured while training, and after it.
+/// Queries of a chunk on which recall is measured, in training and after it.
 const WATCHED: usize = 8;
 const EXAMINED: usize = 32;
-/// Order of keys at one distance where recall is measured.
+/// Order of ties when recall is measured.
 const TIES: Ties = Ties::Seeded(1);
-/// Widest random signatures that nets are compared with.
+/// Largest number of bits of the random signatures that nets are compared with.
 const MOST_PLANES: usize = 4096;
-/// Points of the learning curve that are told.
+/// Number of points of the learning curve that are reported.
 const POINTS: usize = 8;
 
-/// What training depends on.
+/// Settings of a training.
 #[derive(Debug, Clone, PartialEq)]
 struct Settings {
     kind: NetKind,
-    /// What is read if no text is given, or the kind of what was.
+    /// The text to read if none is given; otherwise the kind of the given text.
     text: TextKind,
-    /// Whether the user asked for that kind.
+    /// Whether the user asked for this kind of text.
     asks_for_text: bool,
     steps: usize,
     queries: usize,
@@ -183,20 +182,20 @@ struct Settings {
     rate: f32,
     alpha: f32,
     beta: f32,
-    /// Share of the wanted tokens' weight that is dealt out by attention.
+    /// Share of the wanted tokens' weight that is distributed by attention.
     mass: f32,
     rule: LossRule,
-    /// Whether the rate falls to 0.
+    /// Whether the rate falls linearly to 0.
     decays: bool,
     standardises: bool,
     /// First and last tokens that are attended anyway.
     sink: usize,
     local: usize,
-    /// Bits of the random planes that held-out text is measured with.
+    /// Bits of the random signatures to compare with on held-out text.
     against: Widths,
 }
 
-/// Numbers of bits, written with `+` between them; none for those of the nets.
+/// Numbers of bits, written with `+` between them; if empty, the bits of the nets.
 #[derive(Debug, Clone, PartialEq)]
 struct Widths(Vec<usize>);
 
@@ -275,7 +274,7 @@ impl Settings {
         })
     }
 
-    /// Makes sure that what will be read is what was asked for.
+    /// Refuses a given text that is not of the kind that the user asked for.
     fn check_text(&self, params: &Params, read: TextKind) -> Result<(), UsageError> {
         if !self.asks_for_text || self.text == read {
             return Ok(());
@@ -285,17 +284,17 @@ impl Settings {
             .hint(format!("leave `{TEXT}` out: what is learned from a given text is named by it")))
     }
 
-    /// The wanted keys of a query with what they weigh: `α + β·context` (eq. 4) on average.
+    /// The wanted keys of a query with their weights, whose mean is `α + β·context` (eq. 4).
     fn weigh(&self, wanted: &[Largest], context: usize) -> Vec<Wanted> {
         let all = self.alpha + self.beta * context as f32;
-        // Shares sum to 1, so that the mean weight stays what it is.
+        // Shares sum to 1, so the mean weight stays the same.
         let by_share = self.mass * wanted.len() as f32;
         let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - self.mass + by_share * w.share) };
         wanted.iter().map(weight).collect()
     }
 
-    /// What the nets depend on beside their kind and the text. What there was no choice of at first is left out where
-    /// it is as it was: artefacts that say nothing of it were trained so.
+    /// The settings that the nets depend on, beside their kind and text. Settings that were added later are left out at
+    /// their original values, so that earlier artefacts compare as equal.
     fn training(&self) -> String {
         let Self { steps, queries, top, rate, alpha, beta, mass, rule, sink, local, .. } = self;
         let mut text = format!(
@@ -314,14 +313,14 @@ impl Settings {
         text + if self.decays { "; Adam, rate falling linearly to 0" } else { "; Adam, rate as it is" }
     }
 
-    /// For [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
+    /// The settings of an artefact ([`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings)).
     fn told(&self) -> BTreeMap<String, String> {
         let mut told = BTreeMap::from([
             (NETS.to_owned(), self.kind.to_string()),
             (TRAINING.to_owned(), self.training()),
             ("vectors".to_owned(), "after RoPE, as cached".to_owned()),
         ]);
-        // Artefacts that say nothing of it were trained on what is like tasks.
+        // Artefacts without this setting were trained on text like the tasks.
         if self.text == TextKind::General {
             told.insert(TEXT.to_owned(), text_name(self.text).to_owned());
         }
@@ -329,7 +328,7 @@ impl Settings {
     }
 }
 
-/// Nets under training, `[layer][kv_head]`, and what was seen of them.
+/// Nets in training, `[layer][kv_head]`, and the measurements of them.
 struct Trainer {
     model: ModelShape,
     settings: Settings,
@@ -338,21 +337,21 @@ struct Trainer {
     tokens_read: usize,
     layers: Vec<Vec<Learner>>,
     curve: Vec<Point>,
-    /// The nets as they will be used, and recall by layer, once text is examined that is not trained on.
+    /// Measurements on held-out text; `None` before it is read.
     examined: Option<Examined>,
 }
 
-/// Nets of one group with their moments.
+/// Nets of one group with the moments of their gradients.
 #[derive(Debug, Clone, PartialEq)]
 struct Learner {
     nets: GroupNets,
     keys: Vec<Adam>,
     queries: Vec<Adam>,
-    /// Whether the mean and deviation of keys and queries are known.
+    /// Whether inputs have been standardised.
     standardised: bool,
 }
 
-/// What the nets were worth on a chunk before they learned from it, mean over heads and layers.
+/// A point of the learning curve: sums over heads and layers, measured on a chunk before training on it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Point {
     tokens: usize,
@@ -362,7 +361,7 @@ struct Point {
 }
 
 impl Point {
-    /// The means over some points, for a reader; `top` tokens were wanted.
+    /// One line with the means over some points; `top` tokens were wanted.
     fn told(points: &[Self], top: usize) -> String {
         let heads = points.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
         let mean = |of: fn(&Self) -> f64| points.iter().map(of).sum::<f64>() / heads;
@@ -374,7 +373,7 @@ impl Point {
     }
 }
 
-/// How much of what is wanted was found: in number, and in attention.
+/// The share of the wanted tokens that was found: by number, and by attention.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Found {
     recall: f64,
@@ -384,32 +383,32 @@ struct Found {
 struct Examined {
     nets: Vec<Vec<UsedNets>>,
     learned: Vec<Mean>,
-    /// By layer, of the signatures that training sees.
+    /// For each layer, of the soft signatures that training sees.
     soft: Vec<SoftSums>,
     random: Vec<Random>,
 }
 
-/// Nets of one group as they will be used.
+/// Nets of one group as the method uses them.
 #[derive(Clone)]
 struct UsedNets {
     keys: Vec<SignNet>,
     queries: Vec<SignNet>,
 }
 
-/// Random planes of one number of bits, and what they found, by layer.
+/// Random signatures of one number of bits, and what they found in each layer.
 struct Random {
     bits: usize,
     planes: RandomPlanes,
     found: Vec<Mean>,
 }
 
-/// Sums of what training looks at, and how queries lie to the tokens that they attend most.
+/// Sums of the loss, and of cosines between queries and the tokens that they attend most.
 #[derive(Debug, Clone, Copy, Default)]
 struct SoftSums {
     loss: f64,
-    /// KV heads whose loss this is.
+    /// KV heads over which the loss is summed.
     groups: usize,
-    /// Cosines of keys and queries, of their soft signatures, and of the signs of these.
+    /// Cosines of queries and keys, of their soft signatures, and of the signs of these.
     cosines: [f64; 3],
     pairs: usize,
 }
@@ -423,7 +422,7 @@ impl SoftSums {
         self.cosines.map(|sum| sum / self.pairs.max(1) as f64)
     }
 
-    /// Takes in what nets make of some queries of their group.
+    /// Adds the loss and cosines of some queries of a group.
     fn add(&mut self, nets: &GroupNets, asked: &Asked, settings: &Settings, d: usize) {
         self.loss += nets.loss(&asked.batch(settings), settings.rule).0;
         self.groups += 1;
@@ -447,7 +446,7 @@ impl SoftSums {
     }
 }
 
-/// Tokens whose cosines with a query are measured: those it attends most (HashAttention, Table 7).
+/// Number of tokens whose cosine with a query is measured: those that it attends most (HashAttention, Table 7).
 const NEAREST: usize = 32;
 
 fn nearest(wanted: &[Largest]) -> impl Iterator<Item = usize> {
@@ -481,24 +480,24 @@ impl Mean {
     }
 }
 
-/// Queries of a chunk and what they should find.
+/// Queries of a chunk, and the keys that they should find.
 struct Asked {
-    /// Keys `[key][d]` from the end of the sink on.
+    /// Keys `[key][d]` after the sink.
     keys: Vec<f32>,
-    /// How many of the keys each query sees.
+    /// Number of keys that each query sees.
     seen: Vec<usize>,
-    /// Tokens in context of each query, itself included.
+    /// Tokens in context of each query, the query's own included.
     context: Vec<usize>,
-    /// For each head of the group `[query][d]`.
+    /// `[query][d]` for each head of the group.
     queries: Vec<Vec<f32>>,
-    /// For each head and query the largest keys.
+    /// The largest keys of each head and query.
     wanted: Vec<Vec<Vec<Largest>>>,
 }
 
-/// A key that a query attends most.
+/// One of the keys with the largest scores of a query.
 struct Largest {
     key: u32,
-    /// Its part of what the query attends in all that are wanted: of `a`, or of `a·‖v‖`.
+    /// Its share of what the query gives to all wanted keys: of `a`, or of `a·‖v‖`.
     share: f32,
 }
 
@@ -534,18 +533,18 @@ impl Trainer {
         }
     }
 
-    /// Tokens at both ends that a query attends anyway.
+    /// Number of static tokens, at both ends.
     fn statics(&self) -> usize {
         self.settings.sink + self.settings.local
     }
 
-    /// Tokens that a query has to have before it to be learned from.
+    /// Number of tokens before a query from which on it is trained on.
     fn least(&self) -> usize {
         self.statics() + LEAST_SEEN * self.settings.top
     }
 
-    /// The positions in the chunk of `count` queries with `least` tokens before them, ascending; none if no
-    /// query has.
+    /// Draws `count` positions of the chunk that have `least` tokens before them; ascending and distinct, so possibly
+    /// fewer. Empty if there is no such position.
     fn positions(&self, chunk: &PrefillChunk<'_>, least: usize, count: usize, draw: u64) -> Vec<usize> {
         let from = least.saturating_sub(chunk.first);
         if from >= chunk.tokens() {
@@ -559,7 +558,7 @@ impl Trainer {
         positions
     }
 
-    /// The queries at some positions of the chunk for one KV head, with what is wanted.
+    /// The queries at some positions of the chunk for one KV head, and the keys that they should find.
     fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
         let (d, group, divisor) = (chunk.d(), self.model.group(), chunk.scale().divisor() as f32);
         let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
@@ -586,7 +585,7 @@ impl Trainer {
         }
     }
 
-    /// Keys that queries of a chunk may look at, of one KV head.
+    /// The keys of one KV head that queries of a chunk may see.
     fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
         let d = chunk.d();
         let range = self.settings.sink.min(chunk.end())..chunk.end();
@@ -604,7 +603,7 @@ impl Trainer {
         Keys { rows, further }
     }
 
-    /// All steps of one KV head on a chunk; what the nets were worth before the first.
+    /// Trains the nets of one KV head on a chunk; returns the loss and recall before the first step.
     fn train(
         &self,
         learner: &mut Learner,
@@ -647,14 +646,14 @@ fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
     keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }
 
-/// Keys of one KV head from the end of the sink on, and what is added to each one's scores.
+/// Keys of one KV head after the sink, and the number that is added to each one's scores (`√d·ln‖v‖`, or 0).
 struct Keys {
     rows: Vec<f32>,
     further: Vec<f32>,
 }
 
 impl Learner {
-    /// One step of all nets; the loss before it.
+    /// One step of all nets; returns the loss before it.
     fn step(&mut self, asked: &Asked, settings: &Settings, rate: f32) -> f64 {
         let batch = asked.batch(settings);
         let (loss, gradients) = self.nets.loss(&batch, settings.rule);
@@ -663,7 +662,7 @@ impl Learner {
         loss
     }
 
-    /// The state for a checkpoint: parameters, moments and standardisation of the keys' nets, then of each query's.
+    /// The key nets and then the query nets, with their moments: the state of a checkpoint.
     fn tensors(&self) -> impl Iterator<Item = (&SoftNet, &Adam)> {
         let queries = self.nets.queries.iter().zip(&self.queries);
         self.nets.keys.iter().zip(&self.keys).chain(queries)
@@ -675,13 +674,13 @@ impl Learner {
     }
 }
 
-/// What the nets find as they stand, mean over the first few queries of every head.
+/// The share of the wanted keys that the nets find in their present state, averaged over a few queries of every head.
 fn watched(nets: &GroupNets, asked: &Asked) -> Found {
     let bits = nets.queries[0].shape.bits;
     let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
         net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
     };
-    // Spread over the drawn positions, which ascend.
+    // Spread over the drawn positions, which are ascending.
     let every = asked.seen.len().div_ceil(WATCHED);
     let of_net = |net: &SoftNet| Signatures::new(&packed(net, &asked.keys), words_of(bits));
     let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
@@ -693,13 +692,13 @@ fn watched(nets: &GroupNets, asked: &Asked) -> Found {
     mean.value()
 }
 
-/// What a query head has of its own, or shares with its group.
+/// The net or signatures of a query head: its own, or those that the group shares.
 fn of_head<T>(nets: &[T], head: usize) -> &T {
     if nets.len() == 1 { &nets[0] } else { &nets[head] }
 }
 
 impl Asked {
-    /// The same with what each wanted key weighs in the loss.
+    /// The batch with the wanted keys weighted.
     fn batch(&self, settings: &Settings) -> Batch {
         let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
         let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&self.context).map(of_query).collect();
@@ -711,8 +710,8 @@ impl Asked {
         }
     }
 
-    /// What of the wanted keys is among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
-    /// every `every`-th query of a head; `queries: [query][word]`.
+    /// Calls `tell` with the share of the wanted keys among the nearest `1/PICKED_SHARE` of the context (or as many
+    /// keys as are wanted), for every `every`-th query of a head; `queries: [query][word]`.
     fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
         let words = queries.len() / self.seen.len().max(1);
         for query in (0..self.seen.len()).step_by(every.max(1)) {
@@ -860,7 +859,7 @@ impl Collector for Trainer {
 
 const STATE: [&str; 5] = ["parameters", "first_moment", "second_moment", "mean", "factor"];
 
-/// Nets of the keys come first.
+/// Name of a tensor of the state; key nets are numbered first.
 fn state_name(layer: usize, kv_head: usize, net: usize, what: &str) -> String {
     format!("layers.{layer}.{kv_head}.{net}.{what}")
 }
@@ -892,7 +891,7 @@ impl Trainer {
         Examined { nets: self.used_nets(), random: widths.into_iter().map(random).collect(), learned: none, soft }
     }
 
-    /// The learning curve, and what the nets found in text that they did not learn from.
+    /// The learning curve, and the measurements on held-out text.
     fn notes(&self) -> Vec<String> {
         let steps = self.layers[0].first().map_or(0, |l| l.queries[0].steps);
         if steps == 0 {
@@ -940,7 +939,7 @@ impl Trainer {
 }
 
 impl Trainer {
-    /// What was measured on text that nothing was learned from, a row for each layer and kind of signatures.
+    /// CSV of the measurements on held-out text, a row for each layer and kind of signature.
     fn held_out(&self) -> Option<String> {
         let Examined { learned, random, soft, .. } = self.examined.as_ref()?;
         let mut text =
@@ -961,7 +960,7 @@ impl Trainer {
 }
 
 impl Random {
-    /// Measures the planes on what was asked at a layer; `further` is what a key's own score is more than `q·k`.
+    /// Measures the random signatures on the queries of a layer; `further` is what a key's score has beyond `q·k`.
     fn examine(&mut self, layer: usize, asked: &Asked, further: &[f32], d: usize) {
         let planes = self.planes.of_width(d + 2);
         let augmented = augment_keys(&asked.keys, d, Some(further));
@@ -987,7 +986,7 @@ mod tests {
         Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100, text: TextKind::Tasks }, settings)
     }
 
-    /// The class weight of eq. 4, and how a share of it is dealt out.
+    /// The weight of eq. 4, and how a share of it is distributed by attention.
     #[test]
     fn wanted_tokens_weigh_as_the_settings_say() {
         let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 1, kv_heads: 1, head_dim: 8 };
@@ -1003,7 +1002,7 @@ mod tests {
         }
     }
 
-    /// Held-out loss and cosines, against loops over what the nets give.
+    /// Held-out loss and cosines equal those of loops over the nets' outputs.
     #[test]
     fn loss_and_cosines_on_held_out_text_are_those_of_the_definitions() {
         let (d, n) = (8, 420);
@@ -1059,7 +1058,7 @@ mod tests {
         }
     }
 
-    /// What is wanted, against a sort of `a` or `a·‖v‖` of every token between the sink and the window.
+    /// The wanted keys equal those of a sort of all tokens between sink and window by `a` or `a·‖v‖`.
     #[test]
     fn queries_want_the_largest_tokens_that_are_not_static() {
         let (d, n, top) = (8, 90, 5);
@@ -1110,7 +1109,7 @@ mod tests {
 
     #[test]
     fn the_curve_is_told_as_means_over_all_heads_of_its_points() {
-        // A point has sums over its heads.
+        // A point holds sums over its heads.
         let point = |tokens, loss, recall, mass, heads| Point { tokens, loss, found: Found { recall, mass }, heads };
         let told = Point::told(&[point(300, 3.0, 1.0, 2.0, 2), point(400, 5.0, 3.0, 0.5, 8)], 64);
         let expected =

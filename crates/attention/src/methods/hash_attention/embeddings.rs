@@ -1,15 +1,15 @@
-//! What the nets make of queries and keys before signs are taken: for who looks at them, not for who scores by them.
+//! Outputs of the nets for queries and keys, before signs are taken; for analysis, not for scoring.
 
 use super::net::SignNet;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::methods::hash_attention::kind::{NETS, NetKind};
 use crate::methods::hash_attention::learned::{LayerNets, LearnedSignatures};
 
-/// Outputs of learned nets by layer and head.
+/// Outputs of an artefact's nets, by layer and head.
 pub struct Embeddings(LearnedSignatures);
 
 impl NetKind {
-    /// The nets that an artefact says it holds, as [`Display`](std::fmt::Display) writes them; `None` if it says something else.
+    /// Parses the text of [`Display`](std::fmt::Display), as artefacts store it; `None` if it is not of that form.
     fn parse(text: &str) -> Option<Self> {
         let value = |key: &str| text.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='));
         let kind = Self {
@@ -22,25 +22,25 @@ impl NetKind {
 }
 
 impl Embeddings {
-    /// The nets of an artefact, whichever they are.
+    /// Reads the nets of an artefact, of whatever kind.
     ///
     /// # Errors
-    /// If its tensors are not those of the nets that it says it holds.
+    /// If its tensors are not those of the kind that it states.
     pub fn read(artefact: &Artefact) -> Result<Self, ArtefactError> {
         let said = artefact.setting(NETS)?;
-        // What no kind writes is refused as another one.
+        // Text that is not of this form differs from the text of any kind, so loading refuses it.
         let fallback = NetKind { bits: 32, by_norm: false, by_query_head: false };
         let kind = NetKind::parse(said).unwrap_or(fallback);
         LearnedSignatures::of_kind(kind).with_nets(artefact).map(Self)
     }
 
-    /// What the net of a query head makes of a rotated query `[d]`: `[bits]`.
+    /// Outputs `[bits]` of a query head's net for a rotated query `[d]`.
     pub fn query(&self, layer: usize, head: usize, query: &[f32]) -> Vec<f32> {
         self.layer(layer).queries[head].outputs(query)
     }
 
-    /// What the net of the keys that a query head of a KV head's group is held against makes of rotated keys `[token][d]`:
-    /// `[token][bits]`.
+    /// Outputs `[token][bits]` for rotated keys `[token][d]` of the key net that is compared with query head `in_group`
+    /// of a KV head's group.
     pub fn keys(&self, layer: usize, kv_head: usize, in_group: usize, keys: &[f32]) -> Vec<f32> {
         let nets: &[SignNet] = &self.layer(layer).keys[kv_head];
         nets[in_group.min(nets.len() - 1)].outputs(keys)

@@ -1,8 +1,9 @@
-//! Nets that the authors of HashAttention released, taken in as they are.
+//! Imports nets that the authors of HashAttention released.
 //!
-//! Their checkpoint is the state of a list of modules, one a layer of the model: `{layer}.learning_to_hash_transformation_{k,q}.{head}`,
-//! with `.{0,2,4}.weight` `[output][input]` and `.bias` `[output]` of three affine layers, SiLU between them, for every query head.
-//! `scripts/import_hash_attention.py` writes it as safetensors. Weights are rounded to 16 bits, as those of all nets here.
+//! Their checkpoint is the state of a list of modules, one for each layer of the model. For every query head it has
+//! tensors `{layer}.learning_to_hash_transformation_{k,q}.{head}.{0,2,4}.weight` `[output][input]` and `.bias`
+//! `[output]` of three affine layers with SiLU between them. `scripts/import_hash_attention.py` writes it as
+//! safetensors. Weights are rounded to 16 bits, as in all nets here.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::methods::hash_attention::kind::{NETS, NetKind, RELEASED, TRAINING};
 /// The artefact's contents from the bytes of a safetensors file with the checkpoint's names.
 ///
 /// # Errors
-/// What about the file does not fit the model, in a line.
+/// If the file does not fit the model; one line says why.
 pub(super) fn import(model: &ModelShape, bytes: &[u8]) -> Result<Collected, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| format!("it is no safetensors file: {e}"))?;
     let checkpoint = Checkpoint { file, d: model.head_dim };
@@ -67,12 +68,12 @@ impl Checkpoint<'_> {
         self.file.tensor(name).is_ok()
     }
 
-    /// Layers of the model that there are nets for.
+    /// Number of the model's layers that have nets.
     fn layers(&self) -> usize {
         (0..).take_while(|layer| self.has(&name(*layer, 'k', 0, 0, "weight"))).count()
     }
 
-    /// Shape and numbers of a tensor.
+    /// Shape and values of a tensor, by name.
     fn tensor(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), String> {
         let tensor = self.file.tensor(name).map_err(|_| format!("it has no tensor `{name}`"))?;
         let (data, dtype) = (tensor.data(), tensor.dtype());
@@ -123,7 +124,7 @@ mod tests {
 
     const MODEL: (usize, usize, usize) = (2, 4, 8);
 
-    /// Shapes and numbers by name.
+    /// Shape and values of tensors, by name.
     type Tensors = HashMap<String, (Vec<usize>, Vec<f32>)>;
 
     fn model() -> ModelShape {
@@ -131,7 +132,7 @@ mod tests {
         ModelShape { weights_sha256: "x".into(), layers, heads, kv_heads: 2, head_dim }
     }
 
-    /// A checkpoint as the authors' code leaves it: names, and shapes with numbers.
+    /// A checkpoint with the names and shapes of the authors' code.
     fn checkpoint(bits: usize, parts: usize) -> Tensors {
         let (layers, heads, d) = MODEL;
         let mut all = HashMap::new();
@@ -158,7 +159,7 @@ mod tests {
         serialize(views, None).unwrap()
     }
 
-    /// The outputs of every net, against three products by loops.
+    /// The outputs of every net equal those of three products by loops.
     #[test]
     fn released_nets_are_those_of_the_checkpoint() {
         let (layers, heads, d) = MODEL;

@@ -1,4 +1,4 @@
-//! Which nets there are: the settings that method, training and checkpoints share.
+//! The kinds of nets: settings that the method, training and checkpoints share.
 
 use rayon::prelude::*;
 
@@ -10,16 +10,16 @@ use spattn_base::error::UsageError;
 
 pub(crate) const NAME: &str = "hash_attention";
 
-/// Setting of an artefact that says which nets it holds.
+/// Setting of an artefact: the kind of its nets.
 pub(super) const NETS: &str = "nets";
 
-/// Setting of an artefact that says how they were trained.
+/// Setting of an artefact: how its nets were trained.
 pub(super) const TRAINING: &str = "training";
 
-/// What it says where they were trained elsewhere.
+/// Value of [`TRAINING`] for nets that the authors trained.
 pub(super) const RELEASED: &str = "by the authors of HashAttention, as released";
 
-/// Setting that says on what kind of text, and the parameter that asks for one.
+/// Setting of an artefact: the kind of text its nets were trained on. Also the parameter that asks for one.
 pub(crate) const TEXT: &str = "text";
 
 pub(super) fn text_name(text: TextKind) -> &'static str {
@@ -44,7 +44,7 @@ pub(crate) const KEY_NETS: ParamInfo = ParamInfo {
     about: "kv_head | query_head: one net of the keys for a KV head, or one for each query head of its group",
 };
 
-/// Published settings of the method, which its trainings of the same name share.
+/// Published settings of the method; trainings of the same name share some of them.
 pub(crate) const PRESETS: &[Preset] = &[
     Preset {
         name: "paper",
@@ -84,7 +84,7 @@ pub(crate) struct NetKind {
     pub(super) bits: usize,
     /// Whether tokens were ranked by `a·‖v‖` (Lemma 4.1), not by `a`.
     pub(super) by_norm: bool,
-    /// Whether every query head has a net of the keys of its own.
+    /// Whether every query head has a key net of its own.
     pub(super) by_query_head: bool,
 }
 
@@ -98,7 +98,7 @@ impl NetKind {
         Ok(Self { bits, by_norm, by_query_head })
     }
 
-    /// Nets of the keys of a KV head whose group has so many query heads.
+    /// Number of key nets of a KV head with `group` query heads.
     pub(super) fn key_nets(self, group: usize) -> usize {
         if self.by_query_head { group } else { 1 }
     }
@@ -107,12 +107,12 @@ impl NetKind {
 impl std::fmt::Display for NetKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "bits={},label={}", self.bits, if self.by_norm { "av" } else { "a" })?;
-        // Artefacts that say nothing of it have one net a KV head.
+        // Artefacts without this setting have one key net for each KV head.
         if self.by_query_head { write!(f, ",{}=query_head", KEY_NETS.key) } else { Ok(()) }
     }
 }
 
-/// Signatures of `x: [row][d]`, `[row][word]`, some rows at a time so that activations stay in the cache.
+/// Signatures of `x: [row][d]`, `[row][word]`. Computed in blocks of rows, whose activations fit into the processor's cache.
 pub(super) fn in_blocks(net: &SignNet, x: &[f32], d: usize) -> Vec<u32> {
     const ROWS: usize = 512;
     x.par_chunks(ROWS * d).flat_map_iter(|rows| net.signatures(rows)).collect()

@@ -1,4 +1,4 @@
-//! The scorer: minus the Hamming distance of learned signatures.
+//! The scorer by learned signatures.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use crate::scored::scorer::{Growth, NewTokens, Scorer, ScorerCalibration, Segmen
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 
-/// Minus the Hamming distance of learned signatures.
+/// Scores candidates by minus the Hamming distance of learned signatures.
 #[derive(Clone)]
 pub(crate) struct LearnedSignatures {
     pub(super) kind: NetKind,
-    /// The preset of the training that is asked for, or `any`.
+    /// Preset with which the nets have to be trained, or `any`.
     pub(super) trained: &'static str,
-    /// The text of the training that is asked for, or `any`.
+    /// Kind of text on which the nets have to be trained, or `any`.
     pub(super) text: &'static str,
     pub(super) ties: Ties,
     pub(super) nets: Option<Nets>,
 }
 
-/// Nets of all heads, and the hash of the artefact they come from.
+/// Nets of all heads, and the hash of their artefact.
 #[derive(Clone)]
 pub(super) struct Nets {
     pub(super) layers: Arc<Vec<LayerNets>>,
@@ -36,14 +36,14 @@ pub(super) struct Nets {
 
 /// Nets of one layer of the model.
 pub(super) struct LayerNets {
-    /// For each KV head one, or one for each query head of its group.
+    /// Key nets of each KV head: one, or one for each query head of its group.
     pub(super) keys: Vec<Vec<SignNet>>,
-    /// One for each query head.
+    /// Query nets, one for each query head.
     pub(super) queries: Vec<SignNet>,
 }
 
 impl Scorer for LearnedSignatures {
-    /// Signatures by each net of the keys.
+    /// Signatures of the candidates by each key net.
     type Index = Vec<Signatures>;
 
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
@@ -92,7 +92,7 @@ impl Scorer for LearnedSignatures {
         }
     }
 
-    /// Of a step distances are added before anything is written, where heads share a net of the keys.
+    /// If the group shares a key net, distances of a single row are summed over the group before scores are written.
     fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
         match segment.index.as_slice() {
             [shared] if queries.rows == 1 => {
@@ -109,7 +109,7 @@ impl Scorer for LearnedSignatures {
 }
 
 impl LearnedSignatures {
-    /// Signatures of all queries by the net of their head, `[head][row][word]`, with what that costs.
+    /// Signatures of all queries by the net of their head, `[head][row][word]`; counts the cost.
     fn query_signatures(&self, queries: &GroupQueries<'_>, cost: &mut Cost) -> Vec<Vec<u32>> {
         let group = queries.group();
         let nets = &self.layer(queries.layer).queries[queries.kv_head * group..][..group];
@@ -118,17 +118,17 @@ impl LearnedSignatures {
         nets.iter().enumerate().map(|(h, net)| net.signatures(queries.head(h))).collect()
     }
 
-    /// Of nets of a kind, however they were trained, and without them yet.
+    /// A scorer for nets of this kind, however they were trained; the nets are not loaded yet.
     pub(super) fn of_kind(kind: NetKind) -> Self {
         Self { kind, trained: "any", text: "any", ties: Ties::First, nets: None }
     }
 
-    /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
+    /// Signatures of `keys: [token][d]` by each key net, `[token][word]`.
     fn key_signatures(&self, place: KvHeadId, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
         self.layer(place.layer).keys[place.kv_head].iter().map(move |net| in_blocks(net, keys, place.d))
     }
 
-    /// That an artefact holds the nets that are asked for.
+    /// Checks that an artefact holds the nets that the parameters ask for.
     fn check(&self, artefact: &Artefact) -> Result<(), ArtefactError> {
         if self.trained == "any" && self.text == "any" {
             return artefact.check_setting(NETS, &self.kind.to_string());
@@ -153,7 +153,7 @@ impl LearnedSignatures {
         }
     }
 
-    /// What makes these nets, as `spattn calibrate` takes it: messages put it behind the method's name.
+    /// The parameters of `spattn calibrate` that train the nets asked for; error texts put them after the method's name.
     fn asked(&self) -> String {
         let NetKind { bits, by_norm, by_query_head } = self.kind;
         let (label, nets) = (if by_norm { "av" } else { "a" }, if by_query_head { "query_head" } else { "kv_head" });
@@ -187,7 +187,7 @@ impl LearnedSignatures {
     }
 }
 
-/// On what kind of text an artefact's nets were trained: what it says, or, of one that says nothing, what it names as its text.
+/// The kind of text that an artefact's nets were trained on. Without the setting, it follows from the name of the text.
 fn text_of(artefact: &Artefact) -> &str {
     let is_of_rows = artefact.info().data.starts_with("training rows");
     artefact.setting(TEXT).unwrap_or(if is_of_rows { "tasks" } else { "not known" })

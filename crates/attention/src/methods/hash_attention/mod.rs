@@ -1,13 +1,14 @@
-//! `hash_attention`: nearest learned signatures (Desai et al. 2025, "HashAttention").
+//! `hash_attention`: selects by the Hamming distance of learned signatures (HashAttention, Desai et al. 2025).
 //!
-//! A net maps keys to bits, a net for each query head maps queries to bits, and the score of a token is minus the
-//! Hamming distance of the two (eq. 1). Both see vectors after RoPE, as cached; as in the paper's experiments (§4.1)
-//! the net of the keys does not see values. The authors' code keeps a signature of each token for every query head
-//! (`key_nets=query_head`: `bits` bits for each head of the group). With `key_nets=kv_head` it belongs to the KV head,
-//! takes `bits` bits a token whatever the group, and its net learns from all queries of the group.
+//! One net maps keys to bits, and a net for each query head maps queries to bits; a token's score is minus the Hamming
+//! distance of the two (eq. 1). The index holds the signatures of the candidates' keys. A decode step runs the query
+//! nets, whose FLOPs and bytes are counted, and compares the signatures.
 //!
-//! The nets are an artefact that `spattn calibrate` trains ([`collector`]); they belong to the model and
-//! are not counted as index. The net of a step's query is run and read at every step, and counts.
+//! The nets see vectors after RoPE, as cached. As in the paper's experiments (§4.1), the key net does not see values.
+//! The authors' code stores a signature of each token for every query head (`key_nets=query_head`: `bits` bits for each
+//! head of the group). With `key_nets=kv_head` a token has one signature of `bits` bits for each KV head, by a net that
+//! learns from all queries of the group. The nets are an artefact that `spattn calibrate` trains ([`collector`]); they
+//! belong to the model and are not counted as index.
 
 pub(super) use self::collector::CALIBRATION;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! The learned maps as they are used: three layers, and the sign of what comes out.
+//! A learned net as the method uses it: three layers, and the signs of the outputs.
 
 use half::f16;
 
@@ -7,13 +7,13 @@ use crate::calibration::artefact::{Artefact, ArtefactError, NamedTensor, Precisi
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::linear::linear_rows;
 
-/// Affine layers of a map.
+/// Number of affine layers of a net.
 pub(super) const LAYERS: usize = 3;
 
-/// A map `R^d → {0,1}^bits` (HashAttention §4.1, eq. 2): affine layers of widths `d`, `d` and `bits` with
-/// SiLU between them, and one bit a positive output.
+/// A map `R^d → {0,1}^bits` (HashAttention §4.1, eq. 2): affine layers of widths `d`, `d` and `bits` with SiLU between
+/// them. A bit is 1 if the output is positive.
 ///
-/// SiLU and the affine parts are those of the authors' code; the paper names neither.
+/// SiLU and biases are as in the authors' code; the paper names neither.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SignNet {
     pub(super) layers: [Affine; LAYERS],
@@ -29,7 +29,7 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// Weights are rounded to 16 bits.
+    /// An affine layer; rounds weights to 16 bits.
     pub(super) fn new(weight: &[f32], bias: Vec<f32>) -> Self {
         Self { weight: weight.iter().map(|w| f16::from_f32(*w)).collect(), bias }
     }
@@ -49,12 +49,12 @@ impl Affine {
 }
 
 impl SignNet {
-    /// From its layers, the first one first.
+    /// A net of these layers, in order.
     pub(super) fn new(layers: [Affine; LAYERS]) -> Self {
         Self { layers }
     }
 
-    /// What the last layer gives for `x: [row][d]`: `[row][bits]`.
+    /// Outputs of the last layer for `x: [row][d]`: `[row][bits]`.
     pub(super) fn outputs(&self, x: &[f32]) -> Vec<f32> {
         let [first, second, third] = &self.layers;
         third.apply(&silu(&second.apply(&silu(&first.apply(x)))))
@@ -78,7 +78,7 @@ impl SignNet {
     /// The nets of one side (`key` or `query`) of a layer of the model, one a head, from an artefact.
     ///
     /// # Errors
-    /// If a tensor is not there or not of the shape that `d` and `bits` give.
+    /// If a tensor is missing or does not have the shape that `d` and `bits` require.
     pub(super) fn read(
         artefact: &Artefact,
         layer: usize,

@@ -1,5 +1,5 @@
-//! The nets against plain arithmetic, their derivatives against finite differences, training on queries
-//! and keys whose law is known, and checkpoints.
+//! The nets against plain arithmetic, their derivatives against finite differences, training on queries and keys with a
+//! known relation, and checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{SelectedTokens, Selection, SoftmaxScale};
 
-// ---- the nets as they are used ----
+// ---- the nets as the method uses them ----
 
 fn model(d: usize) -> ModelShape {
     ModelShape { weights_sha256: "random".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d }
 }
 
-/// Outputs of the net that an artefact holds for one head, in double precision.
+/// Outputs of an artefact's net for one head, in double precision.
 fn naive_outputs(artefact: &Artefact, side: &str, heads: usize, head: usize, x: &[f32], bits: usize) -> Vec<f64> {
     let d = x.len();
     let mut x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
@@ -94,7 +94,7 @@ fn signatures_and_query_nets_are_counted_as_stored_and_read() {
     assert_eq!(cost.kv_bytes as usize, 2 * 4 * d * (read.len() + 1), "what any head picked is read once for the group");
 }
 
-/// An artefact of a collector that saw nothing: nets as they are drawn.
+/// An artefact of a collector that read nothing: its nets are as initialised.
 fn untrained(spec: &str, model: &ModelShape) -> Artefact {
     let collected = trainer(model, spec).finish();
     Artefact::parse("untrained", write(&artefact_info(NAME, model, &collected), &collected.tensors)).unwrap()
@@ -157,7 +157,7 @@ fn tokens_at_one_distance_are_picked_by_the_seed_and_not_by_position() {
     assert_ne!(seeded, picks("hash_attention:k=64,seed=2"));
     let fewer = picks("hash_attention:k=20");
     assert!(fewer[0].iter().all(|t| seeded[0].contains(t)));
-    // Of 64 picks 32 in each half, deviation 3.8.
+    // Of 64 selected tokens, 32 are expected in each half, with a deviation of 3.8.
     let early = seeded[0].iter().filter(|t| **t < 400).count();
     assert!((17..=47).contains(&early), "{early} of 64 in the first half");
 }
@@ -197,7 +197,7 @@ fn nets_of_other_bits_labels_models_or_kinds_are_refused() {
     assert!(matches!(artefact.check("loki", &model(32)), Err(ArtefactError::OtherKind { .. })));
 }
 
-/// What the built-in model's nets, made before there were presets, say of their training.
+/// The training setting of the built-in model's nets, which were made before there were presets.
 const BUILT_IN: &str = "steps=16,queries=64,top=64,rate=0.004,alpha=20,beta=0,mass=0.8,scale=0.3; Adam, rate falling \
                         linearly to 0";
 
@@ -211,7 +211,7 @@ fn a_preset_of_the_method_takes_nets_that_the_training_of_its_name_made() {
     for preset in ["paper", "repo"] {
         let artefact = made(&format!("hash_attention:preset={preset}"));
         loads(&format!("hash_attention:preset={preset}"), &artefact).unwrap();
-        // Sizes that are evaluated are those that were trained for.
+        // The static tokens of training are those of the method's preset.
         let training = artefact.setting("training").unwrap();
         assert!(training.contains(",sink=128,local=128"), "{training}");
         assert!(training.contains("steps=1,") && training.ends_with("; Adam, rate as it is"), "{training}");
@@ -267,7 +267,7 @@ fn small_problem(key_nets: u64) -> (GroupNets, Batch) {
     (nets, Batch { keys, queries, seen: vec![4, 6, 9], wanted })
 }
 
-/// `tanh` of three layers with SiLU between them, from the net's numbers.
+/// `tanh` of three layers with SiLU between them, from the net's parameters.
 fn naive_signature(net: &SoftNet, x: &[f32]) -> Vec<f64> {
     let (d, bits) = (net.shape.d, net.shape.bits);
     let mut x: Vec<f64> = (0..d).map(|c| f64::from(x[c] - net.mean[c]) * f64::from(net.factor[c])).collect();
@@ -322,7 +322,7 @@ fn the_loss_is_the_weighted_cross_entropy() {
                 assert!((loss - expected).abs() < 1e-5, "{key_nets} nets, {mean:?}: {loss} against {expected}");
             }
         }
-        // Logits beyond what single precision can tell from certainty are neither infinite nor rewarded.
+        // Logits at which single precision cannot tell a probability from 0 or 1 give a finite, positive loss.
         let (extreme, gradients) = nets.loss(&batch, LossRule { scale: 1e4, mean: LossMean::Weights });
         assert!(extreme.is_finite() && extreme > 0.0);
         assert!(gradients.keys.iter().flatten().all(|g| g.is_finite()));
@@ -344,7 +344,7 @@ fn derivatives_equal_finite_differences_of_a_naive_loss() {
                 let at = |offset: f32| {
                     let mut nets = nets.clone();
                     let moved = nets.keys.iter_mut().chain(&mut nets.queries).nth(net).unwrap();
-                    // What is added may be rounded: the sum counts.
+                    // The offset may be rounded, so the actual difference is used.
                     let before = moved.parameters[i];
                     moved.parameters[i] += offset;
                     let moved_by = f64::from(moved.parameters[i]) - f64::from(before);
@@ -360,7 +360,7 @@ fn derivatives_equal_finite_differences_of_a_naive_loss() {
     }
 }
 
-/// Algorithm 1 of Kingma and Ba (2015), with their constants: parameters and moments after a step.
+/// Algorithm 1 of Kingma and Ba (2015), with the paper's constants: parameter and moments after a step.
 fn naive_adam(p: f64, m: f64, v: f64, g: f64, steps: i32, rate: f64) -> [f64; 3] {
     let (m, v) = (0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g);
     let (m_hat, v_hat) = (m / (1.0 - 0.9f64.powi(steps)), v / (1.0 - 0.999f64.powi(steps)));
@@ -385,7 +385,7 @@ fn steps_are_those_of_adam_by_hand() {
     assert!((expected[0][0] - 0.3).abs() > 0.01, "it moved");
 }
 
-/// Published training: the state before and after prompts tells which steps were made.
+/// Training as published: the states before and after prompts show which steps were made.
 #[test]
 fn the_papers_training_makes_one_step_of_adam_a_chunk_at_a_constant_rate() {
     let model = small_model();
@@ -411,14 +411,14 @@ fn the_papers_training_makes_one_step_of_adam_a_chunk_at_a_constant_rate() {
             let mut moved = 0.0f64;
             for i in 0..before[0].len() {
                 let [p, m, v] = [0, 1, 2].map(|what: usize| f64::from(before[what][i]));
-                // The gradient is what the first moment took in.
+                // The gradient, from the change of the first moment.
                 let gradient = (f64::from(after[1][i]) - 0.9 * m) / 0.1;
                 let [by_hand, _, second] = naive_adam(p, m, v, gradient, step, 0.001);
                 assert!((f64::from(after[0][i]) - by_hand).abs() < 1e-6, "net {net}, step {step}, parameter {i}");
                 assert!((f64::from(after[2][i]) - second).abs() < 1e-4 * second + 1e-12, "net {net}, step {step}");
                 moved = moved.max((by_hand - p).abs());
             }
-            // At 1e-3 an equal gradient moves by 1e-3; a rate that decays over 40 prompts would be seen.
+            // At 1e-3 an equal gradient moves a parameter by 1e-3; a decay over 40 prompts would be seen.
             assert!(moved > 0.9e-3, "net {net}, step {step}: {moved}");
         }
     }
@@ -433,7 +433,7 @@ fn adam_moves_by_the_rate_at_first_and_towards_the_mean_gradient_later() {
     for (p, expected) in parameters.iter().zip([0.9, 1.1, 1.0]) {
         assert!((p - expected).abs() < 1e-4, "{parameters:?}");
     }
-    // A gradient that keeps turning over has a mean of nearly nothing.
+    // A gradient that alternates in sign has a mean of nearly zero.
     let before = parameters[0];
     (0..2000).for_each(|i| adam.step(&mut parameters, &[if i % 2 == 0 { -1.0 } else { 1.0 }, 0.0, 0.0], 0.1));
     assert!((parameters[0] - before).abs() < 1.0, "2,000 steps of one sign would move it by 200: {parameters:?}");
@@ -490,8 +490,8 @@ fn trainer(model: &ModelShape, spec: &str) -> Box<dyn Collector> {
     super::super::tests::collector(spec, model, PLANNED)
 }
 
-/// Keys and queries of a prompt. A token's key and a query's wish are few numbers, mixed into all channels
-/// by matrices of their own; every key also has a large part in common that no query asks for.
+/// Keys and queries of a prompt. A token's key and a query's wish are few numbers, mixed into all channels by matrices
+/// of their own; all keys also share a large part that no query asks for.
 fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
     const WISHES: usize = 4;
     let d = model.head_dim;
@@ -519,7 +519,7 @@ fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
     (0..model.layers as u64).map(layer).collect()
 }
 
-/// Shows a prompt, to learn from or not.
+/// Reads a prompt, to train on it or to examine it.
 fn read(collector: &mut dyn Collector, model: &ModelShape, prompt: u64, learns: bool) {
     for (layer, (kv, queries)) in law(model, prompt).iter().enumerate() {
         let chunk = PrefillChunk::new(layer, 0, queries, model.heads, kv);
@@ -532,7 +532,7 @@ fn small_model() -> ModelShape {
     ModelShape { weights_sha256: "law".into(), layers: 2, heads: 4, kv_heads: 2, head_dim: 16 }
 }
 
-/// The numbers of a note, in order.
+/// The numbers in a note, in order.
 fn numbers(note: &str) -> Vec<f64> {
     note.split([' ', ',', ';', ':']).filter_map(|word| word.parse().ok()).collect()
 }
@@ -547,10 +547,10 @@ fn training_lowers_the_loss_and_finds_more_than_random_planes() {
         (90..94).for_each(|prompt| read(collector.as_mut(), &model, prompt, false));
         let notes = collector.finish().notes;
         assert_eq!(numbers(&notes[0])[0], 160.0, "{notes:?}");
-        // From token, loss, recall, share of attention.
+        // Numbers of a note: token, loss, recall, share of attention.
         let (first, last) = (numbers(&notes[1]), numbers(&notes[8]));
         assert!(last[1] < 0.8 * first[1] && last[2] > first[2] + 0.1, "{notes:?}");
-        // Bits, recall, recall by layer.
+        // Numbers of a note: bits, recall, recall by layer.
         let (learned, random) = (numbers(&notes[10])[1], numbers(&notes[12])[1]);
         assert!(learned > 1.3 * random && learned > 0.5, "{notes:?}");
         if kind.contains("against") {

@@ -1,19 +1,18 @@
-//! Training of the learned maps: three layers with their derivatives, the loss, and Adam.
+//! Training of the nets: three layers with their derivatives, the loss, and Adam.
 //!
-//! Derivatives are written out over the matrix product of the house rather than taken from a library's
-//! graph: the nets of a KV head and its group are five small matrices each, and most of the time is spent on
-//! the `queries × keys` logits, where three passes over the numbers suffice.
+//! Derivatives are written by hand with this workspace's matrix product instead of a library's graph. The nets of a KV head and
+//! its group are a few small matrices each; most of the time goes to the `queries × keys` logits, for which three passes suffice.
 
 use super::net::{Affine, LAYERS, SignNet};
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::matmul::{matmul, transposed};
 
-/// Extents of a map's layers.
+/// Widths of a net's layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Width of its input, and of what is between layers.
+    /// Width of the input and of the hidden layers.
     pub d: usize,
-    /// Numbers that come out.
+    /// Number of outputs.
     pub bits: usize,
 }
 
@@ -22,31 +21,31 @@ impl Shape {
         if layer + 1 == LAYERS { self.bits } else { self.d }
     }
 
-    /// Numbers that are learned.
+    /// Number of learned parameters.
     pub(super) fn parameters(self) -> usize {
         (0..LAYERS).map(|l| (self.d + 1) * self.outputs(l)).sum()
     }
 
-    /// Where a layer's numbers are among all: the weight `[input][output]`, then the bias.
+    /// Range of a layer's parameters among all: the weight `[input][output]`, then the bias.
     fn of_layer(self, layer: usize) -> std::ops::Range<usize> {
         let start: usize = (0..layer).map(|l| (self.d + 1) * self.outputs(l)).sum();
         start..start + (self.d + 1) * self.outputs(layer)
     }
 }
 
-/// A map under training: its input is brought to mean 0 and deviation 1 by channel, and what comes out is
-/// `tanh` of the last layer (HashAttention §4.2, soft partitioning).
+/// A net in training. Its input is standardised to mean 0 and deviation 1 for each channel; its output is the `tanh` of
+/// the last layer (HashAttention §4.2, soft partitioning).
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SoftNet {
     pub(super) shape: Shape,
-    /// What is subtracted from each channel, and what it is then multiplied with.
+    /// Mean of each channel, which is subtracted from the input, and the factor that is then applied.
     pub(super) mean: Vec<f32>,
     pub(super) factor: Vec<f32>,
-    /// All layers, as [`Shape::of_layer`] says.
+    /// Parameters of all layers, at [`Shape::of_layer`].
     pub(super) parameters: Vec<f32>,
 }
 
-/// What the forward pass leaves for the backward pass, each `[row][width]`.
+/// Results of the forward pass that the backward pass needs, each `[row][width]`.
 pub(super) struct Trace {
     /// Input of each layer.
     inputs: Vec<Vec<f32>>,
@@ -57,14 +56,14 @@ pub(super) struct Trace {
 }
 
 impl SoftNet {
-    /// Weights and biases even in `±1/√d`, from numbers in `0..1`; the input as it is.
+    /// A net with uniform weights and biases in `±1/√d`, made of numbers in `0..1`; the input is not standardised yet.
     pub(super) fn new(shape: Shape, mut draw: impl FnMut() -> f32) -> Self {
         let bound = 1.0 / (shape.d as f32).sqrt();
         let parameters = (0..shape.parameters()).map(|_| (2.0 * draw() - 1.0) * bound).collect();
         Self { shape, mean: vec![0.0; shape.d], factor: vec![1.0; shape.d], parameters }
     }
 
-    /// Sets the mean and deviation of the input from `rows: [row][d]`.
+    /// Standardises the input by the mean and deviation of `rows: [row][d]`.
     pub(super) fn standardise(&mut self, rows: &[f32]) {
         let d = self.shape.d;
         let count = (rows.len() / d).max(1) as f64;
@@ -78,7 +77,7 @@ impl SoftNet {
         for c in 0..d {
             let mean = sums[c] / count;
             let deviation = (squares[c] / count - mean * mean).max(0.0).sqrt();
-            // A channel that never moves is left where it is.
+            // A constant channel is only centred.
             let factor = if deviation > 1e-6 { 1.0 / deviation } else { 1.0 };
             (self.mean[c], self.factor[c]) = (mean as f32, factor as f32);
         }
@@ -124,7 +123,7 @@ impl SoftNet {
         out
     }
 
-    /// Derivatives of a loss by all parameters, from those by the signature, `[row][bits]`.
+    /// Derivatives of a loss by all parameters, given those by the signature, `[row][bits]`.
     pub(super) fn backward(&self, trace: &Trace, by_signature: &[f32]) -> Vec<f32> {
         let d = self.shape.d;
         let mut gradient = vec![0.0; self.parameters.len()];
@@ -150,7 +149,7 @@ impl SoftNet {
         gradient
     }
 
-    /// The net as it is used: standardising is part of the first layer, and weights are rounded.
+    /// The net as the method uses it: standardising becomes part of the first layer, and weights are rounded.
     pub(super) fn to_sign_net(&self) -> SignNet {
         SignNet::new(std::array::from_fn(|layer| {
             let (weight, bias) = self.layer(layer);
@@ -168,7 +167,7 @@ impl SoftNet {
     }
 }
 
-/// Running moments of a net's gradient (Kingma and Ba 2015, with their constants).
+/// Running moments of a net's gradient (Kingma and Ba 2015, with the paper's constants).
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Adam {
     pub(super) first: Vec<f32>,
@@ -200,68 +199,68 @@ impl Adam {
 /// The nets of a KV head and of the query heads of its group.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GroupNets {
-    /// One for the KV head, or one for each query head of the group.
+    /// Key nets: one for the KV head, or one for each query head of the group.
     pub(super) keys: Vec<SoftNet>,
-    /// One for each query head.
+    /// Query nets, one for each query head.
     pub(super) queries: Vec<SoftNet>,
 }
 
 /// How the loss is computed from logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LossRule {
-    /// Factor of the signatures' inner product; 1 as published.
+    /// Factor of the signatures' inner product; 1 in the paper.
     pub scale: f32,
-    /// What the sum over pairs is divided by.
+    /// Divisor of the sum over pairs.
     pub mean: LossMean,
 }
 
-/// What the sum of the weighted losses of all pairs is divided by.
+/// Divisor of the sum of all pairs' weighted losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LossMean {
-    /// By the weights of all pairs.
+    /// The sum of the pairs' weights.
     Weights,
-    /// By their number, as the authors' code does.
+    /// The number of pairs, as in the authors' code.
     Pairs,
 }
 
-/// Queries of one group, the keys they look at, and which of those are the largest.
+/// Queries of one group, the keys that they see, and the keys that they should find.
 #[derive(Debug, Clone)]
 pub(super) struct Batch {
     /// `[key][d]`.
     pub keys: Vec<f32>,
-    /// For each query head `[query][d]`.
+    /// `[query][d]` for each query head.
     pub queries: Vec<Vec<f32>>,
-    /// For each query, how many of the keys it sees: the first ones.
+    /// Number of keys that each query sees: the first ones.
     pub seen: Vec<usize>,
-    /// For each query head and query the keys that are wanted.
+    /// The wanted keys of each query head and query.
     pub wanted: Vec<Vec<Vec<Wanted>>>,
 }
 
 /// A key that a query should find.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Wanted {
-    /// Its place among the keys.
+    /// Index of the key.
     pub key: u32,
-    /// What it weighs in the loss; keys that are not wanted weigh 1.
+    /// Its weight in the loss; keys that are not wanted have weight 1.
     pub weight: f32,
 }
 
-/// Derivatives for each net of a group.
+/// Gradients of each net of a group.
 pub(super) struct Gradients {
     pub(super) keys: Vec<Vec<f32>>,
     pub(super) queries: Vec<Vec<f32>>,
 }
 
 impl GroupNets {
-    /// Which of the key nets a query head is compared with.
+    /// Index of the key net with which a query head is compared.
     fn key_net(&self, head: usize) -> usize {
         if self.keys.len() == 1 { 0 } else { head }
     }
 
-    /// The loss, and its derivatives by the parameters of all nets.
+    /// The loss, and its gradients for all nets.
     ///
-    /// Weighted binary cross-entropy of `σ(scale·⟨φ_q, φ_k⟩)` (HashAttention §4.2), mean over all pairs of a
-    /// query head's query and a key it sees, as `rule` says.
+    /// Weighted binary cross-entropy of `σ(scale·⟨φ_q, φ_k⟩)` (HashAttention §4.2), averaged over all pairs of a query
+    /// and a key that it sees, over all query heads, as `rule` states.
     pub(super) fn loss(&self, batch: &Batch, rule: LossRule) -> (f64, Gradients) {
         let bits = self.queries[0].shape.bits;
         let total: f64 = batch.divisor(rule.mean);
@@ -276,7 +275,7 @@ impl GroupNets {
             let mut logits = vec![0.0; batch.seen.len() * count];
             matmul(&queries.signature, bits, &columns[of], count, &mut logits);
             loss += batch.cross_entropy(head, rule.scale, total, &mut logits);
-            // From here on these are derivatives by the inner products.
+            // From here on, `logits` are derivatives by the inner products.
             let mut by_signature = vec![0.0; queries.signature.len()];
             matmul(&logits, count, &keys[of].signature, bits, &mut by_signature);
             let mut part = vec![0.0; columns[of].len()];
@@ -292,7 +291,7 @@ impl GroupNets {
 }
 
 impl Batch {
-    /// What the loss of all pairs is divided by.
+    /// Divisor of the loss of all pairs.
     fn divisor(&self, mean: LossMean) -> f64 {
         let of_query = |(wanted, seen): (&Vec<Wanted>, &usize)| match mean {
             LossMean::Pairs => *seen as f64,
@@ -302,7 +301,7 @@ impl Batch {
         self.wanted.iter().map(of_head).sum::<f64>().max(1.0)
     }
 
-    /// This head's part of the loss; `inner: [query][key]` become the derivatives by these inner products.
+    /// This head's part of the loss. Replaces `inner: [query][key]` by the derivatives by these inner products.
     fn cross_entropy(&self, head: usize, scale: f32, total: f64, inner: &mut [f32]) -> f64 {
         let count = inner.len() / self.seen.len();
         let mut loss = 0.0;
@@ -311,7 +310,7 @@ impl Batch {
             let seen = self.seen[query];
             row.iter_mut().for_each(|x| *x *= scale);
             sigmoid(row, &mut agree);
-            // −ln(1 − σ(z)) = z − ln σ(z), and −ln σ(z) where the key is wanted; σ stops falling at −80.
+            // −ln(1 − σ(z)) = z − ln σ(z); a wanted key has −ln σ(z). Below −80 σ no longer falls.
             let mut of_row: f64 =
                 -log_of_product(&agree[..seen]) + row[..seen].iter().map(|z| f64::from(z.max(-80.0))).sum::<f64>();
             let wanted = &self.wanted[head][query];
@@ -331,7 +330,7 @@ impl Batch {
     }
 }
 
-/// Sum of logarithms, with one logarithm for many factors; factors are above 1e-35.
+/// Sum of logarithms, with one logarithm for eight factors; factors are above 1e-35.
 fn log_of_product(factors: &[f32]) -> f64 {
     factors.chunks(8).map(|part| part.iter().map(|x| f64::from(*x)).product::<f64>().ln()).sum()
 }

@@ -1,5 +1,4 @@
-//! Self-Extend against queries and keys that are rotated anew to the positions that it states, with Algorithm 1 and
-//! attention in plain loops.
+//! Self-Extend against queries and keys that are rotated to the positions it defines, with Algorithm 1 and attention in plain loops.
 
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ struct Text {
     queries: Vec<f32>,
 }
 
-/// What is attended by whom, beside the positions.
+/// Parameters and policy of a run.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     /// Far tokens that share a position.
@@ -34,7 +33,7 @@ struct Case {
     sink: usize,
     local: usize,
     is_shared: bool,
-    /// Each row of a prompt has a window of its own.
+    /// Whether each row of a prompt has its own window.
     row_windows: bool,
 }
 
@@ -43,7 +42,7 @@ const CASE: Case = Case { group: 4, neighbours: 20, k: 12, sink: 4, local: 8, is
 const BLOCK: (usize, usize) = (16, 2);
 
 impl Case {
-    /// Groups and windows, with their boundaries at every kind of place; `tokens` are in context at last.
+    /// Groups and windows with boundaries at every kind of position; the context ends with `tokens` tokens.
     fn all(tokens: usize) -> Vec<Self> {
         let mut cases: Vec<Self> = [(1, 20), (2, 20), (3, 20), (3, 7), (8, 20), (5, 1), (2, 1), (7, 33), (1000, 20)]
             .map(|(group, neighbours)| Self { group, neighbours, ..CASE })
@@ -95,12 +94,12 @@ impl Text {
         &self.queries[(position * HEADS + head) * D..][..D]
     }
 
-    /// Rows `[head][D]` of a token, each rotated.
+    /// Rows `[head][D]` of a token, rotated to its position.
     fn rotated(rows: &[f32], heads: usize, position: usize) -> Vec<f32> {
         rows[position * heads * D..][..heads * D].chunks(D).flat_map(|row| rotated(row, position)).collect()
     }
 
-    /// The first tokens as they are stored.
+    /// The first `tokens` tokens as stored.
     fn stored(&self, tokens: usize) -> LayerKv {
         let mut kv = LayerKv::new(self.dtype, KV_HEADS, D, tokens);
         for t in 0..tokens {
@@ -128,7 +127,7 @@ impl Text {
         out
     }
 
-    /// The keys of a KV head as a query that is not rotated sees them; those behind its own token are not for it.
+    /// The keys of a KV head as an unrotated query at `position` sees them; those after its own token are meaningless.
     fn keys_seen(&self, case: &Case, kv_head: usize, position: usize) -> Vec<f32> {
         let key = |token: usize| {
             let mut key = self.keys[(token * KV_HEADS + kv_head) * D..][..D].to_vec();
@@ -153,8 +152,8 @@ impl Text {
         (0..D).map(|c| channel(c) as f32).collect()
     }
 
-    /// What the rows at `positions` of a query head (or its group, if that shares a mask) find among `candidates`; a row
-    /// sees none of them from `end` on.
+    /// The tokens that rows at `positions` of a query head (or of its group, if it shares a mask) find among
+    /// `candidates`. Rows see no candidates from `end` on.
     fn found(
         &self,
         case: &Case,

@@ -1,7 +1,7 @@
-//! HiP's masks of a prompt with the vertical and diagonal lines of AVD added ("HiP + VD" in the paper's tables).
+//! HiP's masks of a prompt with AVD's vertical and diagonal lines ("HiP + VD" in the paper's tables).
 //!
-//! What lines there are is told by the last queries, so a mask has to see the whole prompt. The masks of all query blocks
-//! are found before any is attended, which is when their costs are known.
+//! The last queries choose the lines, so planning needs the whole prompt. The masks of all query blocks are found
+//! before any is attended, so that their costs are known by then.
 
 use rayon::prelude::*;
 
@@ -20,7 +20,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Those that got most of the votes.
+    /// The lines with most votes, within the budget.
     fn chosen(votes: &LineVotes, budget: LineBudget, fixed: Static) -> Self {
         let tokens = votes.vertical.len();
         let mut vertical = ranked(&votes.vertical, fixed.sink..tokens);
@@ -32,7 +32,7 @@ impl Lines {
         Self { vertical, slashes: slashes.into_iter().map(|distance| distance as usize).collect() }
     }
 
-    /// Adds these to the mask of rows that end before `end`.
+    /// Adds the lines to the mask of rows that end before `end`.
     fn add_to(&self, mask: &mut Mask, end: usize) {
         let seen = self.vertical.partition_point(|token| (*token as usize) < end);
         mask.common.extend_from_slice(&self.vertical[..seen]);
@@ -44,7 +44,7 @@ impl Lines {
 }
 
 impl Hip {
-    /// The masks of one query block of `prompt`, the one from row `first` on, and what finding them cost.
+    /// The masks of the query block of `prompt` that begins at row `first`, with the cost of finding them.
     fn block_masks(&self, prompt: &QueryBlock<'_>, first: usize, lines: &[Lines]) -> (Masks, Cost) {
         let rows = self.query_block.min(prompt.rows - first);
         let of_head = |head: usize| &prompt.head(head)[first * prompt.d..][..rows * prompt.d];

@@ -1,46 +1,42 @@
-//! `hip`: hierarchically pruned attention (Lee et al. 2024), while decoding and while the prompt is read.
+//! `hip`: selects key blocks by a tree search over the keys (HiP, Lee et al. 2024), in decode steps and in prefill.
 //!
-//! A tree search ([`search`], Algorithm 1) finds the key blocks of a step's queries. The mask it gives
-//! is reused while answering: a new one is estimated when the number of tokens generated so far is
-//! divisible by `r_m` (Algorithm 2), so for every token of the prompt that is read sparsely, for the
-//! first token generated, and for each `r_m`-th after it. Candidates only become more, so a
-//! cached mask stays valid; with `--tail`, what leaves the window between two masks waits for the next.
+//! Nothing is stored but the mask in use. The search ([`search`], Algorithm 1) reads `O(k·log(n/k))` keys for a mask of
+//! `k` of `n` tokens; the other steps read none. In decoding a mask is estimated whenever the number of generated
+//! tokens is divisible by `r_m` (Algorithm 2): for every prompt token that is read sparsely, for the first generated
+//! token, and for each `r_m`-th after it. Candidates never become fewer, so a mask stays valid; with `--tail`, tokens
+//! that leave the window become candidates of the next mask.
 //!
 //! Decisions where the paper leaves room:
-//! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of them (rounded
-//!   up) are kept, and a score is the maximum over query rows and sampled keys. Halving rounds up, as rounding to
-//!   even would never divide a chunk of two blocks.
-//! - A decoding step has one query row for each head, so `b_q` and `b_sq`, which size and sample the query blocks of
-//!   prefill, change nothing there. The paper estimates a mask for each head and says nothing about groups:
-//!   `per=query_head` does that; with `per=kv_head` the group's queries are the rows of one query block and share a
-//!   mask.
-//! - In prefill with `window=block` the candidates of a query block lie between the sinks and the `local` tokens up
-//!   to its first row, so every row may see them all; what follows, up to the row itself, is attended by every row.
-//!   So no token falls between mask and window, and the search needs no causal mask. With `window=row`, as in HiP's
-//!   code, each row attends its own last `local` tokens; candidates go up to the window of the last row, and those
-//!   that lie in a row's window or behind it count for other rows alone (the causal mask of Algorithm 1, line 11).
+//! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of them (rounded up)
+//!   are kept, and a score is the maximum over query rows and sampled keys. Halving rounds up, since rounding to even
+//!   would never divide a chunk of two blocks.
+//! - A decode step has one query row for each head, so `b_q` and `b_sq`, the size and stride of query blocks in
+//!   prefill, have no effect on it. The paper estimates a mask for each head and does not mention groups: that is
+//!   `per=query_head`. With `per=kv_head` the group's queries are the rows of one query block and share a mask.
+//! - In prefill with `window=block` the candidates of a query block lie between the sink and the `local` tokens up to
+//!   its first row, so every row may see all of them; every row attends all tokens after them, up to itself. So no
+//!   token falls between mask and window, and the search needs no causal mask. With `window=row`, as in HiP's code,
+//!   each row attends its own last `local` tokens. Candidates then end at the window of the last row, and one in or
+//!   after the window of a row counts for other rows only (the causal mask of Algorithm 1, line 11).
 //! - The paper samples rows and keys at strides without saying where in a stride, and cuts the first chunks at equal
 //!   distances. HiP's code takes the last of each stride (`query_offset`, `key_offset`) and cuts at multiples of a
-//!   power of two (`chunks`); `preset=repo` does so too.
-//! - `vd=true` adds AVD's lines to the masks of prefill, beside the budget ("HiP + VD", §5.2–5.3): the tokens and
-//!   distances that the prompt's last queries attend most, as `vertical_slash` chooses them. The paper gives no
-//!   numbers for them; the defaults are those of HiP's code, which votes with products instead of attention, pools
-//!   them and joins all heads. Decoding has no lines.
-//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration
-//!   branches out, which §E.9 calls randomness in branching decisions. So with `n_e` above 1 each of the searches
-//!   raises the scores by which its middle round (the second of two or three) chooses branches, each by a number
-//!   drawn uniformly from 0 to `r_e`; what is scored stays the same. The paper names neither unit nor distribution:
-//!   here it is logits, `q·k/√d`. An ensemble of one is plain HiP.
-//! - Self-Extend (§C.4) with groups of `self_extend` tokens ([`Grouped`](crate::Grouped)): search and attention
-//!   see tokens at a distance of `self_extend_window` or more at grouped positions. So do layers that are dense by policy,
-//!   as the paper extends all layers alike. The window is each row's own, as in Self-Extend; HiP's code begins it at the
-//!   first row of a query block. §C.4 names group sizes (4, 8, 16) and no window: 1024 is the default of HiP's code. With
-//!   `top_r` the turned queries have channels of their own; `vd=true` is refused, as lines are chosen at ordinary positions.
-//!   Turning is not counted, as RoPE is not; a key that is far from some rows of a query block and near to others is scored,
-//!   and counted, twice.
-//! - A prompt is read at grouped positions under `--sparse-from prefill` alone: a dense prefix is shared by all methods. Who
-//!   decodes behind `hip>` has its own positions. Prompts beyond the model's context are still refused without
-//!   `--allow-extrapolation`, as that limit is a run's, not a method's.
+//!   power of two (`chunks`); so does `preset=repo`.
+//! - `vd=true` adds AVD's lines to the masks of prefill, beyond the budget ("HiP + VD", §5.2–5.3): the tokens and distances
+//!   that the prompt's last queries attend most, as in `vertical_slash`. The paper gives no numbers; the defaults are those
+//!   of HiP's code, which votes with products instead of attention, pools them and joins all heads. Decoding has no lines.
+//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration branches out;
+//!   §E.9 calls it randomness in branching decisions. So with `n_e` above 1, each search adds to the scores by which its middle
+//!   round (the second of two or three) chooses branches a number drawn uniformly from 0 to `r_e`; which keys are scored stays
+//!   the same. The paper names neither unit nor distribution: here it is logits, `q·k/√d`. An ensemble of one is plain HiP.
+//! - Self-Extend (§C.4) with groups of `self_extend` tokens ([`Grouped`](crate::Grouped)): search and attention see tokens
+//!   at a distance of `self_extend_window` or more at grouped positions. So do dense layers, as the paper extends all
+//!   layers. Each row has its own window, as in Self-Extend; HiP's code begins it at the first row of a query block. §C.4
+//!   names group sizes (4, 8, 16) but no window; 1024 is the default of HiP's code. With `top_r` the rotated queries have
+//!   their own channels. `vd=true` is refused, since lines are chosen at original positions. Rotations are not counted, as
+//!   for RoPE. A key that is far from some rows of a query block and near to others is scored and counted twice.
+//! - A prompt is read at grouped positions only with `--sparse-from prefill`: a dense prefix is shared by all methods.
+//!   A method that decodes after `hip>` has its own positions. Prompts beyond the model's context are still refused
+//!   without `--allow-extrapolation`: that limit belongs to the run, not to the method.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -189,7 +185,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Arc::new(Hip::read(params)?)),
 };
 
-/// The tree search with its mask cache.
+/// The method: the tree search and its mask cache.
 struct Hip {
     budget: Budget,
     key_block: usize,
@@ -202,7 +198,7 @@ struct Hip {
     search: Search,
     refresh: usize,
     ensemble: Ensemble,
-    /// Whether a prompt's masks have lines too.
+    /// Whether masks of prefill have lines too.
     has_lines: bool,
     lines: LineBudget,
     per: Granularity,
@@ -223,20 +219,20 @@ struct Ensemble {
     layers: Limit,
 }
 
-/// Where the windows of the rows of a query block begin.
+/// Where the windows of a query block's rows begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Window {
-    /// Where that of the first row begins.
+    /// All at the beginning of the first row's window.
     Block,
-    /// Each its own.
+    /// Each row has its own window.
     Row,
 }
 
-/// What the rows of a query block choose from, and what they attend anyway.
+/// The candidates and static tokens of a query block.
 struct View {
     candidates: Range<usize>,
     context: Context,
-    /// For each row the beginning of its window.
+    /// First token of each row's window.
     starts: Vec<usize>,
 }
 
@@ -250,7 +246,7 @@ impl Window {
             Self::Row => {
                 let last = block.first + block.rows - 1;
                 let candidates = StaticTokens::sliding(block.policy, last + 1).candidates(last);
-                // Without a window the row itself still is in it.
+                // Even with an empty window, a row attends itself.
                 let start = |position: usize| StaticTokens::sliding(block.policy, position + 1).recent.min(position);
                 View {
                     context: Context::new(last + 1, &candidates).at(block.share),
@@ -263,7 +259,7 @@ impl Window {
 }
 
 impl Hip {
-    /// Blocks of keys that are kept: one at least, as a search ends with one.
+    /// Number of key blocks to keep; at least one, as a search ends with one.
     fn keep(&self, context: Context) -> usize {
         self.budget.blocks(context, self.key_block).max(1)
     }
@@ -321,8 +317,8 @@ impl Hip {
         }
     }
 
-    /// The mask of `queries`, the rows of one query block: tokens of at least `keep` blocks, if there are so many,
-    /// ascending.
+    /// The mask of one query block: tokens of the blocks found, ascending. Those are at least `keep` blocks unless
+    /// there are fewer, or votes are required.
     fn mask(
         &self,
         queries: &Queries<'_>,
@@ -345,7 +341,7 @@ impl Hip {
         elected.flat_map(|block| blocks.tokens(block)).map(|token| token as u32).collect()
     }
 
-    /// The rows of some heads that are scored; `starts` are those of their windows.
+    /// The rows of some heads that are scored; `starts` are the first tokens of the rows' windows.
     fn sampled<'b>(&self, block: &QueryBlock<'b>, heads: Range<usize>, starts: &[usize]) -> Queries<'b> {
         let sampled = || self.query_offset.sample(0..block.rows, self.query_stride);
         let row = |(head, row): (usize, usize)| &block.head(head)[row * block.d..][..block.d];
@@ -381,8 +377,7 @@ impl Hip {
     }
 }
 
-/// Size of a block and stride within it, which may not exceed the size (unless both are defaults of
-/// which the size was lowered: then the stride follows).
+/// Reads the size of a block and the stride within it. The stride may not exceed the size; its default is lowered to it.
 fn read_block(
     params: &mut Params,
     (size_key, size): (&'static str, usize),
@@ -396,7 +391,7 @@ fn read_block(
     Ok((size, stride))
 }
 
-/// Self-Extend's grouped positions, unless groups are of one token.
+/// Self-Extend's grouped positions; original ones if a group has one token.
 fn read_positions(params: &mut Params) -> Result<Positions, UsageError> {
     let group = params.get_minor("self_extend", 1)?;
     let neighbours = params.get_minor("self_extend_window", 1024)?;
@@ -408,9 +403,9 @@ fn read_offset(params: &mut Params, key: &'static str) -> Result<Offset, UsageEr
 }
 
 impl Ensemble {
-    /// Searches that can be asked for: each is made at every step. The publication has 5.
+    /// Largest number of searches that may be asked for: each runs for every mask. The paper has 5.
     const MOST_SEARCHES: usize = 64;
-    /// Far more than logits differ by: with it, branches are chosen by the draw alone.
+    /// Much more than logits differ by: branches are then chosen at random.
     const MOST_RANDOMNESS: f64 = 1e6;
 
     fn read(params: &mut Params, limit: &str) -> Result<Self, UsageError> {
@@ -434,7 +429,7 @@ impl Ensemble {
         if self.layers.0.is_none_or(|first| layer < first) { self.searches } else { 1 }
     }
 
-    /// Blocks with enough of the `votes`, ascending; with `τ = 1` only the `keep` that have most.
+    /// Blocks with enough `votes`, ascending; with `τ = 1` only the `keep` blocks with most.
     fn elect(&self, votes: &[f32], searches: usize, keep: usize) -> impl Iterator<Item = usize> + use<> {
         let needed = self.votes.min(searches) as f32;
         let most = if self.truncate { keep } else { votes.len() };
@@ -520,14 +515,14 @@ impl BlockMask for Hip {
     }
 }
 
-/// How many lines are added, and who chooses them.
+/// Number of lines that are added, and the queries that choose them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LineBudget {
-    /// Tokens that all rows attend, beyond the sinks.
+    /// Tokens that all rows attend, beyond the sink.
     pub vertical: usize,
     /// Distances at which all rows attend, beyond the window.
     pub slash: usize,
-    /// Last queries of the prompt, whose attention decides.
+    /// Last queries of the prompt, whose attention chooses the lines.
     pub snapshot: usize,
 }
 

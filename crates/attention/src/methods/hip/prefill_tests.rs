@@ -17,7 +17,7 @@ use crate::{
 use spattn_kernels::Rows;
 
 const D: usize = 4;
-/// Of what is drawn for a context.
+/// Seed of the context.
 const SEED: u64 = 3;
 
 /// Keys and queries of a prompt at one layer: small whole numbers, so that products are exact in any order.
@@ -25,7 +25,7 @@ struct Prompt {
     tokens: usize,
     kv_heads: usize,
     group: usize,
-    /// By KV head, `[token][D]`.
+    /// `[token][D]` for each KV head.
     keys: Vec<Vec<f32>>,
     /// `[token][head][D]`.
     queries: Vec<f32>,
@@ -84,7 +84,7 @@ impl Prompt {
         }
     }
 
-    /// The masks that the method gives for a block of rows at one KV head, one for each query head, and their cost.
+    /// The method's masks of a block of rows at one KV head, one for each query head, with their cost.
     fn masks(&self, method: &Configured, rows: (usize, usize), kv_head: usize) -> (Vec<Mask>, Cost) {
         let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { panic!("no mask") };
         let (queries, mut cost) = (self.rows(kv_head, rows), Cost::default());
@@ -92,7 +92,7 @@ impl Prompt {
         (self.by_head(masks), cost)
     }
 
-    /// The masks of the blocks of all rows at one KV head, where the method sees the whole prompt first.
+    /// The masks of all blocks of rows at one KV head, for a method that plans the whole prompt.
     fn planned(&self, method: &Configured, kv_head: usize) -> (Vec<Vec<Mask>>, Cost) {
         let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("no plan") };
         let (all, mut cost) = (self.rows(kv_head, (0, self.tokens)), Cost::default());
@@ -105,7 +105,7 @@ impl Prompt {
         ((0..self.tokens).step_by(mask.query_rows()).map(of_block).collect(), cost)
     }
 
-    /// What was counted while the whole prompt was read in chunks of about 50 rows.
+    /// Cost of reading the whole prompt in chunks of about 50 rows.
     fn cost(&self, method: &Configured) -> Cost {
         let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap();
         let mut kv = LayerKv::new(KvDtype::F32, self.kv_heads, D, self.tokens);
@@ -131,19 +131,19 @@ struct Case {
     b_q: usize,
     b_sq: usize,
     search: Listing,
-    /// Name of the representative's place.
+    /// Position of the representative, by name.
     place: &'static str,
     is_shared: bool,
-    /// Of each stride the last row is scored, not the first.
+    /// Whether the last row of each stride is scored instead of the first.
     last_rows: bool,
-    /// Each row has a window of its own.
+    /// Whether each row has its own window.
     row_windows: bool,
     ensemble: Ensemble,
     sink: usize,
     local: usize,
 }
 
-/// What the rows of a block see, by head and row, and how many products that took.
+/// The tokens that the rows of a block see, by head and row, and the number of products that finding them takes.
 struct Expected {
     seen: Vec<Vec<Vec<usize>>>,
     products: u64,
@@ -171,9 +171,9 @@ impl Case {
         configured(&self.spec(), &self.policy())
     }
 
-    /// Rows see the first tokens, the blocks that the sampled rows find, and all from their window on.
+    /// Rows see the sink, the blocks that the sampled rows find, and all tokens from their window on.
     fn expected(&self, prompt: &Prompt, (first, rows): (usize, usize), kv_head: usize) -> Expected {
-        // Whose window ends the candidates.
+        // The row whose window ends the candidates.
         let decisive = if self.row_windows { first + rows - 1 } else { first };
         let window = |position: usize| (position + 1).saturating_sub(self.local).min(position);
         let sink = self.sink.min((decisive + 1).saturating_sub(self.local));
@@ -264,7 +264,7 @@ proptest! {
     }
 }
 
-/// A case in which every parameter matters, with small budgets so that the tree is deep.
+/// A case in which every parameter matters, with small budgets, so that the tree is deep.
 fn ordinary() -> Case {
     let search = Listing::ordinary();
     Case {
@@ -312,7 +312,7 @@ fn each_parameter_alone_is_that_of_the_listing() {
     }
 }
 
-/// Share of rows, of those that have it among their candidates, whose head 0 sees a token by its mask.
+/// Share of the rows with `token` among their candidates whose head 0 sees it.
 fn share_that_sees(case: &Case, prompt: &Prompt, token: usize) -> f64 {
     let method = case.method();
     let (mut rows_with, mut all) = (0, 0);
@@ -327,7 +327,7 @@ fn share_that_sees(case: &Case, prompt: &Prompt, token: usize) -> f64 {
 
 #[test]
 fn every_row_sees_a_cluster_that_one_of_the_sampled_rows_looks_at() {
-    // A cluster of 32 tokens covers the representative of some branch in every round.
+    // A cluster of 32 tokens contains the representative of some branch in every round.
     let mut prompt = Prompt::new(Shape::Random, 320, 1, 1, 9);
     (40..72).for_each(|token| prompt.keys[0][token * D] = 50.0);
     let with_looking = |row: usize| {
@@ -342,7 +342,7 @@ fn every_row_sees_a_cluster_that_one_of_the_sampled_rows_looks_at() {
     assert!(share(7) < 1.0, "rows between the sampled ones are not looked at (b_sq=2)");
 }
 
-/// Lines that are added to a case's masks, by the names of the parameters.
+/// Lines added to a case's masks, by parameter name.
 #[derive(Debug, Clone, Copy)]
 struct Lines {
     vertical: usize,
@@ -351,7 +351,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Tokens and distances that get most of the softmax of the last queries of some heads, computed one by one.
+    /// Tokens and distances with the most softmax weight of the last queries of some heads, computed one by one.
     fn chosen(self, case: &Case, prompt: &Prompt, heads: &[usize]) -> (Vec<usize>, Vec<usize>) {
         let n = prompt.tokens;
         let (mut by_token, mut by_distance) = (vec![0.0; n], vec![0.0; n]);

@@ -1,12 +1,12 @@
-//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling), §B.3.1 (top-r) and §C.5 (ensemble) add to it, and
-//! where HiP's code samples and cuts. Tests compare the masks of the method with these.
+//! Algorithm 1 in plain loops and `f64`, with sampling (§3.2), top-r (§B.3.1) and ensemble (§C.5), and with the samples
+//! and chunks of HiP's code. Tests compare the method's masks with these.
 
 use std::ops::Range;
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-/// Keys of one KV head, and which of them may be picked.
+/// Keys of one KV head, and the candidates among them.
 pub(super) struct Keys<'a> {
     /// `[token][d]`.
     pub keys: &'a [f32],
@@ -19,13 +19,13 @@ pub(super) struct Keys<'a> {
 pub(super) struct Listing {
     pub b_k: usize,
     pub b_sk: usize,
-    /// Place of the representative in its branch, from 0 to 1 (Table 16).
+    /// Position of the representative in its branch, from 0 to 1 (Table 16).
     pub place: f64,
     /// `r` of §B.3.1.
     pub top_r: Option<usize>,
-    /// Of each stride the last key is scored, not the first.
+    /// Whether the last key of each stride is scored instead of the first.
     pub last_keys: bool,
-    /// Chunks begin at multiples of the step that HiP's code works out.
+    /// Whether chunks begin at multiples of the step of HiP's code.
     pub aligned: bool,
 }
 
@@ -34,20 +34,20 @@ pub(super) struct Listing {
 pub(super) struct Row<'a> {
     /// `[d]`.
     pub query: &'a [f32],
-    /// The first token that it must not see.
+    /// First token that the row must not see.
     pub end: usize,
-    /// The keys `[token][d]` as it alone sees them, if not as all rows do.
+    /// Keys `[token][d]` as this row alone sees them; `None` if as all rows do.
     pub keys: Option<&'a [f32]>,
 }
 
 impl<'a> Row<'a> {
-    /// One that sees all candidates.
+    /// A row that sees all candidates.
     pub fn all_seeing(query: &'a [f32]) -> Self {
         Self { query, end: usize::MAX, keys: None }
     }
 }
 
-/// Parameters of the ensemble, by the paper's names; `r_e` in logits.
+/// Parameters of the ensemble, by the paper's names; `r_e` is in logits.
 #[derive(Debug, Clone)]
 pub(super) struct Ensemble {
     pub n_e: usize,
@@ -60,19 +60,19 @@ impl Ensemble {
     /// Plain HiP.
     pub const NONE: Self = Self { n_e: 1, theta_vote: 1, r_e: 5.0, tau: false };
 
-    /// The parameters of a spec, each with a comma before it.
+    /// The parameters as text of a spec, each after a comma.
     pub fn spec(&self) -> String {
         let Self { n_e, theta_vote, r_e, tau } = self;
         format!(",n_e={n_e},theta_vote={theta_vote},r_e={r_e},tau={}", u8::from(*tau))
     }
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Debug, PartialEq)]
 pub(super) struct Found {
     /// Key blocks, ascending.
     pub blocks: Vec<usize>,
-    /// Products of a query row with a key.
+    /// Number of products of a query row with a key.
     pub products: u64,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Found {
 type Node = (usize, usize);
 
 impl Listing {
-    /// The defaults.
+    /// The default parameters.
     pub fn ordinary() -> Self {
         Self { b_k: 2, b_sk: 1, place: 0.5, top_r: None, last_keys: false, aligned: false }
     }
@@ -90,7 +90,7 @@ impl Listing {
         self.search_raised(keys, rows, keep, &mut |score| score)
     }
 
-    /// The same where the scores of the middle round's branches, one after the other, become what `raise` makes of them.
+    /// The same with `raise` applied to the scores of the middle round's branches, in order.
     fn search_raised(
         &self,
         keys: &Keys<'_>,
@@ -109,7 +109,7 @@ impl Listing {
         let rounds = (longest as f64).log2().ceil() as usize;
         for round in 0..rounds {
             if nodes.iter().all(|(f, l)| f == l) {
-                // Further rounds would divide nothing, and need not be paid for.
+                // Further rounds would divide nothing, and cost nothing.
                 break;
             }
             let branches: Vec<Node> = nodes.iter().flat_map(|node| branches_of(*node)).collect();
@@ -119,7 +119,7 @@ impl Listing {
                 products += made;
                 order.push((if round == rounds / 2 { raise(score) } else { score }, index));
             }
-            // Equal scores favour the lower position.
+            // Of equal scores the lower position is kept.
             order.sort_by(|a: &(f64, usize), b| b.0.partial_cmp(&a.0).expect("numbers").then(a.1.cmp(&b.1)));
             order.truncate(keep);
             order.sort_by_key(|(_, index)| *index);
@@ -142,7 +142,7 @@ impl Listing {
             return self.search(keys, rows, keep);
         }
         let reach = ensemble.r_e * (keys.d as f32).sqrt();
-        // In `f32`, as rounding would give other ties.
+        // In `f32`, since other rounding would give other ties.
         let mut raise = |score: f64| f64::from(score as f32 + reach * rng.random::<f32>());
         let samples: Vec<Found> = (0..ensemble.n_e).map(|_| self.search_raised(keys, rows, keep, &mut raise)).collect();
         let votes = |block: usize| samples.iter().filter(|found| found.blocks.contains(&block)).count();
@@ -167,7 +167,7 @@ impl Listing {
         f + nearest(self.place * (l - f) as f64)
     }
 
-    /// Algorithm 1, line 11: the largest product of a row with a sampled key of the block, and how many were made.
+    /// Algorithm 1, line 11: the largest product of a row with a sampled key of the block, and the number of products.
     fn score(&self, keys: &Keys<'_>, rows: &[Row<'_>], channels: &[usize], block: usize) -> (f64, u64) {
         let (mut largest, mut products) = (f64::NEG_INFINITY, 0);
         for Row { query, end, keys: own } in rows {
@@ -184,7 +184,7 @@ impl Listing {
         (largest, products)
     }
 
-    /// The channels in which the rows are largest, all of them without top-r.
+    /// The channels in which the rows are largest; all channels without top-r.
     fn channels(&self, rows: &[Row<'_>], d: usize) -> Vec<usize> {
         let magnitude = |c: &usize| -> f64 { rows.iter().map(|row| f64::from(row.query[*c]).abs()).sum() };
         let mut channels: Vec<usize> = (0..d).collect();
@@ -199,7 +199,7 @@ impl Listing {
             let bound = |j: usize| nearest(j as f64 * count as f64 / keep as f64);
             return (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect();
         }
-        // The largest power of two in the blocks, shared out, is the step; bounds are cut down to its multiples.
+        // The step is the largest power of two in `count`, divided by `keep`; bounds are rounded down to its multiples.
         let mut power = 1;
         while power * 2 <= count {
             power *= 2;
@@ -214,7 +214,7 @@ impl Listing {
     }
 }
 
-/// The first or last place of each stride; a last one that is cut off has no last place, unless it is the only one.
+/// The first or last place of each stride. A last stride that is not whole has no last place, unless it is the only one.
 pub(super) fn sampled(places: Range<usize>, stride: usize, last: bool) -> Vec<usize> {
     let offset = if last { stride - 1 } else { 0 };
     let of_strides: Vec<usize> = places.clone().filter(|place| (place - places.start) % stride == offset).collect();
@@ -224,7 +224,7 @@ pub(super) fn sampled(places: Range<usize>, stride: usize, last: bool) -> Vec<us
     }
 }
 
-/// Algorithm 1, lines 7 and 8; a node of a single block is its own only branch.
+/// Algorithm 1, lines 7 and 8. A node of a single block is its own branch.
 fn branches_of((f, l): Node) -> Vec<Node> {
     if f == l {
         return vec![(f, l)];
@@ -233,7 +233,7 @@ fn branches_of((f, l): Node) -> Vec<Node> {
     vec![(f, m - 1), (m, l)]
 }
 
-/// Rounds to the nearest whole number, halves up.
+/// Rounds to the nearest whole number, half up.
 fn nearest(x: f64) -> usize {
     (x + 0.5).floor() as usize
 }

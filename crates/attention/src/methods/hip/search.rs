@@ -1,12 +1,10 @@
 //! The search for the key blocks that a block of query rows attends (HiP §3.1–3.2, Algorithm 1).
 //!
-//! The candidates are cut into key blocks, and these into as many equal chunks as blocks are to be
-//! kept. Each round halves every chunk, scores each half by one representative block and keeps the best
-//! halves of all, whichever chunks they come from; chunks of a single block are the answer. Keeping `k` of `n` tokens
-//! scores `O(k·log(n/k))` keys.
+//! The candidates are cut into key blocks, and these into as many equal chunks as blocks are to be kept. Each round
+//! halves every chunk, scores each half by one representative block and keeps the best halves of all chunks; when
+//! chunks are single blocks, they are the result. Keeping `k` of `n` tokens scores `O(k·log(n/k))` keys.
 //!
-//! Candidates that a query row must not see count for the other rows alone. A decoding step has one row for each head
-//! that shares the mask, and these see all of them.
+//! A candidate that some query rows must not see counts for the other rows only. In a decode step all rows see all candidates.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,28 +26,28 @@ use spattn_kernels::{Joined, linear};
 /// How a search samples and scores.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Search {
-    /// Which block of a branch stands for it.
+    /// The block that represents a branch.
     pub representative: Representative,
-    /// Distance of the keys of a block that are scored (`b_sk`).
+    /// Stride of the keys of a block that are scored (`b_sk`).
     pub key_stride: usize,
-    /// Which key of each stride that is.
+    /// The key of each stride that is scored.
     pub key_offset: Offset,
-    /// How the blocks are cut into the first chunks.
+    /// How blocks are cut into the first chunks.
     pub chunks: Chunks,
-    /// Channels that enter a score (`r` of §B.3.1).
+    /// Number of channels that enter a score (`r` of §B.3.1).
     pub channels: Limit,
 }
 
-/// The candidates cut into blocks of `size` tokens, the last of which may be shorter.
+/// The candidates, cut into blocks of `size` tokens; the last one may be shorter.
 #[derive(Debug, Clone)]
 pub(super) struct KeyBlocks<'a> {
     /// Rotated keys `[token][d]` of the whole context.
     pub keys: Joined<'a>,
     /// Width of a head.
     pub d: usize,
-    /// Tokens to choose from.
+    /// The candidates.
     pub candidates: Range<usize>,
-    /// Tokens a block (`b_k`).
+    /// Tokens of a block (`b_k`).
     pub size: usize,
 }
 
@@ -59,7 +57,7 @@ impl KeyBlocks<'_> {
         self.candidates.len().div_ceil(self.size)
     }
 
-    /// Tokens of one block.
+    /// The tokens of one block.
     pub fn tokens(&self, block: usize) -> Range<usize> {
         let start = self.candidates.start + block * self.size;
         start..(start + self.size).min(self.candidates.end)
@@ -71,7 +69,7 @@ impl KeyBlocks<'_> {
 pub(super) struct Representative(pub(super) f64);
 
 impl Representative {
-    /// The middle one, rounded up in a branch of even length (§3.1).
+    /// The middle block, rounded up in a branch of even length (§3.1).
     pub const MIDDLE: Self = Self(0.5);
 
     fn of(self, branch: &Range<usize>) -> usize {
@@ -104,21 +102,21 @@ impl fmt::Display for Representative {
     }
 }
 
-/// Which of the rows or keys in a stride is sampled (§3.2 names the strides alone).
+/// The row or key of a stride that is sampled (§3.2 only names the strides).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offset {
     /// The first.
     First,
-    /// The last, as HiP's code has it.
+    /// The last, as in HiP's code.
     Last,
 }
 
 impl Offset {
-    /// The sampled ones of `places`: one for each stride, at least one where there are any.
+    /// The sampled ones of `places`: one of each stride, and at least one unless `places` is empty.
     pub fn sample(self, places: Range<usize>, stride: usize) -> impl ExactSizeIterator<Item = usize> + use<> {
         let first = match self {
             Self::First => places.start,
-            // Of a stride that is cut off the last; a last stride that is not whole goes without.
+            // Of fewer places than a stride the last; a last stride that is not whole is not sampled.
             Self::Last => (places.start + stride).min(places.end).saturating_sub(1),
         };
         (first..places.end).step_by(stride)
@@ -130,13 +128,13 @@ impl Offset {
 pub(super) enum Chunks {
     /// At equal distances, rounded to whole blocks (Algorithm 1, line 4).
     Equal,
-    /// The same, but rounded down to multiples of a chunk of the largest power of two in the blocks, as in HiP's code.
-    /// Blocks behind the last multiple are never found.
+    /// The same, rounded down to multiples of the largest power of two in the number of blocks, divided by the number
+    /// of chunks, as in HiP's code. Blocks after the last bound are never found.
     Aligned,
 }
 
 impl Chunks {
-    /// `count` blocks as up to `keep` chunks, none empty; `keep` is at most `count`.
+    /// Cuts `count` blocks into up to `keep` chunks, none empty; `keep` is at most `count`.
     fn cut(self, count: usize, keep: usize) -> Vec<Range<usize>> {
         let step = (1usize << count.ilog2()).div_ceil(keep);
         let bound = |j: usize| match self {
@@ -147,16 +145,16 @@ impl Chunks {
     }
 }
 
-/// Randomness of the branch decisions of the middle round, so that searches differ (§C.5).
+/// Randomness in the branch decisions of the middle round, so that searches differ (§C.5).
 pub(super) struct Randomness<'a> {
-    /// Most that a branch's score is raised by, in units of `q·k`.
+    /// Largest number added to a branch's score, in units of `q·k`.
     pub reach: f32,
-    /// Where the raises are drawn from.
+    /// Generator of the numbers.
     pub rng: &'a mut ChaCha8Rng,
 }
 
 impl Randomness<'_> {
-    /// Raises each score by a number drawn uniformly from 0 to `reach`.
+    /// Adds to each score a number drawn uniformly from 0 to `reach`.
     fn raise(&mut self, scores: &mut [f32]) {
         scores.iter_mut().for_each(|score| *score += self.reach * self.rng.random::<f32>());
     }
@@ -167,24 +165,24 @@ impl Randomness<'_> {
 pub(super) struct Queries<'a> {
     /// `[row][d]`.
     pub rows: Cow<'a, [f32]>,
-    /// For each row the first token that it does not see; empty if all rows see all candidates.
+    /// First token that each row does not see; empty if all rows see all candidates.
     pub ends: Vec<usize>,
-    /// Where the rows stand for tokens far from them, if any row sees such tokens elsewhere than where they are.
+    /// The rows as they see far tokens at grouped positions; `None` if they see none.
     pub far: Option<FarQueries<'a>>,
 }
 
-/// Query rows as they see far tokens.
+/// Query rows as they see far tokens, at grouped positions.
 #[derive(Debug, Clone)]
 pub(super) struct FarQueries<'a> {
-    /// Turned, `[row][d]`.
+    /// Rotated to their grouped positions, `[row][d]`.
     rows: Vec<f32>,
-    /// For each row how many tokens are far ones: the first so many of the context.
+    /// Number of far tokens of each row: the first ones of the context.
     tokens: Vec<usize>,
     grouped: Grouped<'a>,
 }
 
 impl<'a> FarQueries<'a> {
-    /// Those of rows `[row][d]` at `positions`; `None` if no row has far tokens.
+    /// Far queries of rows `[row][d]` at `positions`; `None` if no row has far tokens.
     pub fn new(grouped: Grouped<'a>, rows: &[f32], d: usize, positions: &[usize]) -> Option<Self> {
         let tokens: Vec<usize> = positions.iter().map(|position| grouped.grouping.far(*position)).collect();
         let mut rows = rows.to_vec();
@@ -196,9 +194,9 @@ impl<'a> FarQueries<'a> {
 }
 
 impl Search {
-    /// The `keep` blocks found for `queries`, ascending; all blocks if there are no more.
+    /// The `keep` blocks found for `queries`, ascending; all blocks if there are not more.
     ///
-    /// Equal scores favour the lower position. Adds the FLOPs and bytes of the keys scored to `cost`.
+    /// Of equal scores the lower position is kept. Adds the FLOPs and bytes of the scored keys to `cost`.
     pub fn find(
         &self,
         queries: &Queries<'_>,
@@ -228,7 +226,7 @@ impl Search {
         chunks.into_iter().map(|c| c.start).collect()
     }
 
-    /// For each of `wanted` blocks the largest score of a query row and a sampled key.
+    /// For each of the `wanted` blocks, the largest product of a query row with a sampled key.
     fn scores(&self, rows: &Sides<'_>, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
         let sampled = |block: &usize| self.key_offset.sample(blocks.tokens(*block), self.key_stride);
         let tokens: Vec<u32> = wanted.iter().flat_map(sampled).map(|token| token as u32).collect();
@@ -244,18 +242,18 @@ impl Search {
     }
 }
 
-/// The two branches of a chunk; the second is the longer one. A single block is not divided.
+/// The two branches of a chunk, of which the second may be longer. A single block is not divided.
 fn halves(chunk: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let middle = chunk.start + chunk.len() / 2;
     [chunk.start..middle, middle..chunk.end].into_iter().filter(|branch| !branch.is_empty())
 }
 
-/// Rounds until the longest chunk is a single block.
+/// Number of rounds until the longest chunk is a single block.
 fn rounds(chunks: &[Range<usize>]) -> u32 {
     chunks.iter().map(Range::len).max().unwrap_or(1).next_power_of_two().trailing_zeros()
 }
 
-/// Query rows as they see the tokens near them and, if that is elsewhere, those far from them.
+/// Query rows as they see near tokens, and far tokens if these are at grouped positions.
 struct Sides<'a> {
     near: QueryRows<'a>,
     far: Option<QueryRows<'a>>,
@@ -276,7 +274,7 @@ impl<'a> Sides<'a> {
         Self { near, far: Some(QueryRows { grouped: Some(*grouped), ..far }) }
     }
 
-    /// For each of `tokens`, ascending, the largest product of a row with its key, with the cost of all products.
+    /// For each of `tokens` (ascending), the largest product of a row with its key; counts the cost of all products.
     fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
         let Some(far) = &self.far else { return self.near.largest_products(blocks, tokens, cost) };
         let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
@@ -293,20 +291,20 @@ impl<'a> Sides<'a> {
 
 /// Query rows reduced to the channels that enter a score.
 struct QueryRows<'a> {
-    /// `[rows][width]`.
+    /// `[row][width]`.
     values: Cow<'a, [f32]>,
     width: usize,
-    /// For each row the tokens that it sees; empty if all rows see all candidates.
+    /// The tokens that each row sees; empty if all rows see all candidates.
     sees: Vec<Range<usize>>,
-    /// Where the keys are turned to, if they do not stay where they are.
+    /// Grouped positions to which keys are rotated; `None` if they keep their positions.
     grouped: Option<Grouped<'a>>,
     /// The channels, ascending; `None` for all.
     channels: Option<Vec<u32>>,
 }
 
 impl<'a> QueryRows<'a> {
-    /// Keeps the channels in which the queries are largest, by `Σ |q_c|` over the rows: with one row
-    /// eq. 6; with several they share their channels, so that each key is fetched once.
+    /// Keeps the channels with the largest `Σ |q_c|` over the rows. With one row this is eq. 6; several rows share
+    /// channels, so that each key is read once.
     fn new(queries: &'a [f32], sees: Vec<Range<usize>>, d: usize, channels: Limit) -> Self {
         let Some(width) = channels.0.filter(|r| *r < d) else {
             return Self { values: Cow::Borrowed(queries), width: d, sees, grouped: None, channels: None };
@@ -320,7 +318,7 @@ impl<'a> QueryRows<'a> {
         Self { values: Cow::Owned(values), width, sees, grouped: None, channels: Some(channels) }
     }
 
-    /// Which of `tokens`, ascending, any row may see.
+    /// Range of `tokens` (ascending) that any row may see.
     fn seen_of(&self, tokens: &[u32]) -> Range<usize> {
         let place = |bound: usize| tokens.partition_point(|token| (*token as usize) < bound);
         let first = self.sees.iter().map(|sees| sees.start).min().unwrap_or(0);
@@ -328,7 +326,7 @@ impl<'a> QueryRows<'a> {
         place(first)..place(end.max(first))
     }
 
-    /// For each of `tokens` the largest product of a row with its key, with the cost of all products.
+    /// For each of `tokens`, the largest product of a row with its key; counts the cost of all products.
     fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
         let rows = self.values.len() / self.width;
         let read = tokens.len() * self.width;
@@ -366,14 +364,14 @@ impl<'a> QueryRows<'a> {
         products.chunks_exact_mut(rows).zip(tokens).map(of_token).collect()
     }
 
-    /// Gives what a row does not see the lowest score.
+    /// Gives the tokens that a row does not see the lowest score.
     fn hide(&self, row: usize, tokens: &[u32], products: &mut [f32]) {
         let Some(sees) = self.sees.get(row) else { return };
         let hidden = tokens.iter().zip(products).filter(|(token, _)| !sees.contains(&(**token as usize)));
         hidden.for_each(|(_, product)| *product = f32::NEG_INFINITY);
     }
 
-    /// The channels that are scored of the keys of `tokens`, `[token][width]`, where the rows see them.
+    /// The scored channels of the keys of `tokens`, `[token][width]`, rotated to grouped positions if there are any.
     fn gathered(&self, blocks: &KeyBlocks<'_>, tokens: &[u32]) -> Vec<f32> {
         let Some(grouped) = &self.grouped else {
             return match &self.channels {
@@ -406,7 +404,7 @@ fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Vec<
     })
 }
 
-/// Up to so many query rows read each key where it lies; for more it is gathered once.
+/// Up to this many query rows read keys in place; for more, keys are gathered once.
 const FEW_ROWS: usize = 8;
 
 /// A number from 1, or no limit.

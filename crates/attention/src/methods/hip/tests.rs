@@ -1,4 +1,4 @@
-//! The search against a naive reading of Algorithm 1, and what mask cache, ensemble and top-r add to it.
+//! The search against a naive reading of Algorithm 1; mask cache, ensemble and top-r.
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::{
 };
 use spattn_kernels::Rows;
 
-/// Keys of one KV head, and which of them may be picked.
+/// Keys of one KV head, and the candidates among them.
 struct Head {
     keys: Vec<f32>,
     d: usize,
@@ -30,7 +30,7 @@ impl Head {
         Self { keys: whole_numbers((candidates.end + behind) * d, seed), d, candidates }
     }
 
-    /// Keys that wander: neighbours are alike (`ρ = 0.97`), far ones are not.
+    /// A random walk: neighbouring keys are alike (`ρ = 0.97`), distant ones are not.
     fn random_walk(tokens: usize, d: usize, seed: u64) -> Self {
         let steps = noise(tokens * d, seed);
         let mut keys = steps[..d].to_vec();
@@ -68,21 +68,21 @@ impl Head {
     }
 }
 
-/// What keys are like.
+/// Structure of the keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Shape {
-    /// All alike.
+    /// Random whole numbers without structure.
     Random,
-    /// One key that every query agrees with, far more than with any other.
+    /// One key whose product with every query is far the largest.
     Needle,
     /// Stretches of 16 tokens with keys of one direction.
     Clusters,
-    /// Keys and queries of any numbers, so that no two sums are equal.
+    /// Keys and queries of arbitrary numbers, so that no two sums are equal.
     Noise,
 }
 
 impl Shape {
-    /// Those of small whole numbers: products are exact in any order of summation, and often equal.
+    /// The shapes of small whole numbers: products are exact in any order of summation, and often equal.
     pub(super) const OF_WHOLE_NUMBERS: [Self; 3] = [Self::Random, Self::Needle, Self::Clusters];
 
     /// `[token][d]`.
@@ -102,7 +102,7 @@ impl Shape {
         keys
     }
 
-    /// `[row][d]`; with a needle they all look along the first channel, where it alone is large.
+    /// Queries `[row][d]`; with a needle they all point along the first channel, where only the needle is large.
     pub(super) fn queries(self, rows: usize, d: usize, seed: u64) -> Vec<f32> {
         let mut queries = whole_numbers(rows * d, seed);
         match self {
@@ -131,7 +131,7 @@ impl Run {
         Self { method, state: None }
     }
 
-    /// Picks of each mask (one for a shared one) and what finding them cost.
+    /// Tokens of each mask (one if it is shared), and the cost of finding them.
     fn step(&mut self, step: &Step<'_>) -> (Vec<Vec<u32>>, Cost) {
         let mut cost = Cost::default();
         let index = self.method.build(&HeadPrefix {
@@ -170,7 +170,7 @@ fn cost(spec: &str, step: &Step<'_>) -> Cost {
     Run::new(spec).step(step).1
 }
 
-/// Tokens that Algorithm 1 picks for rows that share a mask.
+/// Tokens that Algorithm 1 selects for rows that share a mask.
 fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32> {
     let keys = Keys { keys: &head.keys, d: head.d, candidates: head.candidates.clone() };
     let rows: Vec<Row> = rows.iter().copied().map(Row::all_seeing).collect();
@@ -178,11 +178,11 @@ fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32
     found.blocks.into_iter().flat_map(|block| listing.tokens(&keys, block)).map(|token| token as u32).collect()
 }
 
-/// The places of Table 16.
+/// The positions of the representative in Table 16.
 pub(super) const PLACES: [(&str, f64); 7] =
     [("first", 0.0), ("0.2", 0.2), ("0.4", 0.4), ("middle", 0.5), ("0.6", 0.6), ("0.8", 0.8), ("last", 1.0)];
 
-/// Plain HiP as often as an ensemble.
+/// Ensembles; half of them are plain HiP.
 pub(super) fn ensembles() -> impl Strategy<Value = Ensemble> {
     let ensemble = (2usize..5).prop_flat_map(|n_e| (Just(n_e), 1..=n_e, 0u8..20, any::<bool>()));
     let ensemble =
@@ -200,7 +200,7 @@ proptest! {
         group in 1usize..4, place in 0usize..7, (last_keys, aligned) in any::<(bool, bool)>(),
         shape in prop::sample::select(&Shape::OF_WHOLE_NUMBERS), seed in 0u64..1 << 40,
     ) {
-        // Small budgets, where the tree is deep, as often as large ones.
+        // Small budgets, with a deep tree, as often as large ones.
         let k = if seed % 2 == 0 { k % 24 + 1 } else { k };
         let keys = shape.keys(sink + candidates + 3, 8, seed);
         let head = Head { keys, d: 8, candidates: sink..sink + candidates };
@@ -253,7 +253,7 @@ proptest! {
         let step = head.step(&queries, seed);
         let plain = picks(&format!("hip:k={k}"), &step);
         for ensemble in ["n_e=1,r_e=50,tau=1", "n_e=4,r_e=0", "n_e=4,r_e=0,theta_vote=4", "n_e=4,r_e=9,tau=1,l_e=1"] {
-            // The last one is for the first layer alone.
+            // The ensemble of the last one applies to the first layer only, and this step is of the second.
             let step = Step { layer: usize::from(ensemble.ends_with("l_e=1")), ..step.clone() };
             prop_assert_eq!(&picks(&format!("hip:k={k},{ensemble}"), &step), &plain, "{}", ensemble);
         }
@@ -286,7 +286,7 @@ proptest! {
         let within = |a: &[u32], b: &[u32]| a.iter().all(|t| b.contains(t));
         let by_votes: Vec<Vec<u32>> = (1..=5).map(|v| with(&format!("theta_vote={v}"))).collect();
         prop_assert!(by_votes.windows(2).all(|w| within(&w[1], &w[0])));
-        // Truncation keeps k, those with more votes first.
+        // Truncation keeps the k tokens with most votes.
         let truncated = with("tau=1");
         prop_assert_eq!(truncated.len(), k.min(tokens));
         for elected in &by_votes {
@@ -299,7 +299,7 @@ proptest! {
         tokens in 1usize..200, k in 1usize..40, r in 1usize..9, seed in 0u64..1 << 40,
     ) {
         let head = Head::whole_numbers(0..tokens, 0, 8, seed);
-        // Distinct magnitudes, so that the largest channels are the same however they are found.
+        // Distinct magnitudes, so that the largest channels are unambiguous.
         let mut query: Vec<f32> = (1..=8).map(|x| x as f32 * if seed >> x & 1 == 0 { 1.0 } else { -1.0 }).collect();
         query.rotate_left((seed % 8) as usize);
         let masked: Vec<f32> = query.iter().map(|q| if q.abs() > (8 - r) as f32 { *q } else { 0.0 }).collect();
@@ -308,8 +308,8 @@ proptest! {
     }
 }
 
-/// Eight tokens with one channel that is not zero, in logits; one of them is picked, so that there are three rounds. They
-/// compare token 2 with 6, then 1 with 3 or 5 with 7, then the two of a pair.
+/// Eight tokens with one nonzero channel, given as logits. One is selected, in three rounds: they compare token 2 with
+/// 6, then 1 with 3 or 5 with 7, then the two of a pair.
 fn tournament(logits: [f32; 8]) -> Head {
     let keys = logits.iter().flat_map(|logit| [logit * 2.0, 0.0, 0.0, 0.0]).collect();
     Head { keys, d: 4, candidates: 0..8 }
@@ -319,7 +319,7 @@ const QUERY: [f32; 4] = [1.0, 0.0, 0.0, 0.0];
 
 #[test]
 fn only_the_middle_round_is_decided_with_randomness() {
-    // Differences of 1 in the first and last round, of 100 in the middle one.
+    // Scores differ by 1 in the first and last round, by 100 in the middle one.
     let head = tournament([0.0, 0.0, 100.0, 101.0, 0.0, 0.0, 99.0, 100.0]);
     for seed in 0..200 {
         let step = head.step(&QUERY, seed);
@@ -331,14 +331,14 @@ fn only_the_middle_round_is_decided_with_randomness() {
 fn randomness_is_uniform_in_logits() {
     const SEEDS: u64 = 4000;
     for (gap, r_e) in [(1.0f32, 5.0f64), (3.0, 5.0), (0.5, 1.0)] {
-        // Far from each other but in the middle round, where token 1 lies `gap` below token 3.
+        // Far apart except in the middle round, where token 1 is `gap` below token 3.
         let head = tournament([0.0, 100.0 - gap, 0.0, 100.0, -1000.0, -1000.0, -1000.0, -1000.0]);
         let all_of_two = |seed: &u64| {
             let picked = picks(&format!("hip:k=1,b_k=1,n_e=2,theta_vote=2,r_e={r_e}"), &head.step(&QUERY, *seed));
             picked == [[3]]
         };
         let share = (0..SEEDS).filter(all_of_two).count() as f64 / SEEDS as f64;
-        // A difference of two uniform draws exceeds the gap with (1 - gap/r_e)²/2; both searches are drawn.
+        // The difference of two uniform draws exceeds the gap with probability (1 - gap/r_e)²/2; both searches draw.
         let expected = (1.0 - (1.0 - f64::from(gap) / r_e).powi(2) / 2.0).powi(2);
         let deviation = (expected * (1.0 - expected) / SEEDS as f64).sqrt();
         assert!((share - expected).abs() < 4.0 * deviation, "gap {gap} of {r_e}: {share} instead of {expected}");
@@ -386,7 +386,7 @@ fn the_storage_type_of_the_keys_changes_nothing_but_bytes() {
     }
 }
 
-/// Share of the attention mass of the exact top `k` that `picked` holds.
+/// Share of the attention mass of the exact top `k` tokens that `picked` holds.
 fn mass_recall(head: &Head, query: &[f32], picked: &[u32], k: usize) -> f64 {
     let scale = 1.0 / (head.d as f32).sqrt();
     let weight = |t: usize| f64::from((scale * head.score(query, t)).exp());
@@ -396,7 +396,7 @@ fn mass_recall(head: &Head, query: &[f32], picked: &[u32], k: usize) -> f64 {
     found / all[..k].iter().sum::<f64>()
 }
 
-/// Mean over heads of keys that wander.
+/// Mean over heads with random-walk keys.
 fn mean_mass_recall(spec: &str, tokens: usize, k: usize) -> f64 {
     const HEADS: u64 = 60;
     let one = |seed: u64| {
@@ -438,7 +438,7 @@ fn a_mask_is_kept_until_the_next_is_due() {
         for t in 0..20 {
             let queries = queries_of(t);
             let (masks, cost) = run.step(&Step { generated: t, ..head.step(&queries, t as u64) });
-            // Algorithm 2, line 7: estimated where the length generated is divisible by the period.
+            // Algorithm 2, line 7: a mask is estimated when the generated length is divisible by the period.
             let estimated = queries_of(t - t % r_m);
             let expected: Vec<Vec<u32>> = estimated.chunks(16).map(|row| listing(&head, &[row], 32, &search)).collect();
             assert_eq!(masks, expected, "r_m={r_m}, step {t}");
@@ -449,7 +449,7 @@ fn a_mask_is_kept_until_the_next_is_due() {
 
 #[test]
 fn the_prompt_is_read_with_a_mask_for_each_token() {
-    // Chunks of a power of two blocks: every search has as many rounds.
+    // The first chunks have a power of two blocks, so every search has equally many rounds.
     let prefix = prefix(1, 1, 512, 32);
     let searches = |spec: &str, prompt: usize| -> Vec<u64> {
         let cache = IndexCache::new(prefix.clone(), KvDtype::F32, 5);
@@ -474,7 +474,7 @@ fn scoring_grows_with_the_logarithm_of_the_context() {
         let head = Head { keys: noise(tokens * 64, 2), d: 64, candidates: 0..tokens };
         cost(spec, &head.step(&queries, 0))
     };
-    // 32 blocks of 2 are kept; each doubling adds a round of 64 branches of 2 keys.
+    // 32 blocks of 2 are kept; each doubling of the context adds a round of 64 branches of 2 keys.
     for (tokens, rounds) in [(64, 0), (128, 1), (1024, 4), (2048, 5), (8192, 7)] {
         let keys = rounds * 64 * 2;
         let cost = scored(tokens, "hip:k=64");

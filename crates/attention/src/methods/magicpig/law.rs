@@ -1,29 +1,29 @@
-//! The collision law for whoever chooses `K` and `L`: what a shape samples, before any table is made.
+//! The collision law, for choosing `K` and `L`: the share of tokens that a shape samples, before any table is built.
 
 use super::MagicPig;
 use super::probability::{agreement, sampling_probability};
 use super::tables::Shape;
 use crate::Configured;
 
-/// What of a method decides on its samples, apart from `K` and `L`.
+/// The settings of a method that determine its samples, apart from `K` and `L`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CollisionLaw {
     /// Whether keys are centred before they are hashed.
     pub center: bool,
-    /// Whether cosines are those of inner products (eq. 8).
+    /// Whether cosines are those of the transform of eq. 8.
     pub simple_lsh: bool,
-    /// What is added to a token's probability before its weight is divided by it.
+    /// Number added to a token's probability before its weight is divided by it.
     pub floor: f64,
     least: u8,
 }
 
 impl CollisionLaw {
-    /// The greatest `K` that there can be.
+    /// Largest possible `K`.
     pub const MOST_BITS: usize = Shape::MOST_BITS;
-    /// The greatest `L` that there can be.
+    /// Largest possible `L`.
     pub const MOST_TABLES: usize = MagicPig::MOST_TABLES;
 
-    /// Of a method; `None` for one that does not sample by collisions.
+    /// The law of a method; `None` if it does not sample by collisions.
     pub fn of(method: &Configured) -> Option<Self> {
         if method.name != super::ENTRY.name {
             return None;
@@ -37,12 +37,12 @@ impl CollisionLaw {
         })
     }
 
-    /// The probability that a random hyperplane leaves query and key on one side.
+    /// Probability that a random hyperplane leaves query and key on one side.
     pub fn agreement(&self, cos: f64) -> f64 {
         agreement(cos)
     }
 
-    /// The probability that a token is sampled from `tables` tables of `bits` bits, from [`Self::agreement`] (eq. 10).
+    /// Probability that a token is sampled from `tables` tables of `bits` bits, given its [`Self::agreement`] (eq. 10).
     pub fn sampled(&self, bits: usize, tables: usize, agreement: f64) -> f64 {
         sampling_probability(Shape { bits, tables }, self.least, agreement)
     }
@@ -65,7 +65,7 @@ mod tests {
         let other = law_of("magicpig:min_collisions=1,center=false,simple_lsh=true,u_floor=0.25,K=3");
         assert_eq!(other, CollisionLaw { center: false, simple_lsh: true, floor: 0.25, least: 1 });
         assert_eq!(law("quest"), None);
-        // One bit and two tables: a token at a right angle agrees with one half, and collides in both with a quarter.
+        // One bit and two tables: at a right angle a sign agrees with probability 1/2, and both tables collide with 1/4.
         let right = law_of("magicpig").agreement(0.0);
         assert!((law_of("magicpig").sampled(1, 2, right) - 0.25).abs() < 1e-12);
         assert!((other.sampled(1, 2, right) - 0.75).abs() < 1e-12);

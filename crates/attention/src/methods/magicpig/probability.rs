@@ -1,4 +1,4 @@
-//! How probable it is that a token is sampled: from its angle to the query, for a shape of the tables (eq. 10).
+//! The probability that a token is sampled, from its angle to the query and the shape of the tables (eq. 10).
 
 use std::f64::consts::PI;
 
@@ -6,13 +6,13 @@ use super::tables::Shape;
 
 /// Probability that a random hyperplane leaves two vectors on one side, from their cosine.
 ///
-/// At least `√(2ε)/π`, the angle that a cosine known to `ε = 2^−23` can tell from a straight one.
+/// At least `√(2ε)/π`: the smallest angle from 180° that a cosine with precision `ε = 2^−23` can resolve.
 pub(super) fn agreement(cos: f64) -> f64 {
     let smallest = (2.0 * f64::from(f32::EPSILON)).sqrt() / PI;
     (1.0 - cos.clamp(-1.0, 1.0).acos() / PI).max(smallest)
 }
 
-/// `u`: the probability of colliding in `least` (1 or 2) tables or more, from that of agreeing on one sign.
+/// `u`: the probability of a collision in at least `least` (1 or 2) tables, from that of agreement on one sign.
 pub(super) fn sampling_probability(shape: Shape, least: u8, agreement: f64) -> f64 {
     let c = agreement.powi(shape.bits as i32);
     match least {
@@ -21,22 +21,21 @@ pub(super) fn sampling_probability(shape: Shape, least: u8, agreement: f64) -> f
     }
 }
 
-/// `1 − (1 − c)^L`: a token that collides in one table with probability `c` does in one of `L`.
+/// `1 − (1 − c)^L`: probability of a collision in at least one of `L` tables, each with probability `c`.
 pub(super) fn at_least_one(c: f64, tables: f64) -> f64 {
     -(tables * (-c).ln_1p()).exp_m1()
 }
 
-/// `1 − (1 − c)^L − L·c·(1 − c)^(L−1)` (eq. 10): the same for two of `L` tables.
+/// `1 − (1 − c)^L − L·c·(1 − c)^(L−1)` (eq. 10): the same for at least two tables.
 pub(super) fn at_least_two(c: f64, tables: f64) -> f64 {
     if tables * c < 1e-4 {
-        // The differences would cancel: the first two terms of the series, exact to (L·c)².
+        // The differences would cancel; the first two terms of the series are exact to (L·c)².
         return 0.5 * tables * (tables - 1.0) * c * c * (1.0 - 2.0 / 3.0 * (tables - 2.0) * c);
     }
     at_least_one(c, tables) - tables * c * ((tables - 1.0) * (-c).ln_1p()).exp()
 }
 
-/// `ln(floor + u)` by cosine, interpolated: computed for every token that is sampled, it would take longer than to
-/// attend them.
+/// Table of `ln(floor + u)` by cosine, interpolated. Computing it for every sampled token would take longer than attending them.
 pub(super) struct LogProbability {
     shape: Shape,
     least: u8,
@@ -46,9 +45,9 @@ pub(super) struct LogProbability {
 }
 
 impl LogProbability {
-    /// Steps of the table: so many that the error is that of single precision.
+    /// Number of steps, such that the error is that of single precision.
     const STEPS: usize = 8192;
-    /// 129°. Who lies farther off is sampled so rarely that it is computed.
+    /// Sine of half of 129°. Tokens at larger angles are sampled so rarely that their value is computed.
     pub const FARTHEST: f64 = 0.9;
 
     pub fn new(shape: Shape, least: u8, floor: f64) -> Self {

@@ -1,7 +1,7 @@
-//! Hash tables of tokens: for each of `L` tables and `2^K` codes the tokens that have this code.
+//! Hash tables of tokens: for each of `L` tables and `2^K` codes, the tokens with this code.
 //!
-//! A table is two arrays: all tokens sorted by code, and where each code begins. Both are 16 bits wide
-//! below 65,536 tokens, else 32. A lookup touches two bounds and the bucket's tokens, nothing else.
+//! A table is two arrays: all tokens sorted by code, and where each code begins. Numbers have 16 bits below 65,536
+//! tokens, else 32. A look-up reads two bounds and the tokens of one bucket.
 
 use std::ops::Range;
 
@@ -12,30 +12,30 @@ use spattn_kernels::fetch::ask_for;
 use spattn_kernels::hyperplanes::Hyperplanes;
 use spattn_kernels::memory::in_large_pages;
 
-/// How many tables of how many bits.
+/// Number of tables, and bits of a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// `K`: hyperplanes of a table, bits of a code; at most [`Shape::MOST_BITS`].
     pub bits: usize,
-    /// `L`.
+    /// `L`: number of tables.
     pub tables: usize,
 }
 
 impl Shape {
-    /// A code is kept in 16 bits.
+    /// Largest `K`: a code is stored in 16 bits.
     pub const MOST_BITS: usize = u16::BITS as usize;
 
-    /// Hyperplanes of all tables.
+    /// Number of hyperplanes of all tables.
     pub fn planes(self) -> usize {
         self.bits * self.tables
     }
 
-    /// Distinct codes of a table.
+    /// Number of distinct codes in a table.
     fn codes(self) -> usize {
         1 << self.bits
     }
 
-    /// The code in `table` of a vector that lies on `sides` of the planes: bits `table·K` and on.
+    /// The code in `table` of a vector, from its sides of the hyperplanes: `K` bits from bit `table·K` on.
     fn code(self, sides: &[u64], table: usize) -> usize {
         let (word, shift) = (table * self.bits / 64, table * self.bits % 64);
         let mut code = sides[word] >> shift;
@@ -47,25 +47,25 @@ impl Shape {
 }
 
 impl Shape {
-    /// The codes in all tables.
+    /// The codes in all tables, from sides.
     fn codes_of(self, sides: &[u64]) -> impl Iterator<Item = u16> {
         (0..self.tables).map(move |table| self.code(sides, table) as u16)
     }
 }
 
-/// The codes of all tokens, from which tables are sorted.
+/// The codes of all tokens, from which tables are built.
 pub(super) struct Codes {
     shape: Shape,
     tokens: usize,
-    /// Blocks of tokens, `[table][token of the block]` each.
+    /// One entry for each block of tokens, `[table][token of the block]`.
     blocks: Vec<Vec<u16>>,
 }
 
 impl Codes {
-    /// Tokens hashed at a time: their vectors and bits stay in the cache.
+    /// Tokens hashed at a time: their vectors and bits fit into the processor's cache.
     const BLOCK: usize = 256;
 
-    /// Hashes `tokens` vectors; `vectors` gives those of a range, `[token][planes.d()]`.
+    /// Hashes `tokens` vectors; `vectors` returns those of a range, `[token][planes.d()]`.
     pub fn hash(
         shape: Shape,
         planes: &Hyperplanes,
@@ -90,7 +90,7 @@ impl Codes {
         Self { shape, tokens, blocks: firsts.into_par_iter().map(block).collect() }
     }
 
-    /// Codes of all tokens in one table, in order, in pieces.
+    /// Codes of all tokens in one table, in order, block by block.
     fn of(&self, table: usize) -> impl Iterator<Item = &[u16]> {
         self.blocks.iter().map(move |block| {
             let tokens = block.len() / self.shape.tables;
@@ -99,7 +99,7 @@ impl Codes {
     }
 }
 
-/// Codes of tokens one after the other, compared with a query's one by one: of tokens too few, or seen too seldom, to be
+/// Codes of tokens in order, compared with a query's one by one: for tokens that are too few, or used too seldom, to be
 /// sorted into tables.
 #[derive(Debug, Clone)]
 pub(super) struct CodeRows {
@@ -109,12 +109,12 @@ pub(super) struct CodeRows {
 }
 
 impl CodeRows {
-    /// Of no token.
+    /// No tokens yet.
     pub fn new(shape: Shape) -> Self {
         Self { shape, codes: Vec::new() }
     }
 
-    /// Adds `vectors: [token][planes.d()]`.
+    /// Hashes and appends `vectors: [token][planes.d()]`.
     pub fn push(&mut self, planes: &Hyperplanes, vectors: &[f32]) {
         let mut sides = vec![0; vectors.len() / planes.d() * planes.words()];
         planes.side_bits(vectors, &mut sides);
@@ -123,7 +123,7 @@ impl CodeRows {
         }
     }
 
-    /// Tokens.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.codes.len() / self.shape.tables
     }
@@ -133,7 +133,7 @@ impl CodeRows {
         size_of_val(self.codes.as_slice())
     }
 
-    /// The first `tokens` of those that have the code of a vector on `sides` in `least` tables or more.
+    /// Of the first `tokens` tokens, those that share the code of a vector on `sides` in at least `least` tables.
     pub fn sample(&self, sides: &[u64], tokens: usize, least: u8) -> impl Iterator<Item = u32> {
         let query: Vec<u16> = self.shape.codes_of(sides).collect();
         let rows = (0u32..).zip(self.codes.chunks_exact(self.shape.tables)).take(tokens);
@@ -145,7 +145,7 @@ impl CodeRows {
     }
 }
 
-/// All tables over one KV head's candidates; tokens are counted from the first candidate.
+/// All tables over one KV head's candidates; tokens are numbered from the first candidate.
 pub(super) enum HashTables {
     Narrow(Buckets<u16>),
     Wide(Buckets<u32>),
@@ -159,7 +159,7 @@ impl HashTables {
         }
     }
 
-    /// Tokens in each table.
+    /// Number of tokens in each table.
     pub fn tokens(&self) -> usize {
         match self {
             Self::Narrow(b) => b.tokens,
@@ -175,9 +175,8 @@ impl HashTables {
         }
     }
 
-    /// Visits every token once for each table in which it has the query's code; returns the bytes read.
-    ///
-    /// `sides` are the query's [side bits](Hyperplanes::side_bits).
+    /// Visits every token once for each table in which it has the query's code; returns the bytes read. `sides` are the
+    /// query's [side bits](Hyperplanes::side_bits).
     pub fn visit_collisions(&self, sides: &[u64], visit: impl FnMut(usize)) -> usize {
         match self {
             Self::Narrow(b) => b.visit_collisions(sides, visit),
@@ -186,7 +185,7 @@ impl HashTables {
     }
 }
 
-/// A number of a token that is stored in 16 or 32 bits.
+/// A token number that is stored in 16 or 32 bits.
 pub(super) trait TokenNumber: Copy + Default + Send + Sync {
     fn narrow(x: usize) -> Self;
     fn widen(self) -> usize;
@@ -214,21 +213,21 @@ impl TokenNumber for u32 {
 pub(super) struct Buckets<N> {
     shape: Shape,
     tokens: usize,
-    /// `[table][2^K + 1]`: where the tokens of a code begin; the last is their number.
+    /// Where the tokens of each code begin, `[table][2^K + 1]`; the last entry is the number of tokens.
     bounds: Vec<N>,
-    /// `[table][token]`, by code, ascending within a code.
+    /// Tokens by code, ascending within a code, `[table][token]`.
     sorted: Vec<N>,
 }
 
 impl<N: TokenNumber> Buckets<N> {
-    /// Buckets between the one that is visited and the one that is asked for: each is a place of its own in memory.
+    /// Number of buckets by which prefetching runs ahead: buckets are far apart in memory.
     const AHEAD: usize = 16;
 
     fn sort(codes: &Codes) -> Self {
         let (shape, tokens) = (codes.shape, codes.tokens);
         let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
         let mut sorted = vec![N::default(); shape.tables * tokens];
-        // Codes are found all over them.
+        // Look-ups are spread over the whole arrays.
         in_large_pages(&mut bounds);
         in_large_pages(&mut sorted);
         let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
@@ -241,7 +240,7 @@ impl<N: TokenNumber> Buckets<N> {
     }
 
     fn visit_collisions(&self, sides: &[u64], mut visit: impl FnMut(usize)) -> usize {
-        // All bounds first: so many reads far apart are faster when none waits for a bucket's tokens.
+        // All bounds are read first: many reads far apart are faster if none waits for a bucket's tokens.
         let bucket = |table: usize| {
             let at = table * (self.shape.codes() + 1) + self.shape.code(sides, table);
             table * self.tokens + self.bounds[at].widen()..table * self.tokens + self.bounds[at + 1].widen()
@@ -259,14 +258,14 @@ impl<N: TokenNumber> Buckets<N> {
         read * size_of::<N>()
     }
 
-    /// Asks for the tokens of a bucket that will be visited: as many as do not come by themselves once the first are read.
+    /// Prefetches the first tokens of a bucket that will be visited; the processor prefetches the rest once these are read.
     fn ask_for(&self, bucket: &Range<usize>) {
         const MOST: usize = 128;
         ask_for(&self.sorted[bucket.start..bucket.end.min(bucket.start + MOST)]);
     }
 }
 
-/// Sorts tokens by the codes given in pieces: the tokens into `sorted`, where each code begins into `bounds`.
+/// Sorts tokens by code: tokens go to `sorted`, and where each code begins to `bounds`. `pieces` are the codes in order.
 fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
     pieces: impl Fn() -> I,
     sorted: &mut [N],
@@ -294,14 +293,14 @@ fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
     }
 }
 
-/// Counts collisions, from query to query.
+/// Counts collisions of tokens; reused from query to query.
 pub(super) struct CollisionCounter {
-    /// Tables in which each token collided, whole words of them; 0 between queries.
+    /// Number of tables in which each token collided, padded to whole words; 0 between queries.
     hits: Vec<u8>,
 }
 
 impl CollisionCounter {
-    /// Tokens that are looked at together.
+    /// Tokens whose counts are compared at a time.
     const WORD: usize = size_of::<u64>();
     /// 1 in every byte of a word.
     const ONES: u64 = u64::from_le_bytes([1; Self::WORD]);
@@ -312,10 +311,10 @@ impl CollisionCounter {
         Self { hits: vec![0; tokens.next_multiple_of(Self::WORD)] }
     }
 
-    /// Tokens that have the query's code in `least` tables or more (at most 127), ascending; adds the bytes read.
+    /// Tokens with the query's code in at least `least` (at most 127) tables, ascending; adds the bytes read to `bytes`.
     pub fn sample(&mut self, tables: &HashTables, sides: &[u64], least: u8, bytes: &mut u64) -> Vec<u32> {
         let hits = &mut self.hits;
-        // Nothing is asked of a count while it is made: what a token's was before cannot be predicted.
+        // Counts are compared afterwards: a branch on each count here could not be predicted.
         let read = tables.visit_collisions(sides, |token| hits[token] = hits[token].saturating_add(1));
         *bytes += read as u64;
         let mut sampled = Vec::new();
@@ -332,9 +331,9 @@ impl CollisionCounter {
     }
 }
 
-/// The highest bit of every byte that is `least` or more, of a word of `counts`.
+/// Sets the highest bit of every byte of `counts` that is at least `least`.
 fn at_least(counts: u64, least: u8) -> u64 {
     let (ones, highest) = (CollisionCounter::ONES, CollisionCounter::HIGHEST);
-    // With its highest bit set no byte borrows from the next; one that had it is enough without.
+    // With its highest bit set, no byte borrows from the next. A byte whose highest bit was set before is large enough anyway.
     (((counts | highest) - ones * u64::from(least)) | counts) & highest
 }

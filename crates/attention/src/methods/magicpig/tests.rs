@@ -1,5 +1,4 @@
-//! Tables against brute force, probabilities against binomial sums and observed frequencies, budgets
-//! against the paper's Table 8.
+//! Tables against brute force, probabilities against binomial sums and observed frequencies, budgets against the paper's Table 8.
 
 use std::f64::consts::PI;
 
@@ -11,7 +10,7 @@ use super::*;
 use crate::kv::KvDtype;
 use crate::{Context, PromptHead, SoftmaxScale, SparseLayerRank, expand_grid};
 
-/// What is hashed and asked for in a test: one KV head, a group of queries.
+/// Data of a test: one KV head and a group of queries.
 struct Scene {
     keys: Vec<f32>,
     queries: Vec<f32>,
@@ -93,7 +92,7 @@ impl Scene {
         heads.into_iter().map(parts).collect()
     }
 
-    /// Cosines of the first query with all keys, in `f64`, straight from the definitions.
+    /// Cosines of the first query with all keys, in `f64`, by the definitions.
     fn cosines(&self, center: bool, simple_lsh: bool) -> Vec<f64> {
         let (d, n) = (self.d, self.tokens());
         let mean: Vec<f64> =
@@ -117,7 +116,8 @@ fn method(spec: &str) -> MagicPig {
     MagicPig::read(&mut Params::new(&expand_grid(spec).unwrap()[0])).unwrap()
 }
 
-/// A method with other hyperplanes; its probabilities, which do not depend on them, take longer to work out than many samples.
+/// The method with other hyperplanes. Its table of probabilities does not depend on them and is reused: computing it
+/// takes longer than many samples.
 fn redrawn(method: &MagicPig, seed: u64) -> MagicPig {
     let MagicPig { bits, tables, hashing, u_floor, .. } = *method;
     MagicPig {
@@ -130,7 +130,7 @@ fn redrawn(method: &MagicPig, seed: u64) -> MagicPig {
     }
 }
 
-/// P[at least `least` successes in `trials` of probability `c`], every term of the sum on its own.
+/// P[at least `least` successes in `trials` trials of probability `c`], each term of the sum computed separately.
 fn binomial_tail(trials: usize, c: f64, least: usize) -> f64 {
     let mut log_choose = 0.0;
     let mut sum = 0.0;
@@ -181,7 +181,7 @@ mod lookup {
         assert_eq!(read, (2 * tables + expected.iter().sum::<usize>()) * width);
         assert_eq!(built.bytes(), tables * ((1 << bits) + 1 + tokens) * width);
 
-        // Twice with one counter: nothing is left over from the query before.
+        // Twice with one counter: the previous query leaves nothing behind.
         let mut counter = CollisionCounter::new(tokens);
         for least in [1, 2, 1, 2] {
             let sampled: Vec<u32> =
@@ -263,10 +263,10 @@ mod frequency {
     use super::*;
 
     const TOKENS: usize = 24;
-    /// Draws of hyperplanes by which one token is judged; each token has its own, so tokens are independent.
+    /// Draws of hyperplanes for each token; every token has its own, so tokens are independent.
     const DRAWS: usize = 300;
 
-    /// Keys at many angles to the query, of unequal length, with a common offset.
+    /// Keys at many angles to the query, of different lengths, with a common offset.
     fn scene() -> Scene {
         const D: usize = 8;
         let noise = gaussians((TOKENS + 2) * D, 11);
@@ -280,7 +280,7 @@ mod frequency {
         Scene { keys: (0..TOKENS).flat_map(key).collect(), queries: query.to_vec(), d: D }
     }
 
-    /// How often each token was sampled in its own draws.
+    /// Number of times that each token was sampled in its own draws.
     fn counts(scene: &Scene, spec: &str) -> Vec<f64> {
         let method = method(spec);
         let sampled = |token: usize, draw: usize| {
@@ -291,8 +291,7 @@ mod frequency {
         (0..TOKENS).map(|t| (0..DRAWS).filter(|draw| sampled(t, *draw)).count() as f64).collect()
     }
 
-    /// Pearson's statistic over tokens expected to be, and not to be, sampled at least 5 times; and how
-    /// many tokens that are.
+    /// Pearson's statistic over tokens with at least 5 expected samples and 5 expected misses, and the number of these tokens.
     fn chi_square(counts: &[f64], u: &[f64]) -> (f64, f64) {
         let draws = DRAWS as f64;
         let usable = counts.iter().zip(u).filter(|(_, u)| draws * *u >= 5.0 && draws * (1.0 - *u) >= 5.0);
@@ -330,7 +329,7 @@ mod frequency {
             let (statistic, degrees) = test(least, center, simple_lsh);
             assert!(degrees >= 8.0, "{spec}: {degrees} tokens can be judged");
             assert!(statistic < quantile(degrees), "{spec}: χ² = {statistic} at {degrees} degrees of freedom");
-            // The same counts must refuse what was not computed.
+            // The same counts must reject the probabilities of other settings.
             for (statistic, degrees) in [
                 test(3 - least, center, simple_lsh),
                 test(least, !center, simple_lsh),
@@ -385,14 +384,13 @@ mod frequency {
     }
 }
 
-/// Opposite cones (the paper's Figure 2c): keys far on one side of their queries, spread about their mean.
+/// Opposite cones (the paper's Figure 2c): keys lie far on one side of the queries, spread around their mean.
 mod geometry {
     use super::*;
 
     const TOKENS: usize = 8192;
     const QUERIES: usize = 8;
-    /// The only number chosen to fit: spread in 100 directions gives centred cosines a deviation of 0.1,
-    /// and with it Table 8 comes out.
+    /// The only fitted number: with spread in 100 directions, centred cosines have a deviation of 0.1, which reproduces Table 8.
     const D: usize = 100;
 
     fn cones() -> Scene {
@@ -405,13 +403,13 @@ mod geometry {
         Scene { keys: rows(TOKENS, -8.0, 1), queries: rows(QUERIES, 8.0, 2), d: D }
     }
 
-    /// Tokens sampled by a query, on average, in percent of all.
+    /// Tokens sampled by a query on average, in percent of all.
     fn budget(scene: &Scene, spec: &str) -> f64 {
         let picks: usize = scene.select(spec).iter().map(|(tokens, _)| tokens.len()).sum();
         100.0 * picks as f64 / (TOKENS * QUERIES) as f64
     }
 
-    /// The same from the cosines of all pairs and the binomial sum.
+    /// The same by the cosines of all pairs and the binomial sum.
     fn expected(cosines: &[Vec<f64>], bits: i32, tables: usize) -> f64 {
         let u = |cos: &f64| binomial_tail(tables, (1.0 - cos.acos() / PI).powi(bits), 2);
         let sample = cosines.iter().flatten().step_by(16);
@@ -468,7 +466,7 @@ fn costs_and_bytes_are_those_of_what_was_read_and_stored() {
     let picks: usize = scene.select_counting("magicpig:K=6,L=40", &mut cost).iter().map(|(t, _)| t.len()).sum();
     assert!(picks > 100);
     let hashing = 2 * 2 * D * 6 * 40;
-    // The products with sampled keys are those of attending, and counted there.
+    // Products with sampled keys count as attention.
     assert_eq!((cost.score_flops as usize, cost.kv_bytes), (hashing + 2 * 2 * D, 0));
     let magicpig = method("magicpig:K=6,L=40");
     let index = Method::build(&magicpig, &scene.prefix());

@@ -1,0 +1,81 @@
+//! The mean score of each token with the queries that follow it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::piece::Piece;
+
+/// The following scores of one KV head: for each token the mean of `q·k` with the queries of the next `n` tokens.
+#[derive(Debug, Clone)]
+pub(super) struct HeadFollowing {
+    /// `[token]` for each planned length of the prefix.
+    pub(super) scores: VecDeque<Vec<f32>>,
+    /// The position that the first row of `sums` is of.
+    pub(super) first: usize,
+    /// Prefix sums `[position][d]`: the sum of the block's queries before each position. Rows that are needed no more are dropped.
+    pub(super) sums: Vec<f64>,
+}
+
+/// Adds to the scores of each KV head what the piece's queries contribute to the tokens at most `n` before them, divided by the
+/// number of queries, so that the sum over all pieces is the mean.
+///
+/// A block's contribution to a token is added once, when the last of its queries that reach the token has been read.
+pub(super) fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize], heads: &mut [HeadFollowing]) {
+    let (d, block, Range { start, end }) = (piece.chunk.d(), piece.block, piece.tokens.clone());
+    let group = piece.group();
+    piece.chunk.show();
+    heads.par_iter_mut().enumerate().for_each(|(kv_head, head)| {
+        if start == block {
+            (head.first, head.sums) = (block, vec![0.0; d]);
+        }
+        head.extend_sums(piece, kv_head * group..(kv_head + 1) * group);
+        let HeadFollowing { scores, first, sums } = head;
+        let before = |position: usize| &sums[(position - *first) * d..][..d];
+        let keys = piece.chunk.kv().keys.head(kv_head);
+        let mut key = vec![0.0; d];
+        for (scores, &length) in scores.iter_mut().zip(lengths) {
+            let complete = if piece.ends_block(length) { end } else { end.saturating_sub(n) };
+            for (token, score) in scores.iter_mut().enumerate().take(complete).skip(start.saturating_sub(n)) {
+                let followers = (token + 1).max(block)..(token + n + 1).min(end);
+                if followers.is_empty() {
+                    continue;
+                }
+                keys.read(token, &mut key);
+                let (from, to) = (before(followers.start), before(followers.end));
+                let dot: f64 = key.iter().zip(from).zip(to).map(|((k, from), to)| f64::from(*k) * (to - from)).sum();
+                let all = n.min(length - 1 - token);
+                *score += (dot / (all * group) as f64) as f32;
+            }
+        }
+        head.forget(piece, n, lengths);
+    });
+}
+
+impl HeadFollowing {
+    /// Extends `sums` by the piece's queries, summed over the query heads `heads`.
+    fn extend_sums(&mut self, piece: &Piece<'_>, heads: Range<usize>) {
+        let d = piece.chunk.d();
+        self.sums.reserve(piece.tokens.len() * d);
+        for token in piece.tokens.clone() {
+            self.sums.extend_from_within(self.sums.len() - d..);
+            let at = self.sums.len() - d;
+            for head in heads.clone() {
+                self.sums[at..].iter_mut().zip(piece.query(token, head)).for_each(|(sum, q)| *sum += f64::from(*q));
+            }
+        }
+    }
+
+    /// Drops the rows of `sums` that the rest of the block does not need.
+    fn forget(&mut self, piece: &Piece<'_>, n: usize, lengths: &[usize]) {
+        if piece.ends_block(*lengths.last().expect("the prefix has a length")) {
+            self.sums = Vec::new();
+            return;
+        }
+        let first = self.first.max(piece.tokens.end.saturating_sub(n));
+        self.sums.drain(..(first - self.first) * piece.chunk.d());
+        self.sums.shrink_to_fit();
+        self.first = first;
+    }
+}
