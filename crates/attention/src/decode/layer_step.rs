@@ -9,12 +9,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::backend::form::StepShape;
 use crate::cost::Cost;
 use crate::decode::head_kv::HeadKv;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::ParallelTime;
-use crate::backend::form::StepShape;
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;

@@ -222,77 +222,7 @@ fn keep_queries(piece: &Piece<'_>, positions: &VecDeque<Vec<u32>>, kept: &mut Ve
     }
 }
 
-/// Query rows whose logits are held at a time.
-const MASS_ROWS: usize = 16;
-
-/// Adds the softmax weights of the piece's queries over the tokens each one sees to the mass of each query head.
-fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMass]) {
-    // A block's own sum first: small weights are not lost beside the mass of a long prefix.
-    match piece.chunk.device() {
-        Some(device) => {
-            let end = piece.tokens.end;
-            let mut of_block = vec![0.0; heads.len() * end];
-            for (of_block, mass) in of_block.chunks_exact_mut(end).zip(&*heads) {
-                of_block[..mass.open.len()].copy_from_slice(&mass.open);
-            }
-            device.add_attention_mass(piece.tokens.clone(), &mut of_block);
-            let of_heads = of_block.chunks_exact(end).zip(heads);
-            of_heads.for_each(|(of_block, mass)| mass.take(of_block.to_vec(), piece, lengths));
-        }
-        None => heads.par_iter_mut().enumerate().for_each(|(head, mass)| {
-            let mut of_block = std::mem::take(&mut mass.open);
-            of_block.resize(piece.tokens.end, 0.0);
-            add_head_mass(piece, head, &mut of_block);
-            mass.take(of_block, piece, lengths);
-        }),
-    }
-}
-
-/// The same on the host, for one query head.
-fn add_head_mass(piece: &Piece<'_>, head: usize, of_block: &mut [f32]) {
-    let (d, end, group) = (piece.chunk.d(), piece.tokens.end, piece.group());
-    let scale = piece.chunk.scale().factor();
-    let keys = piece.chunk.kv().keys.head(head / group);
-    let mut logits = vec![0.0; MASS_ROWS * end];
-    for begin in piece.tokens.clone().step_by(MASS_ROWS) {
-        let tokens = begin..(begin + MASS_ROWS).min(end);
-        let visible = tokens.end;
-        let scaled: Vec<f32> = tokens.clone().flat_map(|t| piece.query(t, head)).map(|q| q * scale).collect();
-        let logits = &mut logits[..tokens.len() * visible];
-        score_into(&scaled, keys.slice(0..visible, d), d, logits);
-        for (token, logits) in tokens.zip(logits.chunks_exact_mut(visible)) {
-            let seen = &mut logits[..token + 1];
-            softmax(seen);
-            of_block.iter_mut().zip(&*seen).for_each(|(m, w)| *m += w);
-        }
-    }
-}
-
-impl HeadMass {
-    /// Adds the sum of a block, unless more may come to it.
-    fn take(&mut self, of_block: Vec<f32>, piece: &Piece<'_>, lengths: &[usize]) {
-        let add = |to: &mut Vec<f32>| to.iter_mut().zip(&of_block).for_each(|(m, w)| *m += w);
-        let last = *lengths.last().expect("the prefix has a length");
-        if piece.ends_block(last) {
-            add(&mut self.closed);
-            return;
-        }
-        if piece.ends_block(lengths[0]) {
-            let mut both = self.closed.clone();
-            add(&mut both);
-            self.both = Some(both);
-        }
-        self.open = of_block;
-    }
-
-    /// Of the prefix that was read.
-    fn of_prefix(&self) -> &[f32] {
-        self.both.as_ref().unwrap_or(&self.closed)
-    }
-}
-
-/// Adds what the piece's queries have to do with the tokens they follow by at most `n` to the scores of each KV head,
-/// so that the sums over all pieces are means.
+/// The statistics of one KV head of one layer.
 ///
 /// # Panics
 /// All accessors panic if the method did not ask for the statistic in [`Method::prompt_needs`](crate::Method::prompt_needs).
