@@ -2,7 +2,7 @@
 
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::timing::Latency;
-use crate::eval::summary::column_value::Unit;
+use crate::eval::summary::column_value::ColumnUnit;
 use crate::eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, SummaryRow, find};
 use crate::eval::summary::self_checks::FEW_TELL;
 use spattn_tasks::likelihood::Measure;
@@ -78,11 +78,11 @@ impl TableColumn {
 }
 
 /// A number in the unit that headings of tables have.
-fn in_unit(x: f64, unit: Unit) -> String {
+fn in_unit(x: f64, unit: ColumnUnit) -> String {
     match unit {
-        Unit::Bytes => number(x / 1000.0),
-        Unit::Percent => format!("{x:.1}"),
-        Unit::FineBits => format!("{x:.4}"),
+        ColumnUnit::Bytes => number(x / 1000.0),
+        ColumnUnit::Percent => format!("{x:.1}"),
+        ColumnUnit::FineBits => format!("{x:.4}"),
         _ => number(x),
     }
 }

@@ -25,7 +25,7 @@ use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::prompts::{self, PROMPTS};
 use crate::eval::records::record::Record;
 use crate::eval::records::store::identities;
-use crate::eval::summary::column_value::Unit;
+use crate::eval::summary::column_value::ColumnUnit;
 use crate::eval::summary::columns::{Better, OnPage, SummaryColumn, on_page};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
@@ -106,8 +106,8 @@ fn facts(report: &Report) -> Result<Value> {
 /// The columns that the table offers: key in a row, heading, how numbers look, which are better, whether it is shown at first.
 fn columns() -> Vec<Value> {
     let form = |column: &SummaryColumn| match column.unit {
-        Unit::Text => "text",
-        Unit::Bytes => "kilobytes",
+        ColumnUnit::Text => "text",
+        ColumnUnit::Bytes => "kilobytes",
         _ => "number",
     };
     let better = |column: &SummaryColumn| match column.better {

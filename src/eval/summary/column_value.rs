@@ -75,7 +75,7 @@ impl AsColumnValue for Option<Latency> {
 
 /// The unit of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum ColumnUnit {
     /// Names and other text.
     Text,
     /// Number of things.
@@ -102,7 +102,7 @@ pub enum Unit {
     Milliseconds,
 }
 
-impl Unit {
+impl ColumnUnit {
     /// Decimals of a number of this unit in CSV: enough to tell apart what was measured apart.
     pub fn decimals(self) -> usize {
         match self {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::column_value::{AsColumnValue, ColumnValue, Unit};
+use super::column_value::{AsColumnValue, ColumnUnit, ColumnValue};
 use super::over_tasks::{Common, Joint, Mean, Never, OverTasks, Sum};
 use crate::eval::records::timing::Latency;
 use spattn_stats::Estimate;
@@ -31,7 +31,7 @@ pub struct SummaryColumn {
     /// What it is, in Markdown.
     about: &'static str,
     /// Its unit.
-    pub unit: Unit,
+    pub unit: ColumnUnit,
     /// Heading in tables and on the page, with its unit there; `None` where it is in files only.
     pub heading: Option<&'static str>,
     /// Which values are better, if any are; of perplexities lesser scores and differences are.
@@ -47,7 +47,7 @@ pub struct SummaryColumn {
 impl SummaryColumn {
     /// Whether it holds names.
     pub fn is_text(&self) -> bool {
-        self.unit == Unit::Text
+        self.unit == ColumnUnit::Text
     }
 
     /// Whether it is an end of the interval of another column.
@@ -80,7 +80,7 @@ macro_rules! summary_columns {
         pub static COLUMNS: &[SummaryColumn] = &[$(SummaryColumn {
             name: stringify!($name),
             about: concat!($($about),+),
-            unit: Unit::$unit,
+            unit: ColumnUnit::$unit,
             heading: summary_columns!(@optional $($heading)?),
             better: summary_columns!(@optional $($(Better::$better)?)?),
             value: |row| row.$name.column_value(),
