@@ -56,7 +56,7 @@ impl Trainer {
         Ok(Self { books, shaped, names })
     }
 
-    /// Every family by its number in [`Row::family`].
+    /// Every family by its number in [`TrainingRow::family`].
     pub fn families(&self) -> &[String] {
         &self.names
     }

@@ -30,7 +30,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
 
-    /// The batches, one a line: LENGTH ROWS [FAMILY], such as `4096 16` or `1024 8 niah`
+    /// The batches, one a line: `LENGTH ROWS [FAMILY]`, such as `4096 16` or `1024 8 niah`
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
 

@@ -7,8 +7,11 @@ use std::process::Command;
 const LFS_POINTER: &str = "version https://git-lfs.github.com/spec/v1\n\
     oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
 
-/// What is said, the arguments, and files with their text. `TOKENIZER` stands for the built-in model's.
-const ROWS: [(&str, &str, &[(&str, &str)]); 15] = [
+/// What is said, the arguments, and files with their text.
+type Mistake = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+/// `TOKENIZER` stands for the built-in model's.
+const ROWS: &[Mistake] = &[
     ("not provided", "", &[]),
     ("cannot read nowhere.json", "--tokenizer nowhere.json --plan p.txt", &[("p.txt", "1024 1\n")]),
     ("t.json: not a tokenizer", "--tokenizer t.json --plan p.txt", &[("p.txt", "1024 1\n"), ("t.json", "{}")]),
@@ -62,7 +65,7 @@ fn run(args: &str, files: &[(&str, &str)]) -> (Option<i32>, Vec<u8>, String) {
 
 #[test]
 fn every_mistake_is_refused_with_what_is_wrong() {
-    for (said, args, files) in ROWS {
+    for (said, args, files) in ROWS.iter().copied() {
         let (status, _, error) = run(args, files);
         assert_eq!(status, Some(2), "{args}: {error}");
         assert!(error.contains(said), "{args}: {error}");

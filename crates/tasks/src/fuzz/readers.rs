@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Fi
 }
 
 /// All readers of JSON lines.
-pub const READERS: [FileReader; 39] = [
+pub const READERS: &[FileReader] = &[
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -175,7 +175,7 @@ pub const READERS: [FileReader; 39] = [
 ];
 
 /// Readers of whole files: here `row` is all of the file.
-pub const DOCUMENTS: [FileReader; 8] = [
+pub const DOCUMENTS: &[FileReader] = &[
     reader(
         "ruler/qa_1",
         "squad/dev-v2.0.json",
