@@ -43,7 +43,7 @@ pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prefix_stats::stats::{PromptHead, PromptNeed, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
-pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale};
+pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::policy::{DenseLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};

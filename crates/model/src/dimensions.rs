@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeTable, Turn};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SpecReason};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -132,6 +132,10 @@ impl Dimensions {
             return Some(format!(
                 "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
             ));
+        }
+        let layers = 0..self.specs.layers();
+        if let Some(reason) = layers.flat_map(|layer| SpecReason::beyond_plain(self.specs.layer(layer))).next() {
+            return Some(format!("the kernels for GPUs do not take {reason}"));
         }
         (inner % 8 != 0)
             .then(|| format!("the kernels for GPUs take inner widths in steps of 8, and the model's is {inner}"))

@@ -84,7 +84,7 @@ pub(crate) struct SharedPrefix<'a> {
 impl<'a> SharedPrefix<'a> {
     /// How it is read by a mask.
     fn sparse(&self, decoder: &Decoder) -> Option<SparsePrefill<'a>> {
-        let sparse = SparsePrefill::new(self.reader?, decoder.config().layers, self.seed)?;
+        let sparse = SparsePrefill::new(self.reader?, decoder.layer_specs(), self.seed)?;
         Some(sparse.with_rotation(decoder.rotation(self.longest)))
     }
 

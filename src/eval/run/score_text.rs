@@ -303,7 +303,7 @@ impl<'a> Pass<'a> {
         // The last token predicts nothing that is scored.
         let read = [request.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
         let from = request.prompt.len() + continuation.given - 1;
-        let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.config().layers, request.seed));
+        let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.layer_specs(), request.seed));
         let mut sparse = sparse.map(|sparse| sparse.with_rotation(decoder.rotation(read.len())));
         let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut())?;
         let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed);

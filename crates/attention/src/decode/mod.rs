@@ -7,5 +7,7 @@ pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;
 pub(crate) mod sequence;
+#[cfg(test)]
+mod spec_tests;
 pub(crate) mod start;
 pub(crate) mod timing;

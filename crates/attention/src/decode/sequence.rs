@@ -231,7 +231,7 @@ impl Sequence {
         let of_layer = |layer: usize| {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match (self.dense[layer], indexes.is_empty()) {
-                (true, _) => kv_heads * total,
+                (true, _) => kv_heads * (total - self.prefix.spec(layer).first_visible(total)),
                 // A device picks from all that there is, unless it said what is held.
                 (false, true) if self.on_device => {
                     self.resident_on_device[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
@@ -529,7 +529,7 @@ impl Sequence {
     /// The static tokens of a layer.
     fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
-            true => StaticTokens::all(),
+            true => StaticTokens { sink: 0, recent: self.prefix.spec(layer).first_visible(self.total(layer)) },
             false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
         }
     }
@@ -643,12 +643,14 @@ impl Sequence {
     /// Adds the cost of attending for a group of query heads to `cost`, the cost of its selection.
     fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &AttendedTokens, mut cost: Cost) {
         let (total, shape) = (self.total(layer), self.prefix.shape());
+        // What full attention attends.
+        let seen = total - self.prefix.spec(layer).first_visible(total);
         let attended = picked.attended(group, total);
         let summed: usize = attended.iter().sum();
         cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
         cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
         cost.steps += group as u64;
-        cost.context_tokens += (group * total) as u64;
+        cost.context_tokens += (group * seen) as u64;
         cost.attended_tokens += summed as u64;
         cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
@@ -657,8 +659,8 @@ impl Sequence {
         }
         let per_token = attend_flops(shape.d);
         cost.attend_flops += per_token * summed as u64;
-        cost.full_flops += per_token * (group * total) as u64;
-        self.costs.count_heads(layer, kv_head * group, &attended, total);
+        cost.full_flops += per_token * (group * seen) as u64;
+        self.costs.count_heads(layer, kv_head * group, &attended, seen);
         *self.costs.layer_mut(layer) += cost;
     }
 

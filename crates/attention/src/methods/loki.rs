@@ -104,6 +104,10 @@ impl Scorer for Loki {
     /// Keys on the components, `[candidate][component]`.
     type Index = KvStore;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         Some(ScorerCalibration { kind: NAME, load: Self::with_basis })
     }

@@ -118,6 +118,10 @@ pub(super) enum Pages {
 impl Scorer for Bounds {
     type Index = Pages;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn index_key(&self) -> String {
         format!("page={},summary_bits={:?}", self.page, self.summary_bits)
     }

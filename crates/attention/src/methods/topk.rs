@@ -64,6 +64,10 @@ pub(super) struct StaticTokens;
 impl Scorer for StaticTokens {
     type Index = ();
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn build(&self, _: &HeadPrefix<'_>) {}
 
     fn growth(&self) -> Growth {
