@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeTable, Turn};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SpecReason};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -133,8 +133,7 @@ impl Dimensions {
                 "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
             ));
         }
-        let layers = 0..self.specs.layers();
-        if let Some(reason) = layers.flat_map(|layer| SpecReason::beyond_plain(self.specs.layer(layer))).next() {
+        if let Some(reason) = self.specs.beyond_plain().first() {
             return Some(format!("the kernels for GPUs do not take {reason}"));
         }
         (inner % 8 != 0)

@@ -6,6 +6,7 @@
 //! Rotary positions are no part of it: keys are rotated before they are stored, and methods that move tokens to other positions are
 //! given a [`Rotation`](crate::Rotation).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -120,6 +121,11 @@ impl LayerSpecs {
 }
 
 impl LayerSpecs {
+    /// What of any layer goes beyond the plain softmax of scaled logits over all tokens, each once.
+    pub fn beyond_plain(&self) -> BTreeSet<SpecReason> {
+        self.0.iter().flat_map(SpecReason::beyond_plain).collect()
+    }
+
     /// Whether each layer attends all that it sees: by policy, or because it has a window of its own, which methods leave as it is.
     pub fn dense(&self, policy: &Policy) -> Vec<bool> {
         let by_policy = policy.dense(self.layers());
