@@ -18,8 +18,8 @@ use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelSha
 use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
 use spattn::attention::methods::{self, CALIBRATIONS, METHODS, SelectionPlace, configure};
 use spattn::attention::{
-    Configured, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, Sequence,
-    SparsePrefill, expand_grid, mask_list_bytes,
+    AttentionSpec, Configured, IndexCache, LayerSpecs, Params, Policy, PromptNeed, PromptShape, PromptStats,
+    RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
@@ -35,6 +35,11 @@ use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
+
+/// A layer that attends by default, with heads of so many channels.
+fn one_layer(d: usize) -> LayerSpecs {
+    LayerSpecs::uniform(1, AttentionSpec::of_width(d))
+}
 
 /// The factor of the logits of heads of so many channels.
 fn scale(d: usize) -> f32 {
@@ -1984,7 +1989,7 @@ fn long_prompts_are_read_by_planned_masks_in_pieces() {
 /// Checks that a device prefills with a mask as the host does, in chunks of the given rows: the same output and the same cost.
 fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usize, kv: &LayerKv, chunks: &[usize]) {
     let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
-    let mut here = SparsePrefill::new(method, 1, 7).unwrap();
+    let mut here = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let mut expected = vec![f32::NAN; queries.len()];
     here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected);
     let costs = here.into_costs();
@@ -2022,7 +2027,7 @@ fn read_there(
         d: shape.d,
         storage,
     };
-    let mut sparse = SparsePrefill::new(method, 1, 7).unwrap();
+    let mut sparse = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let (mut all, whole) = (Vec::new(), queries);
     let chunk = sparse.chunk_rows(chunk);
     for (i, queries) in queries.chunks(chunk * width).enumerate() {
@@ -2112,7 +2117,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
     for spec in [None, Some("hip:k=64"), Some("hip:k=64,per=kv_head"), Some("streaming_llm:window=100")] {
         let mut expected = vec![f32::NAN; queries.len()];
         let method = spec.map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap());
-        let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, 1, 7).unwrap());
+        let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap());
         match sparse() {
             Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected),
             None => attend_densely(&queries, heads, &kv, &mut expected),

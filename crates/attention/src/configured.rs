@@ -1,5 +1,6 @@
 //! A method with its parameters and policy resolved.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::PrefillPattern;
@@ -8,6 +9,7 @@ use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::kv::KvShape;
 use crate::method::AnyMethod;
 use crate::spec::Setting;
+use crate::types::attention_spec::{LayerSpecs, SpecReason};
 use crate::types::policy::{Policy, Tail};
 
 /// The first value of [`Configured::revision`].
@@ -92,6 +94,11 @@ impl Configured {
     /// The method that reads the prompt: the reader, or the method itself.
     pub fn reads(&self) -> &Self {
         self.reader.as_deref().unwrap_or(self)
+    }
+
+    /// What of the attention of any layer it cannot honour, in order, each once: nothing, or it must not run.
+    pub fn unsupported(&self, specs: &LayerSpecs) -> BTreeSet<SpecReason> {
+        specs.iter().flat_map(|spec| self.method.unsupported(spec)).collect()
     }
 
     /// Whether both read a prompt alike, so that they can share one prefill.

@@ -44,7 +44,7 @@ pub use prefix_stats::{
     stats::{PromptHead, PromptStats},
 };
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
-pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale};
+pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::index_key::{Bits, IndexKey};
 pub use types::policy::{DenseLayers, Policy, Tail};

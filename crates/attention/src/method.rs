@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::KvDtype;
-use crate::types::attention_spec::SoftmaxScale;
+use crate::types::attention_spec::{AttentionSpec, SoftmaxScale, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
@@ -45,6 +45,12 @@ pub trait Method: Send + Sync + 'static {
     /// there is no such parameter, or it is a share of the head.
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         None
+    }
+
+    /// What of a layer's attention it cannot honour: nothing if that is plain. A method that looks at queries and keys knows the softmax
+    /// of scaled products alone unless it says otherwise; one that moves tokens knows no layer's own window.
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        SpecReason::of_method(spec, self.is_static_only() || self.is_data_independent(), self.positions())
     }
 
     /// Statistics of the prefix's own attention that an index needs; none by default.
@@ -317,6 +323,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
     /// See [`Method::required_head_dim`].
     fn required_head_dim(&self) -> Option<(&'static str, usize)>;
+    /// See [`Method::unsupported`].
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason>;
     /// See [`Method::prompt_needs`].
     fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::solve`].
@@ -372,6 +380,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Method::required_head_dim(self)
+    }
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        Method::unsupported(self, spec)
     }
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Method::prompt_needs(self)

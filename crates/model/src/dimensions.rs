@@ -169,6 +169,9 @@ impl Dimensions {
                 "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
             ));
         }
+        if let Some(reason) = self.specs.beyond_plain().first() {
+            return Some(format!("the kernels for GPUs do not take {reason}"));
+        }
         (inner % 8 != 0)
             .then(|| format!("the kernels for GPUs take inner widths in steps of 8, and the model's is {inner}"))
     }

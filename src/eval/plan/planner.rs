@@ -287,7 +287,9 @@ impl Planner<'_> {
                 None => format!("{}, {}", self.model.id, method.label()),
                 Some(place) => format!("{}, {}", self.name_of(place), method.label()),
             };
-            let fits = |part: &Configured| self.check_layers(part).and_then(|()| self.check_width(part));
+            let fits = |part: &Configured| {
+                self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
+            };
             if let Err(error) = method.parts().try_for_each(fits) {
                 watch.failed(SkippedWork { what: what(None), error: error.into() })?;
                 places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
@@ -325,6 +327,17 @@ impl Planner<'_> {
             ))
             .hint(format!("give at most {d}"))),
         }
+    }
+
+    /// Refuses a method that would compute something else than the model's attention.
+    fn check_attention(&self, method: &Configured) -> Result<(), UsageError> {
+        let reasons = method.unsupported(self.model.dimensions.layer_specs());
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        let what = format!("method `{}` cannot honour how {} attends", method.name, self.model.id);
+        Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
     }
 
     /// How many records an example gives, under all variants.

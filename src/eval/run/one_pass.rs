@@ -100,7 +100,7 @@ impl<'a> Pass<'a> {
         // The last token predicts nothing that is scored.
         let read = [example.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
         let from = example.prompt.len() + continuation.given - 1;
-        let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.config().layers, example.index_seed));
+        let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.layer_specs(), example.index_seed));
         let mut sparse = sparse.map(|sparse| sparse.with_rotation(decoder.rotation(read.len())));
         let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut())?;
         let indexes = IndexCache::new(prefill.prefix, decoder.dtype(), example.index_seed);

@@ -205,7 +205,7 @@ impl PrefixReader<'_> {
 
     /// How the prefix is read by a mask.
     fn sparse_prefill(&self) -> Option<SparsePrefill<'_>> {
-        let sparse = SparsePrefill::new(self.mask?, self.decoder.config().layers, self.example.index_seed)?;
+        let sparse = SparsePrefill::new(self.mask?, self.decoder.layer_specs(), self.example.index_seed)?;
         Some(sparse.with_rotation(self.decoder.rotation(self.longest())))
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct HeadKv<'a> {
     pub(crate) prefix_tokens: usize,
     pub(crate) tail_tokens: usize,
     pub(crate) d: usize,
+    /// KV head, from 0.
+    pub(crate) kv_head: usize,
     /// How the layer attends.
     pub(crate) spec: AttentionSpec,
 }
@@ -102,6 +104,7 @@ impl<'a> HeadKv<'a> {
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
             d: kv.keys.d(),
+            kv_head,
             spec: prefix.spec(layer).clone(),
         }
     }
@@ -137,6 +140,11 @@ impl<'a> HeadKv<'a> {
         }
     }
 
+    /// The tokens that the layer lets the last token see.
+    pub(crate) fn visible(&self) -> Range<usize> {
+        self.spec.first_visible(self.total())..self.total()
+    }
+
     /// Tokens in context.
     pub(crate) fn total(&self) -> usize {
         self.prefix_tokens + self.tail_tokens
@@ -146,7 +154,7 @@ impl<'a> HeadKv<'a> {
     pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &AttendedTokens, out: &mut [f32]) {
         let AttendedTokens { exact, selection } = picked;
         let queries = queries.all();
-        let mut acc = Accumulator::new(queries.scaled.len() / self.d, self.d);
+        let mut acc = self.spec.accumulator(queries.scaled.len() / self.d, self.d);
         self.attend_stretch(queries, 0..exact.sink, &mut acc);
         self.attend_stretch(queries, exact.recent..self.total(), &mut acc);
         match selection {
@@ -155,13 +163,20 @@ impl<'a> HeadKv<'a> {
             Some(Selection::PerHead(heads)) => {
                 assert_eq!(heads.len(), acc.queries(), "one set of picks for each query head");
                 for (h, picks) in heads.iter().enumerate() {
-                    let mut own = Accumulator::new(1, self.d);
+                    let mut own = self.spec.accumulator(1, self.d);
                     self.attend_picks(queries.head(h, self.d), picks, &mut own);
                     acc.merge_query(h, &own);
                 }
             }
         }
+        self.add_sinks(&mut acc);
         acc.finish(out);
+    }
+
+    /// Adds the layer's sinks to what the group attended.
+    pub(crate) fn add_sinks(&self, acc: &mut Accumulator) {
+        let sinks = self.spec.sinks_of(self.kv_head, acc.queries());
+        (0..).zip(sinks).for_each(|(h, sink)| acc.add_sink(h, *sink));
     }
 
     /// Attends positions `range` (of prefix and tail together) as the queries see them.
@@ -226,7 +241,7 @@ impl<'a> HeadKv<'a> {
             Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc),
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");
-                let mut picked = Accumulator::new(acc.queries(), self.d);
+                let mut picked = self.spec.accumulator(acc.queries(), self.d);
                 self.attend_tokens(queries, &picks.tokens, &[], &mut picked);
                 let mut outputs = vec![0.0; queries.scaled.len()];
                 picked.finish(&mut outputs);

@@ -11,5 +11,7 @@ pub(crate) mod sequence;
 mod sequence_costs;
 #[cfg(test)]
 mod sequence_tests;
+#[cfg(test)]
+mod spec_tests;
 pub(crate) mod start;
 pub(crate) mod timing;

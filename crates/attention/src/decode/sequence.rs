@@ -355,7 +355,7 @@ impl Sequence {
     /// The static tokens of a layer.
     pub(super) fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
-            true => StaticTokens::all(),
+            true => StaticTokens { sink: 0, recent: self.prefix.spec(layer).first_visible(self.total(layer)) },
             false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
         }
     }

@@ -46,7 +46,7 @@ impl Sequence {
         let of_layer = |layer: usize| {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match &self.selector {
-                _ if self.dense[layer] => kv_heads * total,
+                _ if self.dense[layer] => kv_heads * self.seen_by_full(layer, total),
                 _ if !indexes.is_empty() => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
                 // A device selects from all tokens, unless it said how many are resident.
                 Selector::Device { resident, .. } => {
@@ -96,6 +96,11 @@ impl Sequence {
         }
     }
 
+    /// Of the first `total` tokens, those that full attention of a layer attends: all, or the layer's window.
+    fn seen_by_full(&self, layer: usize, total: usize) -> usize {
+        total - self.prefix.spec(layer).first_visible(total)
+    }
+
     /// Adds the cost of attending for a group of query heads to `cost`, the cost of its selection.
     pub(super) fn count(
         &mut self,
@@ -106,12 +111,13 @@ impl Sequence {
         mut cost: Cost,
     ) {
         let (total, shape) = (self.total(layer), self.prefix.shape());
+        let seen = self.seen_by_full(layer, total);
         let attended = picked.attended(group, total);
         let summed: usize = attended.iter().sum();
         cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
         cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
         cost.steps += group as u64;
-        cost.context_tokens += (group * total) as u64;
+        cost.context_tokens += (group * seen) as u64;
         cost.attended_tokens += summed as u64;
         cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
@@ -120,8 +126,8 @@ impl Sequence {
         }
         let per_token = attend_flops(shape.d);
         cost.attend_flops += per_token * summed as u64;
-        cost.full_flops += per_token * (group * total) as u64;
-        self.costs.count_heads(layer, kv_head * group, &attended, total);
+        cost.full_flops += per_token * (group * seen) as u64;
+        self.costs.count_heads(layer, kv_head * group, &attended, seen);
         *self.costs.layer_mut(layer) += cost;
     }
 }

@@ -188,6 +188,10 @@ enum LabelRows {
 impl Scorer for LabelScores {
     type Index = Labels;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         match self.kind {
             Kind::Calibrated(_) => Some(ScorerCalibration { kind: NAME, load: Self::with_rankings }),

@@ -108,6 +108,10 @@ impl Scorer for Loki {
     /// Projected keys, `[candidate][component]`.
     type Index = KvStore;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         Some(ScorerCalibration { kind: NAME, load: Self::with_basis })
     }

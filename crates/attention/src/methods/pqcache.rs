@@ -102,6 +102,10 @@ struct Subspace {
 impl Scorer for ProductCodes {
     type Index = Vec<Subspace>;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Some(("subspaces", self.subspaces))
     }

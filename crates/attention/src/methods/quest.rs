@@ -116,6 +116,10 @@ pub(super) enum Pages {
 impl Scorer for Bounds {
     type Index = Pages;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn index_key(&self) -> IndexKey {
         IndexKey::new(self.clone())
     }

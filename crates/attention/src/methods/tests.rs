@@ -20,6 +20,7 @@ use crate::{
     PromptShape, PromptStats, RecentQueries, Rotation, Selection, SelectionSite, Sequence, SparseLayerRank,
     SparsePrefill, Step, StepShape, expand_grid, mix_seed,
 };
+use crate::{AttentionSpec, LayerSpecs};
 use spattn_kernels::Rows;
 
 const D: usize = 32;
@@ -1070,7 +1071,7 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
 fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
     let (heads, kv) = (4, random_kv(KvDtype::F32, 2, tokens, D, 5));
     let method = configured(spec, policy);
-    let mut sparse = SparsePrefill::new(&method, 1, 7).unwrap();
+    let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 7).unwrap();
     let rows = sparse.chunk_rows(tokens);
     for first in (0..tokens).step_by(rows) {
         let mut read = kv.clone();

@@ -62,6 +62,10 @@ pub(super) struct ExactScores;
 impl Scorer for ExactScores {
     type Index = ();
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn build(&self, _: &HeadPrefix<'_>) {}
 
     fn growth(&self) -> Growth {

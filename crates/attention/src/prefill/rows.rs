@@ -33,6 +33,7 @@ impl<'a> RowHead<'a> {
             prefix_tokens: tokens,
             tail_tokens: 0,
             d,
+            kv_head: self.place.kv_head,
             spec: spec.clone(),
         }
     }
@@ -50,10 +51,10 @@ pub(crate) struct RowReader<'a> {
 }
 
 impl<'a> RowReader<'a> {
-    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
-        let (policy, states) = (&method.policy, (0..layers).map(|_| Vec::new()).collect());
-        let dense = policy.dense(layers);
-        let shares = (0..layers).map(|layer| policy.schedule.share(&dense, layer)).collect();
+    /// Of a model some of whose layers are `dense`.
+    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, dense: &[bool], seed: u64) -> Self {
+        let (policy, states) = (&method.policy, dense.iter().map(|_| Vec::new()).collect());
+        let shares = (0..dense.len()).map(|layer| policy.schedule.share(dense, layer)).collect();
         Self { mask, policy, shares, seed, states }
     }
 

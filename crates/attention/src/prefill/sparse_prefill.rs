@@ -13,10 +13,12 @@ use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
+use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use crate::types::policy::Policy;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
-use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, causal_attention};
+use spattn_kernels::LogitRule;
+use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, sliding_attention};
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
@@ -38,17 +40,17 @@ pub struct SparsePrefill<'a> {
 type Masking<'a> = dyn Fn(&QueryBlock<'_>, &mut Cost) -> Masks + Sync + 'a;
 
 impl<'a> SparsePrefill<'a> {
-    /// For a method with a mask, in a model of `layers` layers; `seed` is the context's. `None` if the method's prefill
-    /// is dense.
-    pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
+    /// For a method with a mask, in a model whose layers attend as `specs` say; `seed` is the context's. `None` if the
+    /// method's prefill is dense.
+    pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = method.policy.dense(layers);
+        let dense = specs.dense(&method.policy);
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
-            PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, layers, seed)),
+            PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, &dense, seed)),
             _ => None,
         };
-        let costs = LayerCosts::new(layers);
+        let costs = LayerCosts::new(specs.layers());
         Some(Self {
             pattern,
             rows,
@@ -138,7 +140,9 @@ impl<'a> SparsePrefill<'a> {
             }
             _ => {
                 attend_densely(chunk, out);
-                let context = (chunk.first..end).map(|position| position + 1).sum();
+                let spec = chunk.spec();
+                let seen = |total: usize| total - spec.first_visible(total);
+                let context = (chunk.first..end).map(|position| seen(position + 1)).sum();
                 vec![BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())]
             }
         }
@@ -191,7 +195,7 @@ impl<'a> SparsePrefill<'a> {
         out: &mut [f32],
     ) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
-        let (width, group, scale) = (heads * d, heads / kv_heads, chunk.scale().factor());
+        let (width, group, spec) = (heads * d, heads / kv_heads, chunk.spec());
         let (rows, first) = (out.len() / width, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
@@ -210,10 +214,10 @@ impl<'a> SparsePrefill<'a> {
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
                 let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
                 match self.dual_position(&seen, &block, mask) {
-                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, scale, out)),
+                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, &spec, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
-                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale, out));
+                        of.for_each(|of| block_attention(queries, of, &packed, &sights, spec.logit_rule(), out));
                     }
                 }
             }
@@ -239,7 +243,7 @@ impl<'a> SparsePrefill<'a> {
         cache: &DualPositionHead,
         queries: &[f32],
         (head, heads): (usize, usize),
-        scale: f32,
+        spec: &AttentionSpec,
         out: &mut [f32],
     ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
@@ -251,7 +255,9 @@ impl<'a> SparsePrefill<'a> {
             rotation.turn_back(&mut both[..d], *shift);
         }
         let mut attended = vec![0.0; both.len()];
-        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale, &mut attended);
+        let LogitRule { scale, soft_cap, sinks } = spec.logit_rule();
+        let rule = LogitRule { scale, soft_cap, sinks: sinks.get(head..head + 1).unwrap_or(&[]) };
+        block_attention(&both, (0, 1), &cache.packed, &cache.sights, rule, &mut attended);
         for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
             out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }
@@ -271,12 +277,14 @@ impl<'a> SparsePrefill<'a> {
 /// Query rows that are read together in a dense layer whose positions are grouped.
 const DENSE_ROWS: usize = 256;
 
-/// Exact attention of a chunk over all tokens up to each of its own, into `out: [token][head][d]`.
+/// Exact attention of a chunk, as its layer attends, over the tokens up to each of its own, into `out: [token][head][d]`.
 pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
     let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();
-    causal_attention(chunk.queries(), &packed, chunk.heads, chunk.scale().factor(), out);
+    let spec = chunk.spec();
+    let heads = (chunk.heads, spec.window.unwrap_or(usize::MAX));
+    sliding_attention(chunk.queries(), &packed, heads, spec.logit_rule(), out);
 }
 
 #[cfg(test)]
@@ -599,7 +607,8 @@ mod tests {
         for (pattern, flops) in
             [(PrefillPattern::Blocks(&costly), 2 * 5 * 7), (PrefillPattern::Whole(&costly), 2 * 1000)]
         {
-            let mut sparse = SparsePrefill::new(&window, 1, 3).unwrap();
+            let mut sparse =
+                SparsePrefill::new(&window, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
             sparse.pattern = pattern;
             let mut out = vec![f32::NAN; layer.queries.len()];
             let chunk = PrefillChunk::new(0, 0, &layer.queries, 4, &layer.kv);
@@ -629,7 +638,7 @@ mod tests {
         };
         let given = Given((0..150).step_by(32).map(mask).collect());
         let method = method("streaming_llm", &Policy::default());
-        let mut sparse = SparsePrefill::new(&method, 1, 3).unwrap();
+        let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
         sparse.pattern = PrefillPattern::Whole(&given);
         let mut out = vec![f32::NAN; layer.queries.len()];
         sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out);

@@ -7,6 +7,7 @@ use crate::kv::{KvDtype, LayerKv};
 use crate::methods::configure;
 use crate::prefill::cost::by_head;
 use crate::types::seed::head_seed;
+use crate::{AttentionSpec, LayerSpecs};
 use crate::{
     Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, PromptPlan, QueryBlock, Rotation, SparsePrefill,
     WeightedToken, expand_grid,
@@ -99,7 +100,9 @@ impl Layer {
         most: usize,
         rotation: Option<Arc<dyn Rotation>>,
     ) -> (Vec<f32>, LayerCosts) {
-        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap().with_rotation(rotation);
+        let mut sparse = SparsePrefill::new(method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), SEED)
+            .unwrap()
+            .with_rotation(rotation);
         let (width, mut out) = (self.heads * D, Vec::new());
         for (i, queries) in self.queries.chunks(sparse.chunk_rows(most) * width).enumerate() {
             let first = i * sparse.chunk_rows(most);

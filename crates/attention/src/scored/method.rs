@@ -26,6 +26,7 @@ use crate::scored::granularity::Granularity;
 use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, Segment, SelectionSource};
 use crate::scored::select::{Choice, DataIndependentPicker, Finer, Picker, ScoredRow};
 use crate::spec::Params;
+use crate::types::attention_spec::{AttentionSpec, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
@@ -379,6 +380,11 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         self.scorer.required_head_dim()
+    }
+
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        let ranks = self.picker.only_ranks() && self.scorer.ranks_by_products();
+        SpecReason::of_method(spec, ranks || Method::is_data_independent(self), Method::positions(self))
     }
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {

@@ -29,6 +29,12 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         None
     }
 
+    /// Whether its scores are products of queries and keys or estimates of them, so that what the layer makes of products before the
+    /// softmax does not matter to it.
+    fn ranks_by_products(&self) -> bool {
+        false
+    }
+
     /// See [`Method::required_head_dim`](crate::Method::required_head_dim).
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         None

@@ -11,6 +11,7 @@ use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, LayerKv};
 use crate::types::seed::head_seed;
+use crate::{AttentionSpec, LayerSpecs};
 use crate::{
     Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SoftmaxScale, SparsePrefill, mix_seed,
 };
@@ -107,7 +108,7 @@ impl Prompt {
 
     /// Cost of reading the whole prompt in chunks of about 50 rows.
     fn cost(&self, method: &Configured) -> Cost {
-        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap();
+        let mut sparse = SparsePrefill::new(method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), SEED).unwrap();
         let mut kv = LayerKv::new(KvDtype::F32, self.kv_heads, D, self.tokens);
         let width = self.heads() * D;
         let rows = sparse.chunk_rows(50);

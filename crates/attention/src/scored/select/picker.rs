@@ -31,6 +31,11 @@ pub(crate) trait Picker: Send + Sync {
         true
     }
 
+    /// Whether its selection depends on the order of scores alone.
+    fn only_ranks(&self) -> bool {
+        false
+    }
+
     /// Its data-independent form, if it ignores scores.
     fn blind(&self) -> Option<&dyn DataIndependentPicker> {
         None

@@ -22,6 +22,10 @@ impl Top {
 }
 
 impl Picker for Top {
+    fn only_ranks(&self) -> bool {
+        true
+    }
+
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         *cost += self.cost(row.scores.len());
         let pages = self.pages(row.context, row.page, row.least);
