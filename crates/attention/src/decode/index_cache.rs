@@ -16,6 +16,7 @@ use crate::device::layer::DeviceIndex;
 #[cfg(feature = "cuda")]
 use crate::device::layer::{DeviceLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::policy::Tail;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -156,7 +157,10 @@ impl IndexCache {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.selects_on_host;
         let follows = method.method.manages_decoded_tokens();
         let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
+        // The kernel of SparQ's channels computes the default scale itself.
+        let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
         is_there
+            && self.prefix.specs().iter().all(|spec| spec.scale == default)
             && has_fixed_candidates(method)
             && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
             && method.method.device_form().is_some_and(fits)
