@@ -50,7 +50,13 @@ pub trait Method: Send + Sync + 'static {
     /// What of a layer's attention it cannot honour: nothing if that is plain. A method that looks at queries and keys knows the softmax
     /// of scaled products alone unless it says otherwise; one that moves tokens knows no layer's own window.
     fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
-        SpecReason::of_method(spec, self.is_static_only() || self.is_data_independent(), self.positions())
+        let decodes = self.is_static_only() || self.is_data_independent() && self.prompt_needs().is_empty();
+        let reads = match self.prefill_pattern() {
+            None | Some(PrefillPattern::Dense) => true,
+            Some(PrefillPattern::Blocks(mask)) => mask.is_data_independent(),
+            Some(PrefillPattern::Rows(_) | PrefillPattern::Whole(_)) => false,
+        };
+        SpecReason::of_method(spec, decodes && reads, self.positions())
     }
 
     /// Statistics of the prefix's own attention that an index needs; none by default.

@@ -50,6 +50,8 @@ pub enum HostReason {
     LayerBudgets,
     /// Statistics of the prompt that the index needs were not gathered.
     NoStatistics,
+    /// A layer scales logits by another factor than one over the root of a head's width.
+    SoftmaxScale,
 }
 
 impl HostReason {
@@ -102,6 +104,7 @@ impl fmt::Display for HostReason {
             Self::MovedPositions => f.write_str("it attends tokens at other positions than their own"),
             Self::LayerBudgets => f.write_str("layers have budgets of their own (schedule)"),
             Self::NoStatistics => f.write_str("what its index needs of the prompt was not gathered"),
+            Self::SoftmaxScale => f.write_str("the model scales logits by a factor of its own"),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::schedule::Schedule;
@@ -163,6 +164,11 @@ impl IndexCache {
         let mut reasons = method.host_reasons(self.prefix.shape());
         if !self.has_gathered(&method.method.prompt_needs().into_iter().collect()) {
             reasons.push(HostReason::NoStatistics);
+        }
+        // The kernel of SparQ's channels computes the default scale itself.
+        let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
+        if self.prefix.specs().iter().any(|spec| spec.scale != default) {
+            reasons.push(HostReason::SoftmaxScale);
         }
         reasons
     }

@@ -214,6 +214,7 @@ fn methods_say_what_of_a_spec_they_cannot_honour() {
         ("lsh_bits:k=9", &[SoftCap, Sinks]),
         ("magicpig:K=3,L=9", &[SoftCap, Sinks]),
         ("snapkv:k=9", &[SoftCap, Sinks]),
+        ("vertical_slash", &[SoftCap, Sinks]),
     ] {
         let configured = configured(method);
         let said = configured.unsupported(&vec![plain.clone(), all.clone(), all.clone()].into());
