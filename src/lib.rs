@@ -12,7 +12,11 @@ extern crate spattn_base;
 
 pub use spattn_attention::{cost, kv};
 pub use spattn_base::{clock, disk, error, foreign, given, memory, privacy, text};
-pub use {spattn_attention as attention, spattn_model as model, spattn_stats as stats, spattn_tasks as tasks};
+pub use spattn_lab::{analyze, bench, tune};
+pub use {
+    spattn_attention as attention, spattn_eval as eval, spattn_model as model, spattn_stats as stats,
+    spattn_tasks as tasks,
+};
 
 /// Compute kernels of all devices.
 pub mod kernels {
@@ -24,12 +28,7 @@ pub mod kernels {
 
 pub mod version;
 
-pub mod eval;
-
-pub mod analyze;
-pub mod bench;
 pub mod launch;
-pub mod tune;
 
 pub mod report;
 

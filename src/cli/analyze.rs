@@ -14,15 +14,15 @@ use super::output::listed;
 use super::output::{print, print_json};
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
-use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
-use crate::eval::config::value::parse_dtype;
-use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::report::analyses as drawing;
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::Policy;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::value::parse_dtype;
+use spattn_eval::folder::owned_files::{self, OwnFolder};
+use spattn_lab::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use spattn_model::device::Device;
 
 /// The default tasks: one of each kind that the papers distinguish.
@@ -297,7 +297,7 @@ impl AnalyzeArgs {
     ) -> Value {
         let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
         json!({
-            "program": version::as_json(),
+            "program": PROGRAM.as_json(),
             "model": loaded.model.id,
             "revision": loaded.model.revision,
             "weights_sha256": loaded.model.weights_sha256,

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use super::analyze::TASKS;
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
-use crate::analyze::{Document, Loaded, Reader, Request};
-use crate::eval::config::value::parse_dtype;
-use crate::eval::plan::manifest::RESULTS_VERSION;
-use crate::tune::journal::Journal;
 use spattn_attention::PromptNeed;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::value::parse_dtype;
+use spattn_eval::plan::manifest::RESULTS_VERSION;
+use spattn_lab::analyze::{Document, Loaded, Reader, Request};
+use spattn_lab::tune::journal::Journal;
 use spattn_model::device::Device;
 
 /// The default length of a prompt in tokens.

@@ -12,9 +12,9 @@ use super::markdown::{line, rule};
 use super::plots::Figure;
 use super::plots::analyses::figure;
 use super::table::lines;
-use crate::analyze::Found;
-use crate::analyze::findings::{Row, Table, Unit};
 use spattn_base::text::in_markdown;
+use spattn_lab::analyze::Found;
+use spattn_lab::analyze::findings::{Row, Table, Unit};
 
 /// Facts about what was read, for the head of the page: pairs of name and value.
 pub type Facts = [(String, String)];
@@ -156,7 +156,7 @@ pub fn facts(model: &str, tasks: &[String], length: usize, documents: usize, que
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::{Findings, select};
+    use spattn_lab::analyze::{Findings, select};
 
     fn found() -> Vec<Found> {
         let mut table = Table::new("t", "What it shows", &["layer"], &[("a, b", Unit::Share), ("n", Unit::Tokens)]);

@@ -10,11 +10,11 @@ use anyhow::{Context, Result};
 
 use super::csv::finished;
 use super::plots::papers::figures;
-use crate::eval::papers::claims::Verdict;
-use crate::eval::papers::item::Item;
-use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
-use crate::eval::papers::{ITEMS, PAPERS};
 use spattn_base::text::in_markdown;
+use spattn_lab::papers::claims::Verdict;
+use spattn_lab::papers::item::Item;
+use spattn_lab::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
+use spattn_lab::papers::{ITEMS, PAPERS};
 
 /// The file of an item's outcome, which all pages are drawn from.
 pub const RESULT: &str = "result.json";
@@ -232,11 +232,11 @@ fn claims(claims: &[Judged]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::papers::item::Variant;
-    use crate::eval::papers::measure::Evidence;
-    use crate::eval::papers::outcome::judge;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_lab::papers::item::Variant;
+    use spattn_lab::papers::measure::Evidence;
+    use spattn_lab::papers::outcome::judge;
 
     const ITEM: &str = "
 title = 'a table'

@@ -13,9 +13,9 @@ use super::plots::Figure;
 use super::plots::tuning::schedules as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
-use crate::tune::schedules::{LEVELS, Measured, ScheduleOutcome};
-use crate::tune::shapes::Interval;
 use spattn_base::text::in_markdown;
+use spattn_lab::tune::schedules::{LEVELS, Measured, ScheduleOutcome};
+use spattn_lab::tune::shapes::Interval;
 
 const HEADINGS: [&str; 5] = ["schedule", "error\npredicted", "error\nmeasured", "beside\nuniform", "attended"];
 

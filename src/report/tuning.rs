@@ -11,9 +11,9 @@ use super::format::{capital, number};
 use super::markdown::{line, rule};
 use super::plots::{Figure, tuning};
 use super::table::lines;
-use crate::tune::grid::DENSITY;
-use crate::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
 use spattn_base::text::in_markdown;
+use spattn_lab::tune::grid::DENSITY;
+use spattn_lab::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
 
 const HEADINGS: [&str; 5] = ["n", "loss", "bounds", "verdict", "attended"];
 

@@ -16,11 +16,11 @@ use super::pen::{
     title_width,
 };
 use super::{Figure, paged};
-use crate::eval::papers::item::{Item, Line};
-use crate::eval::papers::outcome::{CellOutcome, Outcome, Row};
-use crate::eval::papers::seen::Found;
-use crate::eval::papers::times::Timed;
-use crate::eval::papers::values::Value;
+use spattn_lab::papers::item::{Item, Line};
+use spattn_lab::papers::outcome::{CellOutcome, Outcome, Row};
+use spattn_lab::papers::seen::Found;
+use spattn_lab::papers::times::Timed;
+use spattn_lab::papers::values::Value;
 
 /// The height of the plotted area, and of a line of the legend.
 const HEIGHT: i32 = 320;
@@ -345,9 +345,9 @@ impl Frame<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::papers::item::Variant;
-    use crate::eval::papers::measure::Evidence;
-    use crate::eval::papers::outcome::judge;
+    use spattn_lab::papers::item::Variant;
+    use spattn_lab::papers::measure::Evidence;
+    use spattn_lab::papers::outcome::judge;
 
     /// An item with some rows (name and method), drawn over rows or columns.
     fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {

@@ -7,9 +7,9 @@ use super::axis::{Axis, tick_label};
 use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::pen::SeriesLook;
 use super::{Figure, paged};
-use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
-use crate::tune::shapes::{ShapeOutcome, Target};
-use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
+use spattn_lab::tune::schedules::{Measured as Dealt, ScheduleOutcome};
+use spattn_lab::tune::shapes::{ShapeOutcome, Target};
+use spattn_lab::tune::{MethodOutcome, Outcome, Row, Verdict};
 
 /// The pages of the drawing, with a panel for each method; empty if nothing was measured.
 ///
