@@ -232,11 +232,11 @@ impl Sequence {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match (self.dense[layer], indexes.is_empty()) {
                 (true, _) => kv_heads * total,
-                // A device picks from all that there is, unless it said what is held.
+                // A device selects from all tokens, unless it has reported how many are resident.
                 (false, true) if self.on_device => {
                     self.resident_on_device[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
                 }
-                // Without an index there was nothing to pick: what is not exact now has left for good.
+                // Without an index there are no candidates: all tokens that are not static are evicted.
                 (false, true) => kv_heads * fixed,
                 (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
             }
@@ -728,7 +728,7 @@ mod tests {
         (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
     }
 
-    /// In contexts so long that KV heads are dealt out to threads, each picks and attends by its own queries and keys.
+    /// In contexts so long that KV heads are dealt out to threads, each selects and attends with its own queries and keys.
     /// Of 40 tokens behind a prefix of 500 the mean context is of 520, whose tokens a window that moves on leaves to be picked.
     #[test]
     fn what_is_set_once_is_set_for_the_mean_of_the_tokens_that_follow() {

@@ -1,4 +1,4 @@
-//! The shape of a prompt, on which the memory for it and for its indexes depends.
+//! The shape of a prefix, on which the memory for it and for its indexes depends.
 
 /// The shape of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
