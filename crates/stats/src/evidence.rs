@@ -33,9 +33,9 @@ pub struct Evidence {
 /// On which side of a limit the mean lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// At it or below it.
+    /// At or below the limit.
     Below,
-    /// Above it.
+    /// Above the limit.
     Above,
 }
 
