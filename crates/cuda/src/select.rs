@@ -1,7 +1,7 @@
-//! Choosing tokens on the device: scores of candidates, the largest of them, and counting what was chosen.
+//! Launchers that select tokens on the device: they score candidates, find the largest scores, and count what was selected.
 //!
-//! What comes out are [`TokenLists`], which [`Attention`](super::Attention) attends. The kernels can only choose candidates, so
-//! nobody has to look at the lists.
+//! The results are [`TokenLists`], which [`Attention`](super::Attention) attends. Kernels write only candidates to them, so the lists need
+//! no check on the host.
 
 use std::ops::Range;
 
@@ -11,32 +11,32 @@ use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 use spattn_kernels::GPU_ROW_WIDTHS;
 
-/// Candidates that a block of a scoring kernel takes.
+/// Candidates for each block of a scoring kernel.
 const TILE: usize = 256;
-/// Most query heads that one takes.
+/// Most query heads for each block.
 const MOST_QUERIES: usize = 8;
-/// The same where tensor cores score.
+/// Candidates for each block of a scoring kernel on tensor cores.
 const MMA_TILE: usize = 1024;
-/// Queries of all rows that one product on tensor cores takes.
+/// Queries of all rows in one product on tensor cores.
 const MMA_QUERIES: usize = 16;
-/// Threads of a block that chooses, or counts.
+/// Threads of a block that selects or counts.
 const THREADS: u32 = 1024;
-/// Scores of a list from which on a cluster of blocks finds the largest, how many lists are few, and threads and shared memory of
-/// such a block before its marks.
+/// Lists with at least `CLUSTERED` scores are searched by a cluster of blocks; up to `FEW_LISTS` lists get larger clusters. Then threads of
+/// such a block, and its shared memory beside its marks.
 const CLUSTERED: usize = 4096;
 const FEW_LISTS: usize = 32;
 const CLUSTER_THREADS: u32 = 512;
 const CLUSTER_SHARED: usize = 66 << 10;
-/// What a block of a cluster has of a list is a multiple of so many scores, and at most so many, for each of which there are two
-/// bits in shared memory.
+/// The part of a list that a block of a cluster searches is a multiple of `CHUNK` scores, and at most `LARGEST_CHUNK`, since shared memory
+/// holds two bits for each score.
 const CHUNK: usize = 128;
 const LARGEST_CHUNK: usize = 1 << 19;
-/// A list of scores takes a multiple of so many.
+/// The stride of a list of scores is a multiple of this.
 const WIDE: usize = 4;
-/// Lists are allocated in steps of so many bytes, so that those that grow with the context do not move at every step.
+/// Token lists are allocated in steps of this many bytes, so that lists that grow with the context are not reallocated at every step.
 const LIST_STEP: usize = 1 << 18;
 
-/// Numbers that host and device hold alike, sent when they change.
+/// Numbers that host and device hold alike; they are uploaded when they change.
 #[derive(Debug, Default)]
 pub struct HostDeviceVec<T> {
     host: Vec<T>,
@@ -44,7 +44,7 @@ pub struct HostDeviceVec<T> {
 }
 
 impl<T: Plain + PartialEq> HostDeviceVec<T> {
-    /// Makes both hold `numbers`.
+    /// Sets both to `numbers`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -61,12 +61,12 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
         Ok(())
     }
 
-    /// What both hold.
+    /// The numbers that both hold.
     pub fn numbers(&self) -> &[T] {
         &self.host
     }
 
-    /// Where some of them are on the device.
+    /// Device address of a range of the numbers.
     pub(super) fn address(&self, range: Range<usize>) -> u64 {
         assert!(range.end <= self.host.len(), "{range:?} of {} numbers", self.host.len());
         let device = self.device.as_ref().expect("what is used was set");
@@ -74,7 +74,7 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
     }
 }
 
-/// Queries of some rows of a step.
+/// Queries of some rows in a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
     /// Rotated queries `[row][stride]`, head `h` at `h * d`.
@@ -83,11 +83,11 @@ pub struct Queries<'a> {
     pub stride: usize,
     /// Query heads.
     pub heads: usize,
-    /// The rows.
+    /// Indices of the rows in the buffer.
     pub rows: &'a HostDeviceVec<u32>,
 }
 
-/// Channel-wise bounds of pages of keys, `[kv_head][page][d]` each.
+/// Channel-wise bounds of pages of keys, each `[kv_head][page][d]`.
 #[derive(Debug, Clone, Copy)]
 pub struct PageBounds<'a> {
     /// Minima.
@@ -98,14 +98,14 @@ pub struct PageBounds<'a> {
     pub pages: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the numbers.
     pub storage: Storage,
 }
 
 impl PageBounds<'_> {
-    /// Bytes of either bounds.
+    /// Bytes of `lower`, or of `upper`.
     pub fn bytes(&self) -> usize {
         self.kv_heads * self.pages * self.d * self.storage.bytes()
     }
@@ -121,7 +121,7 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Makes room for `lists` lists of `columns` scores in each of `rows` rows.
+    /// Reserves memory for `lists` lists of `columns` scores in each of `rows` rows.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -130,7 +130,7 @@ impl Scores {
         gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns))
     }
 
-    /// Copies one list to the host.
+    /// Copies one list of scores to the host.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -154,10 +154,10 @@ impl Scores {
         gpu.upload_to(self.buffer.as_mut().expect("there is room"), 0, &padded)
     }
 
-    /// Rows and lists of each.
+    /// Number of rows, and of lists in each.
     ///
     /// # Panics
-    /// If there are not so many columns.
+    /// If the lists do not have `columns` columns.
     pub(super) fn shape(&self, columns: usize) -> (usize, usize) {
         assert_eq!(self.columns, columns, "a score for each column");
         (self.rows, self.lists)
@@ -172,7 +172,7 @@ impl Scores {
         columns.next_multiple_of(WIDE)
     }
 
-    /// Bytes of one row of so many lists.
+    /// Bytes of one row of `lists` lists.
     pub fn row_bytes(lists: usize, columns: usize) -> usize {
         4 * lists * Self::stride_of(columns)
     }
@@ -183,23 +183,23 @@ impl Scores {
     }
 }
 
-/// Room for scores by query head, and for what those of each group come to.
+/// Memory for scores by query head, and for the reduced scores of each group.
 #[derive(Debug, Default)]
 pub struct ScoreWorkspace {
     by_head: Scores,
     by_group: Scores,
-    /// What is kept of the scores of each tile.
+    /// Two numbers for each tile of scores.
     tiles: Option<Buffer>,
 }
 
 impl ScoreWorkspace {
-    /// What was scored last: by query head, or as [`Reduction`] made it.
+    /// The last scores: by query head, or by KV head if they were reduced.
     pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
         if reduction.is_some() { &self.by_group } else { &self.by_head }
     }
 
-    /// Room for the scores of query heads and, of as many columns, for what those of each group come to; and for two numbers of each of
-    /// `tiles` tiles of a query head.
+    /// Reserves memory for scores by query head, for as many columns of reduced scores by KV head, and for two numbers for each of `tiles`
+    /// tiles of a query head. Returns the three addresses.
     pub(super) fn resized_both(
         &mut self,
         gpu: &Gpu,
@@ -214,17 +214,17 @@ impl ScoreWorkspace {
         Ok([self.by_head.address(), self.by_group.address(), self.tiles(rows, heads, tiles)])
     }
 
-    /// Where the numbers of tiles are.
+    /// Address of the tiles' numbers.
     pub(super) fn tiles(&self, rows: usize, heads: usize, tiles: usize) -> u64 {
         self.tiles.as_ref().expect("there is room").address(0, 8 * rows * heads * tiles)
     }
 
-    /// Makes of the scores by query head what those of each group come to.
+    /// Reduces the scores by query head.
     pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
         gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
     }
 
-    /// Room for the scores of `heads` query heads, or what those of `kv_heads` groups come to.
+    /// Reserves memory for the scores of `heads` query heads, or for reduced scores of `kv_heads` KV heads if there is a reduction.
     pub(super) fn resized(
         &mut self,
         gpu: &Gpu,
@@ -240,19 +240,19 @@ impl ScoreWorkspace {
     }
 }
 
-/// Lists of tokens that a device chose, `[row][list][most]`, and how many each has.
+/// Lists of tokens selected on the device, `[row][list][most]`, and the number of tokens in each list.
 #[derive(Debug, Default)]
 pub struct TokenLists {
     tokens: Option<Buffer>,
     counts: Option<Buffer>,
-    /// What each token's logit is lowered by.
+    /// What is subtracted from each token's logit.
     weights: Option<Buffer>,
-    /// How many entries of an index each list took.
+    /// How many index entries were read for each list.
     entries: Option<Buffer>,
-    /// What each query head's picks leave over, and what stands for that.
+    /// For each query head, the share of the mass that its selection leaves over; and the value that represents what was not selected.
     shares: Option<Buffer>,
     values: Option<Buffer>,
-    /// Query heads, KV heads and the width of a value, where something is left over.
+    /// Query heads, KV heads and channels of a value, if something is left over.
     rest: Option<[usize; 3]>,
     are_weighted: bool,
     are_counted: bool,
@@ -260,11 +260,11 @@ pub struct TokenLists {
     lists: usize,
     most: usize,
     expected: usize,
-    /// All tokens of each row lie below this one.
+    /// For each row, a position above all its tokens.
     ends: Vec<usize>,
 }
 
-/// One of [`TokenLists`].
+/// One list of [`TokenLists`].
 #[derive(Debug, Clone, Copy)]
 pub struct TokenList<'a> {
     lists: &'a TokenLists,
@@ -272,8 +272,7 @@ pub struct TokenList<'a> {
 }
 
 impl TokenLists {
-    /// Makes room for `lists` lists of up to `most` tokens below `end` in each of `rows` rows, all of which a launcher then
-    /// has to write.
+    /// Reserves `lists` lists of up to `most` tokens below `end` in each of `rows` rows. A launcher must then write all of them.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -281,7 +280,7 @@ impl TokenLists {
         self.resize_to(gpu, lists, most, vec![end; rows])
     }
 
-    /// As [`resize`](Self::resize), of rows each of which has tokens below an end of its own.
+    /// As [`resize`](Self::resize), with an end for each row.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -293,7 +292,7 @@ impl TokenLists {
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
     }
 
-    /// As [`resize`](Self::resize), of lists as long as it happens: about `expected` tokens.
+    /// As [`resize`](Self::resize), for lists whose lengths depend on the data: about `expected` tokens.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -309,7 +308,7 @@ impl TokenLists {
         Ok(())
     }
 
-    /// As [`resize`](Self::resize), of lists that say how many entries of an index were read for them.
+    /// As [`resize`](Self::resize), for lists that also count the index entries that were read for them.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -325,8 +324,8 @@ impl TokenLists {
         gpu.reserve(&mut self.entries, (4 * rows * lists).next_multiple_of(WIDE))
     }
 
-    /// As [`resize_counted`](Self::resize_counted), of lists that also say what each token's logit is lowered by. They are as
-    /// long as it happens: about `expected` tokens.
+    /// As [`resize_counted`](Self::resize_counted), for lists that also hold what is subtracted from each token's logit. Their lengths
+    /// depend on the data: about `expected` tokens.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -342,8 +341,8 @@ impl TokenLists {
         gpu.reserve(&mut self.weights, (4 * rows * lists * most).next_multiple_of(LIST_STEP))
     }
 
-    /// Makes room for what the picks of `heads` query heads of each row leave over, as a share of their exponentials and those of
-    /// what was not picked, and for a value `[d]` of each KV head that stands for it.
+    /// Reserves what the selections of `heads` query heads of each row leave over: a share of the mass of the selected and the unselected
+    /// tokens together, and for each KV head a value `[d]` that represents the unselected tokens.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -354,7 +353,7 @@ impl TokenLists {
         gpu.reserve(&mut self.values, 4 * kv_heads * d)
     }
 
-    /// Where shares `[row][head]` of some rows and the values `[kv_head][d]` are.
+    /// Addresses of the shares `[row][head]` from row `first` on, and of the values `[kv_head][d]`.
     pub(super) fn rests(&self, first: usize, rows: usize) -> [u64; 2] {
         let [heads, kv_heads, d] = self.rest.expect("there is room");
         assert!(first + rows <= self.rows, "rows up to {} of {}", first + rows, self.rows);
@@ -363,7 +362,7 @@ impl TokenLists {
         [shares.address(4 * first * heads, 4 * rows * heads), values]
     }
 
-    /// Where the share that a query head of a row leaves over is, and the value that stands for it; `None` if nothing is left over.
+    /// Addresses of the share that a query head of a row leaves over, and of the value that represents it; `None` if nothing is left over.
     ///
     /// # Panics
     /// If there is no such row or head.
@@ -374,7 +373,7 @@ impl TokenLists {
         Some([shares + 4 * head as u64, values + (4 * (head / (heads / kv_heads)) * d) as u64])
     }
 
-    /// Copies to the host the shares that the query heads of a row leave over.
+    /// Copies the shares that the query heads of a row leave over to the host.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -388,7 +387,7 @@ impl TokenLists {
         Ok(shares)
     }
 
-    /// Becomes one row, with the lists of a row of `from`, which are not weighted and leave nothing over.
+    /// Becomes a copy of one row of `from`, without weights and without shares left over.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -407,30 +406,30 @@ impl TokenLists {
         Ok(())
     }
 
-    /// All tokens lie below this one.
+    /// A position above all tokens.
     pub fn end(&self) -> usize {
         self.ends.iter().copied().max().unwrap_or(0)
     }
 
-    /// Lists of a row.
+    /// Number of lists in a row.
     pub fn lists(&self) -> usize {
         self.lists
     }
 
-    /// Tokens that a list has at most.
+    /// Most tokens of a list.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Tokens that a list probably has.
+    /// Expected number of tokens of a list.
     pub fn expected(&self) -> usize {
         self.expected
     }
 
-    /// A list of a row.
+    /// One list of a row.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such list.
     pub fn list(&self, row: usize, list: usize) -> TokenList<'_> {
         assert!(row < self.rows && list < self.lists, "list {list} of row {row}");
         TokenList { lists: self, index: row * self.lists + list }
@@ -449,13 +448,13 @@ impl TokenLists {
         Ok(list)
     }
 
-    /// Copies to the host what the logits of one list are lowered by.
+    /// Copies what is subtracted from the logits of one list to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If nothing is lowered.
+    /// If the lists have no weights.
     pub fn download_weights(&self, gpu: &Gpu, row: usize, list: usize) -> Result<Vec<f32>, GpuError> {
         assert!(self.are_weighted, "lists of tokens alone");
         let (mut count, index) = ([0u32], self.list(row, list).index);
@@ -465,13 +464,13 @@ impl TokenLists {
         Ok(weights)
     }
 
-    /// Copies to the host how many entries of an index one list took.
+    /// Copies the number of index entries that were read for one list to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If they are not counted.
+    /// If the lists do not count them.
     pub fn download_entries(&self, gpu: &Gpu, row: usize, list: usize) -> Result<u32, GpuError> {
         assert!(self.are_counted, "lists of tokens alone");
         let (mut entries, index) = ([0u32], self.list(row, list).index);
@@ -479,7 +478,7 @@ impl TokenLists {
         Ok(entries[0])
     }
 
-    /// Where the weights of all lists from a row on are.
+    /// Address of the weights of all lists from a row on.
     pub(super) fn weights(&self, row: usize) -> u64 {
         assert!(self.are_weighted, "lists of tokens alone");
         let (rows, first) = (self.rows - row, row * self.lists);
@@ -487,23 +486,23 @@ impl TokenLists {
         weights.address(4 * first * self.most, 4 * rows * self.lists * self.most)
     }
 
-    /// Where the numbers of entries of all lists from a row on are.
+    /// Address of the index entry counts of all lists from a row on.
     pub(super) fn entries(&self, row: usize) -> u64 {
         assert!(self.are_counted, "lists of tokens alone");
         let (rows, first) = (self.rows - row, row * self.lists);
         self.entries.as_ref().expect("there is room").address(4 * first, 4 * rows * self.lists)
     }
 
-    /// Checks that there is room for `most` tokens below `end` in each of so many rows and lists.
+    /// Checks that the lists have at least `rows` rows of `lists` lists, each with memory for `most` tokens below `end`.
     ///
     /// # Panics
-    /// If there is not.
+    /// If they do not.
     pub(super) fn assert_room(&self, [rows, lists]: [usize; 2], most: usize, end: usize) {
         assert!(self.rows >= rows && self.lists == lists, "{rows} rows of {lists} lists");
         assert!(self.most >= most && self.end() >= end, "lists of {} tokens below {}", self.most, self.end());
     }
 
-    /// Addresses of tokens and counts from a row on.
+    /// Addresses of the tokens and of the counts from a row on.
     pub(super) fn addresses(&self, row: usize) -> [u64; 2] {
         let (rows, first) = (self.rows - row, row * self.lists);
         let (tokens, counts) = (self.tokens.as_ref().expect("there is room"), self.counts.as_ref());
@@ -513,29 +512,29 @@ impl TokenLists {
 }
 
 impl TokenList<'_> {
-    /// Tokens that it has at most.
+    /// Most tokens of the list.
     pub fn most(&self) -> usize {
         self.lists.most
     }
 
-    /// Tokens that it probably has.
+    /// Expected number of tokens of the list.
     pub fn expected(&self) -> usize {
         self.lists.expected
     }
 
-    /// All its tokens lie below this one.
+    /// A position above all its tokens.
     pub(super) fn end(&self) -> usize {
         self.lists.ends[self.index / self.lists.lists]
     }
 
-    /// Where its tokens and their count are.
+    /// Addresses of its tokens and of their count.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let TokenLists { tokens, counts, most, .. } = self.lists;
         let (tokens, counts) = (tokens.as_ref().expect("there is room"), counts.as_ref().expect("there is room"));
         [tokens.address(4 * self.index * most, 4 * most), counts.address(4 * self.index, 4)]
     }
 
-    /// Where what its logits are lowered by is; 0 if they are not.
+    /// Address of what is subtracted from its logits; 0 if nothing is.
     pub(super) fn weights(&self) -> u64 {
         let TokenLists { weights, most, are_weighted, .. } = self.lists;
         let weights = weights.as_ref().filter(|_| *are_weighted);
@@ -543,17 +542,17 @@ impl TokenList<'_> {
     }
 }
 
-/// How the scores of a group's heads become one.
+/// How the scores of a group's query heads become one score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// Added.
+    /// Their sum.
     Sum,
-    /// The largest.
+    /// Their maximum.
     Max,
 }
 
 impl Reduction {
-    /// As kernels name it, or the lack of one.
+    /// The kernels' number for a reduction, or for none.
     pub(super) fn number(reduction: Option<Self>) -> i32 {
         match reduction {
             None => 0,
@@ -563,27 +562,27 @@ impl Reduction {
     }
 }
 
-/// Queries that were made of others, `[row][head][width]`, each as the sum of two numbers.
+/// Projected queries `[row][head][width]`, each number as the sum of a high and a low part.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedQueries<'a> {
-    /// The numbers as they are stored.
+    /// The numbers, rounded to their storage type.
     pub high: &'a Buffer,
-    /// What that leaves of them, if it is anything.
+    /// What rounding left over, if it is kept.
     pub low: Option<&'a Buffer>,
     /// Query heads.
     pub heads: usize,
-    /// Width.
+    /// Numbers of a projected query.
     pub width: usize,
-    /// The numbers 0, 1, 2 and on, for each row.
+    /// Indices of the rows: 0, 1, 2 and so on.
     pub rows: &'a HostDeviceVec<u32>,
 }
 
-/// Rows `[kv_head][row][width]` that an index holds.
+/// Rows `[kv_head][row][width]` of an index.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexRows<'a> {
     /// The numbers.
     pub rows: &'a Buffer,
-    /// Rows of a KV head.
+    /// Rows of each KV head.
     pub count: usize,
     /// KV heads.
     pub kv_heads: usize,
@@ -591,23 +590,23 @@ pub struct IndexRows<'a> {
     pub storage: Storage,
 }
 
-/// Pages of equal size, cut over some tokens; the last one may be shorter.
+/// Pages of equal size over a range of tokens; the last page may be shorter.
 #[derive(Debug, Clone)]
 pub struct Pages {
-    /// All tokens.
+    /// The range of tokens.
     pub tokens: Range<usize>,
-    /// Tokens a page.
+    /// Tokens of a page.
     pub size: usize,
 }
 
 impl Pages {
-    /// How many there are.
+    /// Number of pages.
     pub fn count(&self) -> usize {
         self.tokens.len().div_ceil(self.size)
     }
 }
 
-/// What scoring kernels read: addresses of rows `[d]`, and where they lie.
+/// Arguments of scoring kernels: addresses of the rows `[d]` that are scored, and their layout.
 struct ScoreArgs {
     kind: &'static str,
     upper: u64,
@@ -619,7 +618,7 @@ struct ScoreArgs {
     storage: Storage,
 }
 
-/// Queries that they read: addresses of the first row, of the numbers of rows, and how many these are.
+/// Queries for scoring kernels: addresses of the first row and of the row indices, and the number of these.
 struct QueryArgs {
     from: u64,
     rest: u64,
@@ -630,23 +629,22 @@ struct QueryArgs {
 }
 
 impl Queries<'_> {
-    /// The address of row 0, of which the largest of `rows` lies inside the buffer.
+    /// The address of row 0. The largest of `rows` is checked to lie inside the buffer.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it does not lie inside.
     pub(super) fn address(&self, rows: Range<usize>, d: usize, storage: Storage) -> u64 {
         let last = self.rows.numbers()[rows].iter().max().map_or(0, |row| *row as usize);
         self.queries.address(0, (last * self.stride + self.heads * d) * storage.bytes())
     }
 
-    /// The address of the numbers of some rows.
+    /// Address of the row indices for a range of rows.
     pub(super) fn list(&self, rows: Range<usize>) -> u64 {
         self.rows.address(rows)
     }
 }
 
-/// Blocks that find the largest of a list of so many scores, of so many lists: as few as leave a block no more than it can hold open, but
-/// many where there are few lists.
+/// How many blocks search one of `lists` lists of `columns` scores together: as few as can hold the list, but more if there are few lists.
 fn cluster_of(lists: usize, columns: usize) -> usize {
     match (lists <= FEW_LISTS, columns) {
         (false, ..=0x1_0000) => 2,
@@ -656,7 +654,8 @@ fn cluster_of(lists: usize, columns: usize) -> usize {
 }
 
 impl Gpu {
-    /// `q·k` of the queries of some rows with the keys of `tokens`, into lists by query head, or by KV head if they are reduced.
+    /// Scores of keys: `q·k` for the queries of a range of rows and the keys of `tokens`, into lists by query head, or by KV head if they
+    /// are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -686,8 +685,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, room)
     }
 
-    /// The largest `q·k` that a key within each page's bounds can have, into lists by query head, or by KV head if they are
-    /// reduced.
+    /// Scores of pages: the largest `q·k` that a key within the bounds of each page can have, into lists by query head, or by KV head if
+    /// they are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -716,8 +715,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, room)
     }
 
-    /// Products of queries that were made of others with the rows of an index, of the same width, into lists by query head,
-    /// or by KV head if they are reduced. Queries of KV heads, which were added up before, count as reduced to their sum.
+    /// Scores of index rows: products of projected queries with rows of the same width, into lists by query head, or by KV head if they are
+    /// reduced. Queries that were already summed for each KV head count as reduced by [`Sum`](Reduction::Sum).
     ///
     /// # Errors
     /// [`GpuError`].
@@ -772,7 +771,7 @@ impl Gpu {
         }
     }
 
-    /// Whether tensor cores score rows so wide.
+    /// Whether tensor cores score rows of `d` numbers.
     fn fits_tiles(storage: Storage, d: usize) -> bool {
         storage != Storage::F32 && GPU_ROW_WIDTHS.contains(&d)
     }
@@ -790,7 +789,7 @@ impl Gpu {
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
         let group = heads / kv_heads;
         let on_tiles = Self::fits_tiles(storage, d);
-        // What one product does not take is reduced afterwards.
+        // Groups that do not fit in one product are reduced afterwards.
         let at_once = reduction.filter(|_| on_tiles && group <= MMA_QUERIES);
         let out = room.resized(self, rows, (heads, kv_heads), columns, at_once)?;
         self.score_into(asking, scored, at_once, out)?;
@@ -800,7 +799,7 @@ impl Gpu {
         }
     }
 
-    /// [`score`](Self::score) where there is room, reduced only if tensor cores score.
+    /// [`score`](Self::score) into memory that is already reserved; only tensor cores reduce here.
     fn score_into(
         &self,
         asking: &QueryArgs,
@@ -831,11 +830,11 @@ impl Gpu {
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
         launch.arg(&head_stride).arg(&columns).arg(&d).arg(&to).arg(&out_stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows of queries, what is scored, and the scores lie inside buffers as checked by the callers.
+        // SAFETY: the callers have checked that rows of queries, scored rows and scores lie inside their buffers.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
     }
 
-    /// [`score`](Self::score) on tensor cores; there is room for the scores, reduced or not.
+    /// [`score`](Self::score) on tensor cores, into memory that is already reserved; reduced or not.
     fn score_tiles(
         &self,
         asking: &QueryArgs,
@@ -860,13 +859,13 @@ impl Gpu {
             launch.arg(&some).arg(&places).arg(&upper).arg(&lower).arg(&head_stride).arg(&columns).arg(&reduced);
             launch.arg(&to).arg(&out_stride);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: the callers have checked rows of queries, what is scored, and the scores.
+            // SAFETY: the callers have checked rows of queries, scored rows and scores.
             unsafe { launch.launch(grid) }.map_err(failed("scoring"))?;
         }
         Ok(())
     }
 
-    /// What the scores of the query heads of each of `kv_heads` groups reduce to, into lists by KV head.
+    /// Reduces the scores of the query heads of each of `kv_heads` groups, into lists by KV head.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -891,12 +890,12 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&stride).arg(&group).arg(&columns).arg(&largest).arg(&to);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both hold `rows` rows of their lists, of one stride.
+        // SAFETY: both hold `rows` rows of their lists, with the same stride.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("reducing scores"))
     }
 
-    /// Sums of the scores by query head of each run of `size` columns, as if each had so many where the last has fewer, into lists by
-    /// query head, or by KV head if they are reduced.
+    /// Sums of scores over runs of `size` columns, into lists by query head, or by KV head if they are reduced. The sum of a shorter last
+    /// run is scaled up to `size` columns.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -921,7 +920,7 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&from_stride).arg(&columns).arg(&size).arg(&to).arg(&stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both hold `rows * lists` lists, of as many columns and of as many runs.
+        // SAFETY: both hold `rows * lists` lists, one of columns and one of runs.
         unsafe { launch.launch(grid) }.map_err(failed("adding up scores"))?;
         match reduction {
             Some(reduction) => room.reduce(self, kv_heads, reduction),
@@ -929,7 +928,7 @@ impl Gpu {
         }
     }
 
-    /// Bounds of the pages of a layer's keys, into `lower` and `upper` as [`PageBounds`] has them.
+    /// Computes the bounds of the pages of a layer's keys, into `lower` and `upper` with the layout of [`PageBounds`].
     ///
     /// # Errors
     /// [`GpuError`].
@@ -954,7 +953,7 @@ impl Gpu {
         let function = self.function("page_bounds", &format!("page_bounds_{}", storage.name()))?;
         let grid = (pages.count() as u32, kv_heads as u32, 1);
         let block = (d.next_multiple_of(32) as u32, 1, 1);
-        // A page may be longer than all there is.
+        // A page may be longer than the range of tokens.
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (tokens, d) = (pages.tokens.len() as u32, d as i32);
         let mut launch = self.stream.launch_builder(&function);
@@ -964,14 +963,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("bounding pages"))
     }
 
-    /// The tokens of the pages with the largest scores, ascending; of equal scores the earlier page. `chosen` says how many
-    /// pages for each row of `lists`, of which the scores are those from row `first` on.
+    /// Selects the tokens of the pages with the largest scores, in ascending order; of equal scores the earlier page. `chosen` has the
+    /// number of pages for each row of `lists`. The scores are those of the rows from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If `lists` have no room for them, or scores and pages do not fit.
+    /// If `lists` have no memory for them, or scores and pages do not match.
     pub fn top_pages(
         &self,
         scores: &Scores,
@@ -1021,15 +1020,15 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
     }
 
-    /// The tokens of the fewest pages with the largest scores that have a share of the mass of all, and of `least` pages at least,
-    /// ascending; of equal scores the earlier page. A page's mass is `exp(scale * score)`. Rows of `lists` from `first` on are those of
-    /// the scores.
+    /// Selects the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, and at least `least`
+    /// pages, in ascending order; of equal scores the earlier page. A page's mass is `exp(scale * score)`. The scores are those of the rows
+    /// of `lists` from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If `lists` have no room for all, or scores and pages do not fit.
+    /// If `lists` have no memory for all tokens, or scores and pages do not match.
     pub fn top_share(
         &self,
         scores: &Scores,
@@ -1059,10 +1058,10 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing a share of the mass"))
     }
 
-    /// Adds to each row's counters how many different tokens the lists of each KV head have together, how many each query
-    /// head attends, and how many entries of an index all lists took: u64 from number `offset` on, `[kv_head]`, `[head]`, and
-    /// one. Lists are by KV head or by query head, of tokens in `tokens`. What is read and attended counts as often as the
-    /// counters' row says.
+    /// Adds to each row's counters how many distinct tokens the lists of each KV head have together, how many tokens each query head
+    /// attends, and how many index entries were read for all lists. Counters are u64: `[kv_head]`, `[head]` and one more, from number
+    /// `offset` on. Lists are by KV head or by query head, with tokens in the range `tokens`. Tokens read and attended are multiplied by
+    /// the number that `counters` gives for the row.
     ///
     /// # Errors
     /// [`GpuError`].
