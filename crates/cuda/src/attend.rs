@@ -60,7 +60,7 @@ pub struct Tail<'a> {
     pub buffer: &'a Buffer,
     /// Layers.
     pub layers: usize,
-    /// Tokens that there is room for.
+    /// Tokens for which memory is reserved.
     pub capacity: usize,
     /// KV heads.
     pub kv_heads: usize,

@@ -147,7 +147,7 @@ impl HeldTokens {
         Ok(Self { buffer: to, sizes, lists, room })
     }
 
-    /// Whether there is room for what a run can hold with `total` tokens in context.
+    /// Whether the buffers are large enough for what a run can hold with `total` tokens in context.
     pub fn has_room(&self, total: usize) -> bool {
         self.room >= self.needed(total)
     }

@@ -1,9 +1,9 @@
 //! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
 //!
-//! A [`Gpu`] is one device with one stream: what is asked for runs in that order, and only [`Gpu::download`] waits for it. A
-//! [`Buffer`] is device memory in bytes. Launchers check that what a kernel will touch lies inside its buffers, so no
-//! argument of theirs can make a kernel read or write elsewhere; what indices *within* buffers say (picked tokens, token
-//! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
+//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, and only [`Gpu::download`] waits for it. A
+//! [`Buffer`] is device memory in bytes. Launchers check that everything that a kernel touches lies inside its buffers, so no argument can
+//! make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by the
+//! callers named at each launcher. Nothing here depends on a model or a method.
 
 mod attend;
 mod block_shape;
@@ -66,80 +66,80 @@ pub use select::{
 pub use timeline::Timeline;
 pub use tree::{Tree, TreeWorkspace};
 
-/// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
+/// The compiled kernels: for each file in `kernels/` its name, whether it is for Hopper GPUs only, and its code.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The oldest compute capability that there is code for.
+/// The oldest compute capability that the code runs on.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-/// Bytes that come down at a time, and those of them that a thread takes on.
+/// Bytes of one copy to the host, and the part of them that one thread copies on.
 const LANDING: usize = 16 << 20;
 const COPIED: usize = 1 << 18;
-/// Major compute capability of the GPUs that kernels with `wgmma` are for.
+/// Major compute capability of the GPUs that can run the kernels with `wgmma`.
 const HOPPER: i32 = 9;
-/// The version of CUDA that the bindings and the kernels were made for, as the driver counts versions.
+/// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
 
-/// Why a GPU cannot be used, or did not do what it was asked for.
+/// Why a GPU cannot be used, or what failed on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// No driver's library is there.
+    /// The driver's library is missing.
     #[error("there is no NVIDIA driver on this machine (libcuda cannot be loaded)")]
     NoDriver,
-    /// A library that belongs to the CUDA toolkit is missing.
+    /// A library of the CUDA toolkit is missing.
     #[error("{0} cannot be loaded: it is part of the CUDA 13 runtime libraries")]
     NoLibrary(&'static str),
-    /// The driver knows no such device.
+    /// The driver lists no such device.
     #[error("there is no GPU {ordinal}: the driver lists {count}")]
     NoDevice {
-        /// Which was asked for.
+        /// The requested device.
         ordinal: usize,
-        /// How many there are.
+        /// How many devices there are.
         count: usize,
     },
-    /// The driver is older than what the program was built for.
+    /// The driver is older than the CUDA version that is needed.
     #[error("the driver supports CUDA {}.{}, and this build needs {}.{}", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
     OldDriver {
-        /// What it supports, as `1000 * major + 10 * minor`.
+        /// The version that it supports, as `1000 * major + 10 * minor`.
         has: i32,
-        /// What is needed.
+        /// The version that is needed.
         needs: i32,
     },
     /// The device is too old for the kernels.
     #[error("{name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
     OldDevice {
-        /// What the device is called.
+        /// Name of the device.
         name: String,
         /// Its compute capability.
         has: (i32, i32),
     },
-    /// The memory asked for is not there.
+    /// The device does not have enough free memory.
     #[error(
         "the GPU has {:.1} GB of memory left, and {:.1} GB more were needed: choose a shorter --length, fewer methods at a time \
          or --dtype bf16",
         *.free as f64 / 1e9, *.asked as f64 / 1e9
     )]
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes that were requested.
         asked: usize,
-        /// Bytes that were free then.
+        /// Bytes that were free at that time.
         free: usize,
     },
-    /// Whatever else the driver or a library says.
+    /// Any other error of the driver or a library.
     #[error("the GPU failed at {what}: {why}")]
     Failed {
         /// What was being done.
         what: &'static str,
-        /// In the driver's words.
+        /// The error's own message.
         why: String,
     },
 }
 
-/// What went wrong, with what was being done.
+/// Makes an error that says what was being done.
 fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |error| GpuError::Failed { what, why: error.to_string() }
 }
 
-/// Types of numbers that kernels store.
+/// The types in which kernels store numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// 32-bit floats.
@@ -159,12 +159,12 @@ impl Storage {
         }
     }
 
-    /// Whether the kernels on tensor cores take heads so wide.
+    /// Whether the kernels on tensor cores support heads of `d` channels.
     fn fits_tiles(self, d: usize) -> bool {
         self != Self::F32 && matches!(d, 64 | 128)
     }
 
-    /// The end of the names of kernels for it.
+    /// The ending of the names of its kernels.
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -174,13 +174,13 @@ impl Storage {
     }
 }
 
-/// Numbers that host and device store alike.
+/// Numbers that are stored alike on host and device.
 ///
 /// # Safety
-/// Every pattern of bits is a value, and there is no padding.
+/// Every bit pattern must be valid, and there must be no padding.
 pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
 
-// SAFETY: integers and floats have neither padding nor patterns that are no value.
+// SAFETY: integers and floats have no padding, and every bit pattern is valid.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
@@ -193,20 +193,20 @@ unsafe impl Plain for f16 {}
 // SAFETY: as above.
 unsafe impl Plain for bf16 {}
 
-/// Memory of a GPU.
+/// Device memory of a GPU.
 pub struct Buffer {
     slice: CudaSlice<u8>,
     held: Held,
 }
 
-/// Bytes that all buffers of a GPU take now, and the most that they have taken.
+/// Bytes that all buffers of a GPU have now, and the most that they had at any time.
 #[derive(Debug, Default)]
 struct Memory {
     now: AtomicUsize,
     most: AtomicUsize,
 }
 
-/// A buffer's part of [`Memory`], for as long as it is there.
+/// A buffer's share of [`Memory`], given back when it is dropped.
 struct Held {
     bytes: usize,
     memory: Arc<Memory>,
@@ -233,20 +233,20 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Its size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.held.bytes
     }
 
-    /// A number that no other buffer has as long as this one is there.
+    /// A number that no other living buffer has.
     pub fn id(&self) -> u64 {
         self.address(0, 0)
     }
 
-    /// The address of a byte; `len` bytes from there on lie inside.
+    /// The address of the byte `offset`; `len` bytes from there on lie inside the buffer.
     ///
     /// # Panics
-    /// If they do not.
+    /// If they do not lie inside.
     fn address(&self, offset: usize, len: usize) -> u64 {
         assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
         let (address, _guard) = self.slice.device_ptr(self.slice.stream());
@@ -254,12 +254,12 @@ impl Buffer {
     }
 }
 
-/// What a device is, for people.
+/// Properties of a device, to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
-    /// What it is called.
+    /// Name of the device.
     pub name: String,
-    /// Major and minor.
+    /// Major and minor compute capability.
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory: usize,
@@ -278,47 +278,47 @@ pub struct Gpu {
     functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
-    /// Bytes of shared memory that a block can have.
+    /// Most bytes of shared memory that a block can have.
     most_shared: usize,
-    /// For kernels that take work from a queue: zero between launches.
+    /// For kernels that draw work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
-    /// Pages that the device copies to.
+    /// Pinned memory for copies to the host.
     landing: Mutex<PinnedHostSlice<u8>>,
     memory: Arc<Memory>,
 }
 
-/// A kernel that was looked up.
+/// A kernel that was loaded.
 struct Function {
     function: CudaFunction,
-    /// Bytes of dynamic shared memory that it may take.
+    /// Bytes of dynamic shared memory that it is allowed to use.
     shared: u32,
 }
 
-/// Pages that the device copies from while the host goes on. Copies from other pages wait for the stream.
+/// Pinned memory for copies to the device: the host goes on while they run. Copies from other memory wait for the stream.
 struct Staging {
     slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
     next: usize,
 }
 
 impl Staging {
-    /// How many copies may be under way.
+    /// How many copies may run at the same time.
     const SLOTS: usize = 32;
-    /// Bytes of each.
+    /// Bytes of a slot.
     const SLOT: usize = 1 << 18;
-    /// What is longer is copied from where it is.
+    /// Longer data are copied without staging.
     const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
 
     fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         let slot = || {
-            // SAFETY: bytes need no initial value; every byte that is copied is written before.
+            // SAFETY: bytes need no initial value, and every byte is written before it is copied.
             let pages = unsafe { context.alloc_pinned(Self::SLOT) }?;
             Ok((pages, context.new_event(None)?))
         };
         Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
     }
 
-    /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
+    /// Copies bytes to an address, in the order of the stream. Waits only if all slots are in use.
     fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
         let mut pieces = bytes.chunks(Self::SLOT).enumerate();
         pieces.try_for_each(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream))
@@ -331,7 +331,7 @@ impl Staging {
         copied.synchronize()?;
         let pages = &mut pages.as_mut_slice()?[..bytes.len()];
         pages.copy_from_slice(bytes);
-        // SAFETY: the caller has checked the range behind the address; the pages are not written again before `copied`.
+        // SAFETY: the caller has checked the range behind the address; the slot is not written again before its event `copied` has passed.
         unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
         copied.record(stream)
     }
@@ -348,7 +348,7 @@ impl fmt::Debug for Gpu {
 /// # Errors
 /// [`GpuError::NoDriver`], or what the driver says.
 pub fn count() -> Result<usize, GpuError> {
-    // SAFETY: looks for the library and loads it.
+    // SAFETY: the call only looks for the library and loads it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(GpuError::NoDriver);
     }
@@ -376,7 +376,7 @@ pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
 /// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
 fn driver_version() -> Result<i32, GpuError> {
     let mut version = 0;
-    // SAFETY: writes one number to where it is told to.
+    // SAFETY: the call writes one number to `version`.
     unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }
         .result()
         .map_err(failed("asking for its version"))?;
@@ -387,7 +387,7 @@ impl Gpu {
     /// Opens a device and loads all kernels.
     ///
     /// # Errors
-    /// [`GpuError`] for each thing that may be missing.
+    /// The [`GpuError`] that names what is missing.
     pub fn open(ordinal: usize) -> Result<Self, GpuError> {
         let count = count()?;
         if ordinal >= count {
@@ -397,7 +397,7 @@ impl Gpu {
         if has < LEAST_DRIVER {
             return Err(GpuError::OldDriver { has, needs: LEAST_DRIVER });
         }
-        // SAFETY: looks for the library and loads it.
+        // SAFETY: the call only looks for the library and loads it.
         if !unsafe { cudarc::cublas::sys::is_culib_present() } {
             return Err(GpuError::NoLibrary("libcublas"));
         }
@@ -407,7 +407,7 @@ impl Gpu {
             let name = context.name().map_err(failed("asking for its name"))?;
             return Err(GpuError::OldDevice { name, has: capability });
         }
-        // SAFETY: events would order work of several streams; there is one, and all work is enqueued on it.
+        // SAFETY: events are needed to order the work of several streams; here all work is enqueued on one.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("making a stream"))?;
         let blas = CudaBlas::new(stream.clone())
@@ -427,7 +427,7 @@ impl Gpu {
         let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
         let counter = Buffer { slice, held: Held::new(4, &memory) };
         let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
-        // SAFETY: bytes need no initial value; those that are read were copied to before.
+        // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
         let functions = Mutex::default();
         Ok(Self {
@@ -446,7 +446,7 @@ impl Gpu {
         })
     }
 
-    /// What it is.
+    /// Properties of the device.
     ///
     /// # Errors
     /// What the driver says.
@@ -462,7 +462,7 @@ impl Gpu {
         })
     }
 
-    /// Bytes a second that a copy within the device moves, read and written both counted: the median of a few.
+    /// Bytes per second of a copy within the device, reads and writes both counted: the median of nine.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -481,17 +481,17 @@ impl Gpu {
         Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
-    /// The most bytes that its buffers have taken together.
+    /// The most bytes that its buffers had together at any time.
     pub fn most_bytes(&self) -> usize {
         self.memory.most.load(Ordering::Relaxed)
     }
 
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub fn processors(&self) -> usize {
         self.processors
     }
 
-    /// Memory of so many bytes, all zero.
+    /// Allocates memory of `bytes` bytes, all zero.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -508,7 +508,7 @@ impl Gpu {
         }
     }
 
-    /// Makes `buffer` at least so large; what it held is lost where it has to grow.
+    /// Makes `buffer` at least `bytes` long. If it has to grow, its content is lost.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -520,7 +520,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copies numbers to the device, into memory of their own.
+    /// Copies numbers to the device, into a new buffer.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -530,7 +530,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Copies numbers to the device, from byte `offset` of a buffer on.
+    /// Copies numbers to the device, to byte `offset` of a buffer and on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -552,7 +552,7 @@ impl Gpu {
         self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
     }
 
-    /// Copies rows to the device as they are stored, from byte `offset` of a buffer on.
+    /// Copies rows to the device in their storage type, to byte `offset` of a buffer and on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -567,27 +567,27 @@ impl Gpu {
         }
     }
 
-    /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.
+    /// Copies numbers to the host, from byte `offset` of a buffer on. Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// [`GpuError`]; whatever went wrong on the device since the last time shows here.
+    /// [`GpuError`]; errors of earlier work on the device are returned here too.
     ///
     /// # Panics
-    /// If the buffer does not hold so many.
+    /// If the buffer has fewer bytes.
     pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
         let len = size_of_val(numbers);
         let from = buffer.address(offset, len);
-        // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
+        // SAFETY: `Plain` numbers have no padding, and any bytes are valid.
         let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
         self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
         let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
         let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
         for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
             let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
-            // SAFETY: the range lies inside the buffer as checked above, and the pages are not touched before it is over.
+            // SAFETY: the range lies inside the buffer as checked above, and the pinned memory is not touched before the copy is done.
             unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
             self.synchronize()?;
-            // Pages that are new to the process are slow to be written to first.
+            // Several threads copy: the first write to pages that are new to the process is slow.
             match may_deal() {
                 true => {
                     let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
@@ -629,20 +629,20 @@ impl Gpu {
         self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
     }
 
-    /// Waits until everything asked for has been done.
+    /// Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// Whatever went wrong since the last time.
+    /// Errors of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.stream.synchronize().map_err(failed("running kernels"))
     }
 
-    /// A kernel of a module.
+    /// Loads a kernel of a module.
     fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
         self.with_shared(module, name, 0)
     }
 
-    /// A kernel of a module that may take so much dynamic shared memory.
+    /// Loads a kernel of a module and allows it `bytes` bytes of dynamic shared memory.
     fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if !functions.contains_key(name) {
@@ -659,8 +659,8 @@ impl Gpu {
     }
 }
 
-/// Whether a thread that holds a lock may deal work out to the pool. One of the pool may not: while it waited it would take up other work,
-/// which may ask for the same lock, and wait for itself.
+/// Whether a thread that holds a lock may hand out work to the thread pool. A thread of the pool may not: while it waits, it could run
+/// other work that needs the same lock, and so wait for itself.
 pub fn may_deal() -> bool {
     rayon::current_thread_index().is_none()
 }
