@@ -129,7 +129,7 @@ mod gpu {
                             d: D,
                             storage: STORAGE,
                         };
-                        let prefix = Prefix { cache, tokens: context, layer: 0 };
+                        let prefix = Prefix { cache, tokens: context, layer: 0, scale: 1.0 / (D as f32).sqrt() };
                         gpu.attend(&prepared, &prefix, &queries, HEADS * D, &mut out, None).unwrap();
                     });
                     let read =
@@ -167,7 +167,8 @@ mod gpu {
                 storage: STORAGE,
             };
             let mut out = gpu.alloc(2 * count * HEADS * D).unwrap();
-            let rows = Rows { queries: &queries, skip: 0, stride, count, heads: HEADS, first };
+            let rows =
+                Rows { queries: &queries, skip: 0, stride, count, heads: HEADS, first, scale: 1.0 / (D as f32).sqrt() };
             let seconds = time(gpu, 10, |_| gpu.prefill_attention(&rows, &cache, &mut out).unwrap());
             let pairs = count as f64 * first as f64 + count as f64 * (count as f64 + 1.0) / 2.0;
             let flops = 4.0 * pairs * (HEADS * D) as f64;

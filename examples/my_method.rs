@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use spattn::attention::methods::MethodEntry;
-use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Role, SelectedTokens, Selection, Step};
+use spattn::attention::{Budget, HeadPrefix, IndexKey, Method, ParamInfo, Role, SelectedTokens, Selection, Step};
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
 
@@ -51,9 +51,10 @@ impl Method for BlockMeans {
     type Index = Vec<f32>;
     type State = ();
 
-    /// Runs that differ only in their budgets share an index.
-    fn index_key(&self) -> String {
-        format!("block={}", self.block)
+    /// Runs that differ in their budgets alone share an index.
+    fn index_key(&self) -> IndexKey {
+        let Self { block, budget: _ } = self;
+        IndexKey::new(*block)
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {

@@ -3,7 +3,7 @@
 //! This crate is the program. Below it, in `crates/`, are those that it is made of; each imports only from crates below its own
 //! (see `ARCHITECTURE.md`):
 //!
-//! `spattn-base`, `spattn-stats` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` → `spattn-tasks` → `spattn`.
+//! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` → `spattn-tasks` → `spattn`.
 //!
 //! Within this crate: [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
 

@@ -13,7 +13,9 @@ use spattn::attention::{
     expand_grid,
 };
 use spattn::cost::Cost;
-use spattn::eval::calibration::calibrate::{Checkpoints, Order, Outcome, Plan, Text, supply};
+use spattn::eval::calibration::calibrate::{
+    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Text, supply,
+};
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;
@@ -191,6 +193,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         keys,
                         values,
                         d,
+                        scale: chunk.scale(),
                         dtype,
                         candidates: span,
                         prompt,
@@ -207,7 +210,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             kv_head,
                             queries: &queries,
                             d,
-                            scale: 1.0 / (d as f32).sqrt(),
+                            scale: chunk.scale(),
                             keys,
                             values,
                             tail_keys: Rows::F32(&[]),
@@ -234,8 +237,11 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             .enumerate()
                             .map(|(head, wanted)| {
                                 let key = |t: &u32| keys.slice(*t as usize..*t as usize + 1, d).to_f32();
-                                let logits: Vec<f32> =
-                                    wanted.tokens.iter().map(|t| step.scale * dot(step.query(head), &key(t))).collect();
+                                let logits: Vec<f32> = wanted
+                                    .tokens
+                                    .iter()
+                                    .map(|t| step.scale.factor() * dot(step.query(head), &key(t)))
+                                    .collect();
                                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                                 let weights: Vec<f64> = logits.iter().map(|l| f64::from(l - most).exp()).collect();
                                 weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect()
@@ -287,11 +293,11 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
     }
 }
 
-/// Trains on a few prompts, and stops after some blocks if requested.
-fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<Outcome>> {
-    let orders = Order::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
+/// Trains on a few prompts, stopping after some blocks if told to.
+fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<CalibrationOutcome>> {
+    let orders = CalibrationOrder::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
     let texts: [Text; 1] = [orders[0].calibration.reading.text.into()];
-    let plan = Plan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
+    let plan = CalibrationPlan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
     plan.run(&MODEL, Some(checkpoints), |done, _| match done >= stop_after {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
@@ -303,7 +309,7 @@ fn a_training_that_was_stopped_goes_on_to_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
     let resume = Checkpoints { resume: true, ..start.clone() };
-    let error = |result: anyhow::Result<Option<Outcome>>| result.err().unwrap().to_string();
+    let error = |result: anyhow::Result<Option<CalibrationOutcome>>| result.err().unwrap().to_string();
     assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to go on from: no "));
     let whole = train(5, &start, usize::MAX).unwrap().unwrap();
     assert!(whole.blocks > 3, "{} blocks", whole.blocks);

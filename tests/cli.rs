@@ -1175,14 +1175,13 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     again.check(again.stderr.matches(said).count() == 1, "pivots say it as well");
 }
 
-const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
-                       density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
-                       output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
-                       dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
-                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable,\
-                       shared_bytes_per_token,select_bytes_per_token,free_share,latency,select_ms_per_token,attend_ms_per_token,weights_ms_per_token,\
-                       picked_density,cost1_sparse_layers,cost2_sparse_layers,cost2_picked,cost1_published,shared_bytes_resident";
+/// The names of the columns that `docs/columns.md` promises, in its order, joined by commas.
+fn columns() -> String {
+    let page = include_str!("../docs/columns.md");
+    let names = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|(name, _)| name));
+    names.collect::<Vec<_>>().join(",")
+}
+
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
@@ -1251,7 +1250,7 @@ fn a_run_leaves_all_its_files() {
     }
     ran.check(!ran.stdout.contains("\n\n\n"), "one empty line between the parts of what is printed");
     let csv = out.read("summary.csv");
-    assert_eq!((csv.lines().next().unwrap(), csv.lines().count()), (COLUMNS, 5));
+    assert_eq!((csv.lines().next().unwrap(), csv.lines().count()), (columns().as_str(), 5));
     assert!(out.read("summary.md").contains("topk"));
     let svg = out.read("plots/score_vs_density.svg");
     assert!(svg.trim_start().starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
@@ -1295,7 +1294,7 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!(rows.len(), 2);
     for row in rows {
         let keys: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(keys.join(","), COLUMNS);
+        assert_eq!(keys.join(","), columns());
     }
     let (full, topk) = (&rows[0], &rows[1]);
     assert_eq!((&full["method"], &topk["method"]), (&"full".into(), &"topk".into()));

@@ -66,7 +66,7 @@ fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
     for (spec, bounds) in [("vertical_slash:vertical=2300", &[0, 2300][..]), ("a_shape:window=2300", &[0, 2048, 2300])]
     {
         let method = method(spec);
-        let (mut sparse, mut seen) = (SparsePrefill::new(&method, layers, 1).unwrap(), Vec::new());
+        let (mut sparse, mut seen) = (SparsePrefill::new(&method, g.decoder.layer_specs(), 1).unwrap(), Vec::new());
         let observe = &mut |chunk: &PrefillChunk<'_>| seen.push((chunk.layer, chunk.first, chunk.tokens()));
         let read = g.decoder.prefill_sparse(&tokens, tokens.len(), &mut sparse, observe).unwrap();
         assert_close(&read.logits, &dense.logits, spec);

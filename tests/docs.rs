@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use spattn::attention::methods::{METHODS, configure};
+use spattn::attention::methods::{METHODS, SelectionPlace, configure};
 use spattn::attention::{Policy, Role, expand_grid};
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
@@ -238,6 +238,61 @@ fn every_method_has_its_formula_its_reference_and_how_it_was_checked() {
 fn the_readme_counts_methods_right() {
     let text = page("README.md").text;
     assert!(text.contains(&format!("{} methods", METHODS.len())), "there are {} methods", METHODS.len());
+}
+
+/// The names in the second cell of a table's row that begins with a text: those in code, as far as they are names.
+fn names_in_row(page: &Page, row: &str) -> BTreeSet<String> {
+    let line = page.text.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("{}: {row}", page.name));
+    line[row.len()..].split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn pages_say_where_each_method_selects_on_a_gpu() {
+    let at = |place: &str| -> BTreeSet<String> {
+        let methods = METHODS.iter().filter(|method| method.selection_place().name() == place);
+        methods.map(|method| method.name.to_owned()).collect()
+    };
+    let gpu = page("docs/gpu.md");
+    let on_gpu = at(SelectionPlace::Device.name());
+    assert!(on_gpu.len() > 10, "{on_gpu:?}");
+    assert_eq!(names_in_row(&gpu, "| on the GPU; a step waits for nothing |"), on_gpu);
+    assert_eq!(names_in_row(&page("README.md"), "| tokens are selected | there |"), on_gpu);
+    let nowhere = at(SelectionPlace::Nowhere.name());
+    assert_eq!(names_in_row(&gpu, "| nowhere: only static tokens are attended, or decoding is dense |"), nowhere);
+    let by_positions = at(SelectionPlace::HostWithoutQueries.name());
+    assert_eq!(
+        names_in_row(&gpu, "| on the host, by positions alone: nothing is downloaded in a step |"),
+        by_positions
+    );
+    assert_eq!(names_in_row(&gpu, "| on the host, by the same code as on the CPU |"), BTreeSet::new());
+}
+
+#[test]
+fn what_no_kernel_does_is_named_with_its_reason() {
+    let text = page("docs/gpu.md").text;
+    for (spec, named, reason) in [
+        ("topk:pick=sample", "`pick=sample`", "selecting by a sample of the rest has no form on a GPU"),
+        ("loki:rescore=exact", "`rescore`", "selecting by a second score has no form on a GPU"),
+        ("quest:summary_bits=4", "`summary_bits`", "its form on a GPU does not do summary_bits=4"),
+        ("sparq:storage=1xK", "`storage=1xK`", "its form on a GPU does not do storage=1xK"),
+        ("oracle_sampling:draw_from=all", "`draw_from=all`", "its form on a GPU does not do draw_from=all"),
+        (
+            "oracle_sampling:proposal=value_norm",
+            "`proposal=value_norm`",
+            "its form on a GPU does not do proposal=value_norm",
+        ),
+        ("magicpig:simple_lsh=true", "`simple_lsh=true`", "its form on a GPU does not do simple_lsh=true"),
+        ("hip:top_r=4", "`top_r`", "its form on a GPU does not do top_r=4"),
+        ("hip:chunks=aligned", "`chunks=aligned`", "its form on a GPU does not do chunks=aligned"),
+        ("hip:n_e=3", "`n_e`", "its form on a GPU does not do n_e=3"),
+        ("hip:self_extend=2", "`self_extend`", "it attends tokens at other positions than their own"),
+        ("knn", "| the others |", "it has no form on a GPU"),
+    ] {
+        let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
+        let reasons = method.method.device_form().err().unwrap_or_else(|| panic!("{spec} has a form"));
+        assert_eq!(reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), [reason], "{spec}");
+        assert!(text.contains(named), "docs/gpu.md says nothing of {named}");
+    }
 }
 
 // ---- commands ----

@@ -16,10 +16,10 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
 use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
-use spattn::attention::methods::{CALIBRATIONS, configure};
+use spattn::attention::methods::{self, CALIBRATIONS, METHODS, SelectionPlace, configure};
 use spattn::attention::{
-    Configured, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, Sequence,
-    SparsePrefill, expand_grid, mask_list_bytes,
+    AttentionSpec, Configured, IndexCache, LayerSpecs, Params, Policy, PromptNeed, PromptShape, PromptStats,
+    RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
@@ -28,12 +28,23 @@ use spattn::kernels::cuda::{
     CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
     HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
     PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
+    Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
+
+/// A layer that attends by default, with heads of so many channels.
+fn one_layer(d: usize) -> LayerSpecs {
+    LayerSpecs::uniform(1, AttentionSpec::of_width(d))
+}
+
+/// The factor of the logits of heads of so many channels.
+fn scale(d: usize) -> f32 {
+    1.0 / (d as f32).sqrt()
+}
 
 const STORAGES: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Bf16];
 
@@ -468,7 +479,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionWorkspace::default();
-    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer };
+    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d) };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
     let what = format!("{storage:?} {case:?}");
@@ -867,14 +878,17 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let sine = |step: usize| step as f64 * farthest / f64::from(steps);
             let log = |step: usize| log_probability(1.0 - 2.0 * sine(step).powi(2), shape, floor) as f32;
             let log_probabilities: Vec<f32> = (0..=steps as usize).map(log).collect();
-            let chances = SamplingSpec { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
+            let mut on_gpu = HostDeviceVec::default();
+            on_gpu.set(&gpu, log_probabilities).unwrap();
+            let chances = SamplingSpec { least: least as u8, floor, log_probabilities: &on_gpu, farthest };
             let of_gpu = TableShape { bits, tables, d };
-            let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
+            let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred)).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);
             let (mut lists, mut room) = (TokenLists::default(), CollisionWorkspace::default());
-            lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
-            gpu.sample_collisions(&asked.queries(), &keys, &made, &mut lists, &mut room).unwrap();
-            // For long contexts, one head only, because the reference is slow.
+            let layout = TokenListLayout::new(heads, tokens).expecting(9).weighted();
+            lists.resize(&gpu, layout, vec![first + tokens; 2]).unwrap();
+            gpu.sample_collisions(&asked.queries(), &keys, (&made, &chances), &mut lists, &mut room).unwrap();
+            // Of long contexts one head, since the reference is slow.
             for list in (0..2 * heads).filter(|list| tokens < 5000 || list % heads + 1 == heads) {
                 let (row, head) = (list / heads, list % heads);
                 let (kv_head, query) = (head / group, asked.query(row, head, d));
@@ -1098,7 +1112,7 @@ fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties
             let count = kv_heads * group / of_list;
             for chosen in [[0, 1, tokens], [tokens / 16, tokens / 3, tokens - 1]] {
                 let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
-                lists.resize(gpu, 3, count, tokens, first + tokens).unwrap();
+                lists.resize(gpu, TokenListLayout::new(count, tokens), vec![first + tokens; 3]).unwrap();
                 numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
                 gpu.nearest_signatures(nearest, &queries, ties, (&numbers, first), &mut lists).unwrap();
                 for (row, list) in (0..3).flat_map(|row| (0..count).map(move |list| (row, list))) {
@@ -1274,7 +1288,7 @@ fn heavy_hitters_are_those_of_the_algorithm() {
                     })
                     .collect();
                 let asked = Queries { queries: &send(&gpu, &queries, storage), stride: heads * d, heads, rows: &rows };
-                let keys = HoldingPrefix { keys: cache(&prefix, tokens, &kv, storage), tokens, sink };
+                let keys = HoldingPrefix { keys: cache(&prefix, tokens, &kv, storage), tokens, sink, scale: scale(d) };
                 gpu.evict_and_weigh(&asked, &keys, &holding, &mut picked, &mut room).unwrap();
                 for (i, (run, row)) in runs.iter().zip(&holding).enumerate() {
                     for (list, naive) in naive[*run].iter_mut().enumerate() {
@@ -1321,7 +1335,7 @@ fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
 fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
     let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), HostDeviceVec::default(), Scores::default());
     let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
-    lists.resize(gpu, chosen.len(), 2, most, pages.tokens.end).unwrap();
+    lists.resize(gpu, TokenListLayout::new(2, most), vec![pages.tokens.end; chosen.len()]).unwrap();
     numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
     // The rows in two launches.
     let row = 2 * pages.count();
@@ -1441,7 +1455,8 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
             {
                 let scores = scores_like(kind, 4 * n, 150);
                 let (mut lists, mut on_device) = (TokenLists::default(), Scores::default());
-                lists.resize_open(&gpu, [2, 2], [pages.tokens.len(), 1], pages.tokens.end).unwrap();
+                let layout = TokenListLayout::new(2, pages.tokens.len()).expecting(1);
+                lists.resize(&gpu, layout, vec![pages.tokens.end; 2]).unwrap();
                 on_device.resize(&gpu, 2, 2, n).unwrap();
                 on_device.upload(&gpu, &scores).unwrap();
                 gpu.top_share(&on_device, (share, scale, least), 0, &pages, &mut lists).unwrap();
@@ -1485,8 +1500,8 @@ fn draws_are_those_of_the_host() {
             let (mut lists, mut on_device, mut room) =
                 (TokenLists::default(), Scores::default(), DrawWorkspace::default());
             let most = draws.min(n);
-            // The scores belong to the second and third of three rows.
-            lists.resize_weighted(&gpu, [3, 2], [most, most], tokens.end).unwrap();
+            // Scores are those of the second and third of three rows.
+            lists.resize(&gpu, TokenListLayout::new(2, most).weighted(), vec![tokens.end; 3]).unwrap();
             on_device.resize(&gpu, 2, 2, n).unwrap();
             on_device.upload(&gpu, &scores).unwrap();
             room.keys.set(&gpu, draw_keys(0..6)).unwrap();
@@ -1645,7 +1660,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                 // The first row selects few tokens, the second one all.
                 let picked = [n.div_ceil(9), n];
                 let (mut lists, mut numbers) = (TokenLists::default(), HostDeviceVec::default());
-                lists.resize(&gpu, 2, count, n, tokens.end).unwrap();
+                lists.resize(&gpu, TokenListLayout::new(count, n), vec![tokens.end; 2]).unwrap();
                 numbers.set(&gpu, picked.map(|k| k as u32).to_vec()).unwrap();
                 let pages = Pages { tokens: tokens.clone(), size: 1 };
                 gpu.top_pages(room.of(reduction), &numbers, 0, &pages, &mut lists).unwrap();
@@ -1762,8 +1777,12 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; 3 * heads * d], storage);
                 let mut wide = gpu.upload(&vec![f32::NAN; 3 * heads * d]).unwrap();
-                let of =
-                    Prefix { cache: cache(&buffers, prefix_tokens, &prefix, storage), tokens: prefix_tokens, layer: 0 };
+                let of = Prefix {
+                    cache: cache(&buffers, prefix_tokens, &prefix, storage),
+                    tokens: prefix_tokens,
+                    layer: 0,
+                    scale: scale(d),
+                };
                 let mut room = AttentionWorkspace::default();
                 let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
                 gpu.attend(&prepared, &of, &queries, heads * d, &mut out, Some(&mut wide)).unwrap();
@@ -1816,7 +1835,7 @@ fn prefill_attention_of_odd_sizes() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
@@ -1917,7 +1936,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
                 for ((has_diagonals, has_own), expected) in ways.into_iter().zip(&expected) {
                     let of_block = |i: usize| {
@@ -1970,7 +1989,7 @@ fn long_prompts_are_read_by_planned_masks_in_pieces() {
 /// Checks that a device prefills with a mask as the host does, in chunks of the given rows: the same output and the same cost.
 fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usize, kv: &LayerKv, chunks: &[usize]) {
     let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
-    let mut here = SparsePrefill::new(method, 1, 7).unwrap();
+    let mut here = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let mut expected = vec![f32::NAN; queries.len()];
     here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected);
     let costs = here.into_costs();
@@ -2008,14 +2027,22 @@ fn read_there(
         d: shape.d,
         storage,
     };
-    let mut sparse = SparsePrefill::new(method, 1, 7).unwrap();
+    let mut sparse = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let (mut all, whole) = (Vec::new(), queries);
     let chunk = sparse.chunk_rows(chunk);
     for (i, queries) in queries.chunks(chunk * width).enumerate() {
         let count = queries.len() / width;
         let (queries, mut out) = (send(gpu, queries, storage), send(gpu, &vec![f32::NAN; count * width], storage));
-        let rows = Rows { queries: &queries, skip: 0, stride: width, count, heads, first: i * chunk };
-        // Only a mask over the whole prompt observes chunks, and it gets one chunk.
+        let rows = Rows {
+            queries: &queries,
+            skip: 0,
+            stride: width,
+            count,
+            heads,
+            first: i * chunk,
+            scale: scale(kv.keys.d()),
+        };
+        // Only a mask over the whole prompt is shown anything, and has it in one chunk.
         let shown = PrefillChunk::new(0, 0, whole, heads, kv);
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
@@ -2090,7 +2117,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
     for spec in [None, Some("hip:k=64"), Some("hip:k=64,per=kv_head"), Some("streaming_llm:window=100")] {
         let mut expected = vec![f32::NAN; queries.len()];
         let method = spec.map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap());
-        let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, 1, 7).unwrap());
+        let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap());
         match sparse() {
             Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected),
             None => attend_densely(&queries, heads, &kv, &mut expected),
@@ -2175,7 +2202,7 @@ fn what_keys_receive_from_a_prompt() {
                     expected[head * total..].iter_mut().zip(&weights).for_each(|(mass, weight)| *mass += weight / sum);
                 }
                 let queries = send(&gpu, &numbers, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
                 let cache = cache(&buffers, total + 5, &kv, storage);
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let mut log_sums = send(&gpu, &vec![f32::NAN; rows * heads], Storage::F32);
@@ -2622,6 +2649,25 @@ fn assert_alike(a: &LayerCosts, b: &LayerCosts, what: &str) {
     }
 }
 
+/// Methods that learn from a model's prompt before they select on the device.
+const LEARNED: [&str; 7] = [
+    "hash_attention:k=16",
+    "hash_attention:ties=first,k=20,per=kv_head",
+    "hash_attention:k=20,per=kv_head,reduce=max",
+    "hash_attention:ratio=0.1,per=kv_head",
+    "loki:k=16",
+    "loki:k=20,per=kv_head",
+    "double_sparsity:k=16",
+];
+
+#[test]
+fn every_method_that_selects_on_the_device_is_compared_with_the_host() {
+    for method in METHODS.iter().filter(|method| method.selection_place() == SelectionPlace::Device) {
+        let is_of = |spec: &&str| spec.split(':').next() == Some(method.name);
+        assert!(THERE.iter().chain(&LEARNED).any(|spec| is_of(&spec)), "no spec of {} is compared", method.name);
+    }
+}
+
 fn check_picks_there(model: &str) {
     let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     let (ours, forks) = run_some(&cuda, &cuda, &THERE, false, false);
@@ -2636,8 +2682,9 @@ fn check_picks_there(model: &str) {
             assert_eq!(fork.tokens(), other.tokens(), "{spec}");
             assert_alike(fork.costs(), other.costs(), spec);
             assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
-            let drawn = ["random", "snapkv", "ada_kv", "expected_attention", "bigbird"];
-            let picks_there = !drawn.contains(&spec.split(':').next().unwrap()) && !spec.ends_with("k=0");
+            let name = spec.split(':').next().unwrap();
+            let place = methods::find(name).unwrap().selection_place();
+            let picks_there = place == SelectionPlace::Device && !spec.ends_with("k=0");
             assert_eq!((fork.selects_on_device(), fork.selects_on_host()), (picks_there, !picks_there), "{spec}");
             assert!(!other.selects_on_device() && other.selects_on_host(), "{spec}");
         }
@@ -2679,19 +2726,10 @@ fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
 #[test]
 #[ignore = "needs a GPU"]
 fn methods_that_have_learned_pick_what_the_host_picks() {
-    const SPECS: [&str; 7] = [
-        "hash_attention:k=16",
-        "hash_attention:ties=first,k=20,per=kv_head",
-        "hash_attention:k=20,per=kv_head,reduce=max",
-        "hash_attention:ratio=0.1,per=kv_head",
-        "loki:k=16",
-        "loki:k=20,per=kv_head",
-        "double_sparsity:k=16",
-    ];
     for model in ["llama3", "qwen2"] {
         let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
         let learned = ["hash_attention", "loki", "double_sparsity"].map(|kind| (kind, learned(&cpu, kind)));
-        let methods = SPECS.map(|spec| {
+        let methods = LEARNED.map(|spec| {
             let kind = spec.split(':').next().unwrap();
             let (_, artefact) = learned.iter().find(|(of, _)| *of == kind).unwrap();
             method(spec).calibrated(artefact).unwrap()
@@ -2699,11 +2737,11 @@ fn methods_that_have_learned_pick_what_the_host_picks() {
         let (ours, forks) = run_methods(&cuda, &cuda, &methods, false, false);
         let (expected, others) = run_methods(&cuda, &cpu, &methods, false, false);
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
-            for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
+            for ((ours, expected), spec) in ours.iter().zip(expected).zip(LEARNED) {
                 assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}"));
             }
         }
-        for ((fork, other), spec) in forks.iter().zip(&others).zip(SPECS) {
+        for ((fork, other), spec) in forks.iter().zip(&others).zip(LEARNED) {
             assert_alike(fork.costs(), other.costs(), spec);
             assert!(fork.selects_on_device() && !fork.selects_on_host() && other.selects_on_host(), "{model} {spec}");
         }

@@ -1,4 +1,5 @@
-//! The structure of the code: no files of a crate import each other in a circle, and no two public types of a crate share a name.
+//! The order of the code itself: no files of a crate import each other in a circle, no two public types of a crate share a name, and
+//! the factor of logits is computed in one place.
 //!
 //! The compiler already ensures that no crate imports from one above it.
 
@@ -8,15 +9,17 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 
-/// The crates, with the folders of their source.
-const CRATES: [(&str, &str); 8] = [
+/// Crates with the folder of their source.
+const CRATES: &[(&str, &str)] = &[
     ("spattn-base", "crates/base/src"),
+    ("spattn-hub", "crates/hub/src"),
     ("spattn-stats", "crates/stats/src"),
     ("spattn-kernels", "crates/kernels/src"),
     ("spattn-cuda", "crates/cuda/src"),
     ("spattn-attention", "crates/attention/src"),
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
+    ("spattn-train-rows", "crates/train-rows/src"),
     ("spattn", "src"),
 ];
 
@@ -279,4 +282,107 @@ fn a_circle_is_found_and_a_name_that_is_passed_on_is_followed() {
         ("b", "use crate::A; #[cfg(test)] mod tests { use crate::b; }"),
     ]);
     assert_eq!(circles(&imports(&line)), BTreeSet::new());
+}
+
+/// Where `1/√d` is written.
+const SCALE: &str = "crates/attention/src/types/attention_spec.rs";
+
+/// Where else a root of a width is taken, and what it is there.
+const OTHER_ROOTS: [(&str, &str); 2] = [
+    ("crates/attention/src/methods/hash_attention/training.rs", "the bound of the weights that training begins with"),
+    ("crates/attention/src/methods/hip/reference.rs", "a naive reference, compiled for tests alone"),
+];
+
+/// Roots of the width of a head, by what the width is called.
+#[derive(Default)]
+struct RootsOfWidths(Vec<String>);
+
+impl<'ast> Visit<'ast> for RootsOfWidths {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if call.method == "sqrt" || call.method == "powf" {
+            self.0.extend(width_in(&call.receiver));
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// The width of a head that a number is, or is a product with.
+fn width_in(number: &syn::Expr) -> Option<String> {
+    let width = |name: String| Some(name).filter(|name| matches!(name.to_lowercase().as_str(), "d" | "head_dim"));
+    match number {
+        syn::Expr::Paren(of) => width_in(&of.expr),
+        syn::Expr::Cast(of) => width_in(&of.expr),
+        syn::Expr::Reference(of) => width_in(&of.expr),
+        syn::Expr::Unary(of) => width_in(&of.expr),
+        syn::Expr::Binary(of) => width_in(&of.left).or_else(|| width_in(&of.right)),
+        syn::Expr::Call(of) => of.args.iter().find_map(width_in),
+        syn::Expr::Path(of) => width(of.path.segments.last()?.ident.to_string()),
+        syn::Expr::Field(of) => match &of.member {
+            syn::Member::Named(name) => width(name.to_string()),
+            syn::Member::Unnamed(_) => None,
+        },
+        // Rows of a head are as long as the head is wide.
+        syn::Expr::MethodCall(of) if of.method == "len" => match &*of.receiver {
+            syn::Expr::Path(of) => {
+                of.path.get_ident().filter(|name| *name == "query" || *name == "key").map(ToString::to_string)
+            }
+            _ => None,
+        },
+        syn::Expr::MethodCall(of) => width(of.method.to_string()),
+        _ => None,
+    }
+}
+
+/// Logits are scaled as the layer's `AttentionSpec` says: nobody makes a factor of their own from the width of a head.
+#[test]
+fn the_factor_of_logits_is_computed_in_one_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = BTreeSet::new();
+    for (_, folder) in CRATES {
+        for source in sources(folder).values() {
+            let mut roots = RootsOfWidths::default();
+            source.items.iter().for_each(|item| roots.visit_item(item));
+            if !roots.0.is_empty() {
+                found.insert(source.path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
+            }
+        }
+    }
+    let expected = OTHER_ROOTS.iter().map(|(file, _)| file.to_string()).collect();
+    // There it is the root of a number that a caller names.
+    found.remove(SCALE);
+    assert_eq!(found, expected, "take the scale from the layer's spec, or name here what the root is");
+}
+
+#[test]
+fn a_root_of_a_width_is_found_however_the_width_is_called() {
+    let roots = |text: &str| {
+        let mut roots = RootsOfWidths::default();
+        roots.visit_file(&syn::parse_file(&format!("fn f() {{ {text} }}")).unwrap());
+        roots.0.len()
+    };
+    for text in [
+        "let scale = 1.0 / (d as f32).sqrt();",
+        "(self.shape.d as f64).sqrt()",
+        "x * f64::from(chunk.d() as u32).sqrt()",
+        "(d as f32 * coverage).sqrt()",
+        "(query.len() as f32 * coverage).sqrt()",
+        "(c.head_dim as f32).powf(-0.5)",
+        "(D as f32).sqrt().recip()",
+    ] {
+        assert_eq!(roots(text), 1, "{text}");
+    }
+    for text in [
+        "(x[..d].len() as f32).sqrt()",
+        "variance.sqrt()",
+        "rows[row * d].sqrt()",
+        "#[cfg(test)] mod t { fn f() { d.sqrt(); } }",
+    ] {
+        assert_eq!(roots(text), 0, "{text}");
+    }
 }

@@ -7,15 +7,17 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Policy, expand_grid};
-use spattn::eval::run::score_text::{ScoringRequest, ScoringResult, TextToScore, run_in_parallel, run_passage};
+use spattn::eval::run::example_request::ExampleRequest;
+use spattn::eval::run::example_runner::{ExampleResult, ExampleRunner};
+use spattn::eval::run::score_text::{GivenText, Sums, TextToScore};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::source::ModelSource;
+use spattn::model::tensors::Weights;
 use spattn::model::tokenizer::TokenizerOptions;
-use spattn::model::weights::Weights;
 
 fn golden(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
@@ -43,31 +45,44 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
     (decoder, prompt.into_iter().map(|id| id as u32).collect())
 }
 
-fn request<'a>(
-    prompt: &'a [u32],
-    prefix_tokens: usize,
-    continuations: &'a [TextToScore<'a>],
-    methods: &'a [Configured],
-) -> ScoringRequest<'a> {
-    ScoringRequest {
-        prompt,
-        prefix_tokens,
-        longer: &[],
-        continuations,
-        methods,
-        seed: 7,
-        fidelity: false,
-        compare: true,
-        solo: false,
+/// An example, and the text that is scored behind it.
+#[derive(Clone, Copy)]
+struct Asked<'a>(ExampleRequest<'a>, GivenText<'a>);
+
+impl Asked<'_> {
+    /// The same without comparing it with `full`.
+    fn not_compared(self) -> Self {
+        Self(self.0, GivenText { compare: false, ..self.1 })
     }
 }
 
-fn run(decoder: &Decoder, request: ScoringRequest<'_>) -> ScoringResult {
-    run_passage(decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
+fn request<'a>(
+    prompt: &'a [u32],
+    prefix_tokens: usize,
+    texts: &'a [TextToScore<'a>],
+    methods: &'a [Configured],
+) -> Asked<'a> {
+    let example = ExampleRequest {
+        prompt,
+        prefix_tokens,
+        longer: &[],
+        methods,
+        index_seed: 7,
+        step_seed: 7,
+        fidelity: false,
+        solo: false,
+    };
+    Asked(example, GivenText { texts, compare: true })
 }
 
-fn parallel(decoder: &Decoder, request: ScoringRequest<'_>) -> ScoringResult {
-    run_in_parallel(decoder, request, &AtomicBool::new(false)).unwrap().unwrap()
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+fn run(decoder: &Decoder, Asked(example, text): Asked<'_>) -> ExampleResult<Sums> {
+    ExampleRunner::new(decoder, &NEVER).run(example, &text).unwrap().unwrap()
+}
+
+fn parallel(decoder: &Decoder, Asked(example, text): Asked<'_>) -> ExampleResult<Sums> {
+    ExampleRunner::new(decoder, &NEVER).score_in_one_pass(example, &text).unwrap().unwrap()
 }
 
 #[test]
@@ -80,10 +95,10 @@ fn windowed_perplexity_is_that_of_transformers() {
         let (prompt, scored) = tokens.split_at(window - scored);
         // Sparse from the last prompt token, from the start of the prompt, and from the token after the first scored one.
         for prefix in [prompt.len() - 1, 1, prompt.len()] {
-            let ours = run(&decoder, request(prompt, prefix, &[scored.into()], &full)).runs[0].sums[0].nll;
+            let ours = run(&decoder, request(prompt, prefix, &[scored.into()], &full)).runs[0].answers[0].nll;
             assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} from a prefix of {prefix}");
         }
-        let ours = parallel(&decoder, request(prompt, prompt.len(), &[scored.into()], &full)).runs[0].sums[0].nll;
+        let ours = parallel(&decoder, request(prompt, prompt.len(), &[scored.into()], &full)).runs[0].answers[0].nll;
         assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} in parallel");
         total += ours;
     }
@@ -106,23 +121,23 @@ fn likelihoods_of_options_are_those_of_transformers() {
     // If it selects all tokens, a method with an index that all options share is exact too.
     let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
     let outcomes = [
-        run(&decoder, ScoringRequest { compare: false, ..request(prompt, prompt.len() - 1, &options, &all) }),
-        parallel(&decoder, ScoringRequest { compare: false, ..request(prompt, prompt.len(), &options, &all[..1]) }),
+        run(&decoder, request(prompt, prompt.len() - 1, &options, &all).not_compared()),
+        parallel(&decoder, request(prompt, prompt.len(), &options, &all[..1]).not_compared()),
     ];
     for scored in outcomes.iter().flat_map(|o| &o.runs) {
-        for (sums, expected) in scored.sums.iter().zip(numbers(&golden["log_likelihoods"])) {
+        for (sums, expected) in scored.answers.iter().zip(numbers(&golden["log_likelihoods"])) {
             assert!((-sums.nll - expected).abs() < 1e-3, "{} for {expected}", -sums.nll);
         }
     }
-    let live = &outcomes[0].runs[1].run;
+    let live = &outcomes[0].runs[1].costs;
     assert_eq!(
         live.steps,
         options.iter().map(|o| o.tokens.len()).sum::<usize>(),
         "the last prompt token counts once an option"
     );
     assert!((live.density - 1.0).abs() < 1e-9);
-    // All of `topk`'s products belong to attention, none of `quest`'s products with bounds does.
-    assert!(live.cost1 == 0.0 && outcomes[0].runs[2].run.cost1 > 0.0);
+    // All products that `topk` took are attention's, none of those that `quest` took with bounds is.
+    assert!(live.cost1 == 0.0 && outcomes[0].runs[2].costs.cost1 > 0.0);
 }
 
 /// A window of English text for the built-in model: prompt and scored part.
@@ -141,7 +156,7 @@ fn windows_in_one_pass_are_those_of_decoding_from_the_first_token() {
     let live = run(&model.decoder, request(prompt, 0, &[scored.into()], &all)).runs;
     let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[scored.into()], &all)).runs;
     for ((method, live), whole) in all.iter().zip(&live).zip(&whole) {
-        let (a, b) = (&live.sums[0], &whole.sums[0]);
+        let (a, b) = (&live.answers[0], &whole.answers[0]);
         assert!((a.nll / b.nll - 1.0).abs() < 1e-4, "{}: {} for {}", method.label(), a.nll, b.nll);
         assert!(
             (a.kl_sum - b.kl_sum).abs() < 1e-3 * (1.0 + b.kl_sum),
@@ -150,10 +165,10 @@ fn windows_in_one_pass_are_those_of_decoding_from_the_first_token() {
             a.kl_sum,
             b.kl_sum
         );
-        assert!((live.run.density - whole.run.density).abs() < 1e-9, "{}", method.label());
-        assert_eq!(whole.run.prefill.is_some(), method.name != "full", "its own reading");
+        assert!((live.costs.density - whole.costs.density).abs() < 1e-9, "{}", method.label());
+        assert_eq!(whole.costs.prefill.is_some(), method.name != "full", "its own reading");
     }
-    assert!(whole[1].sums[0].kl_sum > 1.0 && whole[3].sums[0].kl_sum < 1e-3, "a window, and one over everything");
+    assert!(whole[1].answers[0].kl_sum > 1.0 && whole[3].answers[0].kl_sum < 1e-3, "a window, and one over everything");
 }
 
 #[test]
@@ -167,13 +182,15 @@ fn a_mask_reads_options_alone_and_together_alike() {
         "streaming_llm:window=60,rolling=true",
     ]);
     let options = [TextToScore::from(&rest[..7]), TextToScore::from(&rest[20..60]), TextToScore::from(&rest[9..10])];
-    let together =
-        parallel(&model.decoder, ScoringRequest { compare: false, ..request(prompt, 300, &options, &all) }).runs;
+    let together = parallel(&model.decoder, request(prompt, 300, &options, &all).not_compared()).runs;
     for (i, option) in options.iter().enumerate() {
         let alone = parallel(&model.decoder, request(prompt, 300, &[*option], &all)).runs;
         for (together, alone) in together.iter().zip(&alone) {
-            assert_eq!(together.sums[i].nll, alone.sums[0].nll);
-            assert!(alone.sums[0].kl_sum > 0.0 && together.sums[i].kl_sum == 0.0, "compared only where that is asked");
+            assert_eq!(together.answers[i].nll, alone.answers[0].nll);
+            assert!(
+                alone.answers[0].kl_sum > 0.0 && together.answers[i].kl_sum == 0.0,
+                "compared only where that is asked"
+            );
         }
     }
 }
@@ -186,8 +203,8 @@ fn perplexity_token_by_token_is_that_in_parallel() {
     let live = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all)).runs;
     let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[scored.into()], &all[..1])).runs;
     let perplexity = |nll: f64| (nll / scored.len() as f64).exp();
-    let [full, exact, few, chance] = [0, 1, 2, 3].map(|i| &live[i].sums[0]);
-    let expected = perplexity(whole[0].sums[0].nll);
+    let [full, exact, few, chance] = [0, 1, 2, 3].map(|i| &live[i].answers[0]);
+    let expected = perplexity(whole[0].answers[0].nll);
     assert!((perplexity(full.nll) / expected - 1.0).abs() < 1e-4, "{} for {expected}", perplexity(full.nll));
     assert_eq!((full.kl_sum, full.same_top), (0.0, scored.len()));
     assert!((perplexity(exact.nll) / expected - 1.0).abs() < 1e-4 && exact.same_top == scored.len());
@@ -205,10 +222,10 @@ fn no_method_depends_on_what_runs_beside_it() {
     let together = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all)).runs;
     for (i, scored_together) in together.iter().enumerate() {
         let alone = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all[i..=i])).runs;
-        assert_eq!(alone[0].sums, scored_together.sums, "{}", all[i].label());
+        assert_eq!(alone[0].answers, scored_together.answers, "{}", all[i].label());
         assert_eq!(
-            (alone[0].run.density, alone[0].run.cost1),
-            (scored_together.run.density, scored_together.run.cost1)
+            (alone[0].costs.density, alone[0].costs.cost1),
+            (scored_together.costs.density, scored_together.costs.cost1)
         );
     }
 }
@@ -220,7 +237,7 @@ fn tokens_that_are_given_are_as_if_they_were_the_prompts() {
     let all = methods(&["full", "topk:k=300", "random:k=16"]);
     let compared = |prompt: &[u32], text: TextToScore<'_>| {
         let outcome = run(&model.decoder, request(prompt, prompt.len().saturating_sub(1), &[text], &all));
-        outcome.runs.into_iter().map(|r| r.sums[0].clone()).collect::<Vec<_>>()
+        outcome.runs.into_iter().map(|r| r.answers[0].clone()).collect::<Vec<_>>()
     };
     let longer = compared(&tokens[..275], rest[15..].into());
     let given = compared(prompt, TextToScore { tokens: rest, given: 15 });
@@ -232,5 +249,5 @@ fn tokens_that_are_given_are_as_if_they_were_the_prompts() {
     assert_ne!(given[2].nll, longer[2].nll, "what is given is attended by the method");
     let text = TextToScore { tokens: rest, given: 15 };
     let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[text], &all[..1])).runs;
-    assert!((whole[0].sums[0].nll - longer[0].nll).abs() < 1e-3);
+    assert!((whole[0].answers[0].nll - longer[0].nll).abs() < 1e-3);
 }

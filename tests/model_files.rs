@@ -21,13 +21,14 @@ use spattn::model::chat::{ChatTemplate, Message};
 use spattn::model::config::{ModelConfig, RopeScaling};
 use spattn::model::data::{DataFolder, DataSource};
 use spattn::model::device::Device;
+use spattn::model::families::FAMILIES;
 use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
 use spattn::model::source::{ModelFiles, ModelSource};
+use spattn::model::tensors::{StoredType, Weights};
 use spattn::model::texts::TextFile;
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
-use spattn::model::weights::{WeightType, Weights};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> PathBuf {
@@ -149,13 +150,13 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     for layer in 0..c.layers {
         let mut add = |name: &str, shape: &[usize]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         let linears = [
-            ("self_attn.q_proj", q, h, c.qkv_bias),
-            ("self_attn.k_proj", kv, h, c.qkv_bias),
-            ("self_attn.v_proj", kv, h, c.qkv_bias),
-            ("self_attn.o_proj", h, q, c.output_bias),
-            ("mlp.gate_proj", c.intermediate_size, h, c.mlp_bias),
-            ("mlp.up_proj", c.intermediate_size, h, c.mlp_bias),
-            ("mlp.down_proj", h, c.intermediate_size, c.mlp_bias),
+            ("self_attn.q_proj", q, h, c.block.qkv_bias),
+            ("self_attn.k_proj", kv, h, c.block.qkv_bias),
+            ("self_attn.v_proj", kv, h, c.block.qkv_bias),
+            ("self_attn.o_proj", h, q, c.block.output_bias),
+            ("mlp.gate_proj", c.intermediate_size, h, c.block.mlp_bias),
+            ("mlp.up_proj", c.intermediate_size, h, c.block.mlp_bias),
+            ("mlp.down_proj", h, c.intermediate_size, c.block.mlp_bias),
         ];
         for (name, rows, columns, bias) in linears {
             add(&format!("{name}.weight"), &[rows, columns]);
@@ -165,7 +166,7 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         }
         add("input_layernorm.weight", &[h]);
         add("post_attention_layernorm.weight", &[h]);
-        if c.qk_norm {
+        if c.block.names.qk_norm.is_some() {
             add("self_attn.q_norm.weight", &[c.head_dim]);
             add("self_attn.k_norm.weight", &[c.head_dim]);
         }
@@ -189,6 +190,13 @@ fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
 }
 
 #[test]
+fn every_family_has_a_golden_checkpoint() {
+    for family in FAMILIES {
+        assert!(MODELS.iter().any(|name| config_of(name).family == family), "{family}");
+    }
+}
+
+#[test]
 fn the_golden_configs_are_what_they_are_named_for() {
     assert!(matches!(config_of("llama3").rope.scaling, RopeScaling::Llama3 { original_max_positions: 256, .. }));
     assert_eq!(config_of("llama3").eos_ids, [2, 3]);
@@ -197,8 +205,8 @@ fn the_golden_configs_are_what_they_are_named_for() {
     assert_eq!(config_of("llama-dynamic").context_limit(), 1024);
     assert!(matches!(config_of("llama-yarn").rope.scaling, RopeScaling::Yarn(_)));
     assert_eq!(config_of("mistral").sliding_window, None);
-    assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").qk_norm), (32, true));
-    let bias = config_of("llama-bias");
+    assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").block.names.qk_norm.is_some()), (32, true));
+    let bias = config_of("llama-bias").block;
     assert!(bias.qkv_bias && bias.output_bias && bias.mlp_bias);
 }
 
@@ -208,9 +216,9 @@ fn stored_types_and_shards_are_read() {
         let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
         weights.read("model.norm.weight", &[64]).unwrap().dtype
     };
-    assert_eq!(dtype("llama-linear"), WeightType::F32);
-    assert_eq!(dtype("llama-dynamic"), WeightType::Bf16);
-    assert_eq!(dtype("llama-sharded"), WeightType::F16);
+    assert_eq!(dtype("llama-linear"), StoredType::F32);
+    assert_eq!(dtype("llama-dynamic"), StoredType::Bf16);
+    assert_eq!(dtype("llama-sharded"), StoredType::F16);
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_grid};
-use spattn::eval::run::generate::{GenerationRequest, GenerationResult, run_example};
-use spattn::eval::run::prefix_reuse::ReusablePrefix;
+use spattn::eval::run::example_request::ExampleRequest;
+use spattn::eval::run::example_runner::{ExampleResult, ExampleRunner, MethodResult};
+use spattn::eval::run::generate::{GeneratedAnswer, Generation};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::source::ModelSource;
@@ -37,8 +38,13 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
 /// A prompt, the number of its tokens in the prefix, and the seeds of its context and of itself.
 struct Prompt(Vec<u32>, usize, u64, u64);
 
-fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option<ReusablePrefix>) -> GenerationResult {
-    run_before(model, prompt, &[], methods, held)
+fn run(
+    model: &Model,
+    prompt: &Prompt,
+    methods: &[Configured],
+    runner: &mut ExampleRunner<'_>,
+) -> ExampleResult<GeneratedAnswer> {
+    run_before(model, prompt, &[], methods, runner)
 }
 
 /// Runs a prompt; prefixes of the `longer` lengths follow.
@@ -47,41 +53,46 @@ fn run_before(
     prompt: &Prompt,
     longer: &[usize],
     methods: &[Configured],
-    held: &mut Option<ReusablePrefix>,
-) -> GenerationResult {
+    runner: &mut ExampleRunner<'_>,
+) -> ExampleResult<GeneratedAnswer> {
     let Prompt(ids, prefix_tokens, seed, step_seed) = prompt;
-    let request = GenerationRequest {
+    let example = ExampleRequest {
         prompt: ids,
         prefix_tokens: *prefix_tokens,
         longer,
         methods,
-        max_new_tokens: 6,
-        line_end: None,
-        until: &[],
-        seed: *seed,
+        index_seed: *seed,
         step_seed: *step_seed,
         fidelity: true,
         solo: false,
     };
-    run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
+    let policy = Generation { tokenizer: &model.tokenizer, max_new_tokens: 6, line_end: None, until: &[] };
+    runner.run(example, &policy).unwrap().unwrap()
 }
 
-/// Everything in an outcome except times.
-fn bits(outcome: &GenerationResult) -> Vec<String> {
-    let of = |r: &spattn::eval::run::method_result::MethodResult| {
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// A runner that has read nothing yet.
+fn runner(model: &Model) -> ExampleRunner<'_> {
+    ExampleRunner::new(&model.decoder, &NEVER)
+}
+
+/// All of an outcome that is not a time.
+fn bits(outcome: &ExampleResult<GeneratedAnswer>) -> Vec<String> {
+    let of = |r: &MethodResult<GeneratedAnswer>| {
         format!(
             "{:?} {} {} {:?} {:?} {:?} {:?} {:?} {:?} {} {:?}",
-            r.tokens,
-            r.stopped,
-            r.steps,
-            r.density,
-            r.density_sparse_layers,
-            r.cost1,
-            r.cost2,
-            r.aux_bits,
-            r.bytes.map(|bytes| bytes.read.to_bits()),
-            r.kv_bytes_held,
-            r.fidelity
+            r.answers[0].tokens,
+            r.answers[0].stopped,
+            r.costs.steps,
+            r.costs.density,
+            r.costs.density_sparse_layers,
+            r.costs.cost1,
+            r.costs.cost2,
+            r.costs.aux_bits,
+            r.costs.bytes.map(|bytes| bytes.read.to_bits()),
+            r.costs.kv_bytes_held,
+            r.costs.fidelity
         )
     };
     outcome.runs.iter().map(of).collect()
@@ -90,14 +101,14 @@ fn bits(outcome: &GenerationResult) -> Vec<String> {
 /// Runs prompts one after the other, and each alone. Returns how many tokens of each were reused.
 fn compare(model: &Model, prompts: &[Prompt], specs: &[&str]) -> Vec<usize> {
     let methods = methods(specs);
-    let mut held = None;
+    let mut in_turn = runner(&model);
     let compare = |prompt: &Prompt| {
-        let after_others = run(model, prompt, &methods, &mut held);
-        let alone = run(model, prompt, &methods, &mut None);
+        let after_others = run(model, prompt, &methods, &mut in_turn);
+        let alone = run(model, prompt, &methods, &mut runner(model));
         assert_eq!(bits(&after_others), bits(&alone));
-        assert_eq!((alone.reused_tokens, alone.reused.as_nanos()), (0, 0));
-        assert!(after_others.reused <= after_others.prefill);
-        after_others.reused_tokens
+        assert_eq!((alone.prefill.reused_tokens, alone.prefill.reused.as_nanos()), (0, 0));
+        assert!(after_others.prefill.reused <= after_others.prefill.whole);
+        after_others.prefill.reused_tokens
     };
     prompts.iter().map(compare).collect()
 }
@@ -135,9 +146,9 @@ fn the_same_prefix_keeps_its_indexes() {
     let specs = ["full", "bigbird", "magicpig:K=6,L=20", "quest:page=16,ratio=0.1", "snapkv:k=32", "h2o:k=32"];
     assert_eq!(compare(&MODEL, &[ask(10), ask(11), ask(12)], &specs), [0, 600, 600]);
     let methods = methods(&specs);
-    let mut held = None;
+    let mut in_turn = runner(&MODEL);
     let mut index_times = |prompt: &Prompt| -> Vec<IndexTime> {
-        run(&MODEL, prompt, &methods, &mut held).runs.iter().map(|r| r.index).collect()
+        run(&MODEL, prompt, &methods, &mut in_turn).runs.iter().map(|r| r.costs.index).collect()
     };
     let (first, second) = (index_times(&ask(10)), index_times(&ask(11)));
     assert!(first.iter().any(|time| !time.whole.is_zero()) && first.iter().all(|time| time.reused.is_zero()));
@@ -167,15 +178,19 @@ fn prefixes_that_are_foreseen_share_what_is_gathered() {
     let methods = methods(&specs);
     // Within and across the blocks of sums; with fewer and with more tokens between them than the last queries.
     for lengths in [[500, 508, 590], [1900, 2048, 2300], [2400, 2401, 2590]] {
-        let mut held = None;
+        let mut in_turn = runner(&MODEL);
         // Graphs over long prefixes would take most of the time.
         let methods = if lengths[2] < 1000 { &methods[..] } else { &methods[..5] };
         for (at, length) in lengths.into_iter().enumerate() {
             let prompt = Prompt(all[..lengths[2] + 10].to_vec(), length, 1, 1);
-            let shared = run_before(&MODEL, &prompt, &lengths[at + 1..], methods, &mut held);
-            assert_eq!(bits(&shared), bits(&run(&MODEL, &prompt, methods, &mut None)), "{length} of {lengths:?}");
+            let shared = run_before(&MODEL, &prompt, &lengths[at + 1..], methods, &mut in_turn);
+            assert_eq!(
+                bits(&shared),
+                bits(&run(&MODEL, &prompt, methods, &mut runner(&MODEL))),
+                "{length} of {lengths:?}"
+            );
             let kept = if at == 0 { 0 } else { lengths[at - 1].min(length - LAST) };
-            assert_eq!(shared.reused_tokens, kept, "{length} of {lengths:?}");
+            assert_eq!(shared.prefill.reused_tokens, kept, "{length} of {lengths:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::Dimensions;
-use spattn::model::weights::shard_names;
+use spattn::model::tensors::shard_names;
 use spattn_fuzz::{check_line, choice, read_usage};
 
 fuzz_target!(|input: &[u8]| -> Corpus {

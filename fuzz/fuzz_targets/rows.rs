@@ -9,7 +9,7 @@ use spattn_fuzz::{choice, folder, open_task, put};
 fuzz_target!(|input: &[u8]| -> Corpus {
     let Some((which, rest)) = choice(input, READERS.len() + DOCUMENTS.len()) else { return Corpus::Reject };
     let Some((skip_bad, bytes)) = choice(rest, 2) else { return Corpus::Reject };
-    let reader = READERS.iter().chain(&DOCUMENTS).nth(which).expect("one of them");
+    let reader = READERS.iter().chain(DOCUMENTS).nth(which).expect("one of them");
     let dir = folder();
     put(dir.path(), reader.file, bytes);
     open_task(reader.task, dir.path(), skip_bad == 1);

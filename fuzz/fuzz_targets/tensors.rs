@@ -12,7 +12,7 @@ use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
-use spattn::model::weights::{INDEX_FILE, Weights, WeightsError};
+use spattn::model::tensors::{INDEX_FILE, Weights, WeightsError};
 use spattn_fuzz::{check_line, choice, files, folder, put};
 
 const CONFIG: &str = include_str!("../../tests/golden/models/llama3/config.json");

@@ -1,6 +1,6 @@
 """Pack and unpack what the training needs: the books, and the program that makes the rows.
 
-  python3 prepare.py pack --books BOOKS --binary PROGRAM      (-> train_data/packed/*.bz2, train_data/spattn.xz)
+  python3 prepare.py pack --books BOOKS --binary PROGRAM      (-> train_data/packed/*.bz2, train_data/train-rows.xz)
   python3 prepare.py unpack --data train_data                 (-> train_data/books/*.txt, train_data/spattn)
 
 Nothing is changed in the texts: the generator of training rows reads them as they are.
@@ -49,7 +49,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     if not jobs:
         parser.error("no books found")
-    packed_binary = (args.out if args.what == "pack" else args.data) / "spattn.xz"
+    packed_binary = (args.out if args.what == "pack" else args.data) / "train-rows.xz"
     if args.what == "pack" and args.binary:
         packed_binary.write_bytes(lzma.compress(args.binary.read_bytes(), preset=3))
     if args.what == "unpack" and packed_binary.exists():

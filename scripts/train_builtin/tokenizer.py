@@ -5,7 +5,7 @@ Numbers are cut into groups of up to three digits (every group is a token), or i
 are always the same few tokens. A token never reaches across the start of white space; the generator of
 training rows relies on that and checks it.
 
-  spattn data export-train --jsonl --tokenizer models/builtin/tokenizer.json --plan plan.txt --out rows.jsonl
+  train-rows --jsonl --tokenizer models/builtin/tokenizer.json --plan plan.txt --out rows.jsonl
   python3 tokenizer.py --rows rows.jsonl --books train_data/books --out train_data/tokenizer.json
 """
 import argparse

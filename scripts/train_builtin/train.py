@@ -1,8 +1,8 @@
 """Train the built-in model, in runs of limited time that each continue the one before.
 
-The schedule (lengths, learning rate) follows the number of tokens seen, out of --tokens, so that a shortened
-run only delays what comes later. `spattn data export-train` makes the batches during training; a batch's number
-and the seed determine its content. Under torchrun, every GPU trains on different batches of the same length.
+The schedule (lengths, learning rate) follows the number of tokens seen, of --tokens in all, so that a piece
+that was cut short only shifts what comes later. Batches are made by `train-rows` (`crates/train-rows`) while training:
+batch number and seed decide what is in them. Under torchrun every GPU takes batches of its own of the same length.
 See README.md for commands.
 """
 import argparse
@@ -112,7 +112,7 @@ class Rows:
         file = tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False)
         file.write("\n".join(plan) + "\n")
         file.close()
-        command = [args.binary, "data", "export-train", "--tokenizer", args.tokenizer, "--plan", file.name,
+        command = [args.binary, "--tokenizer", args.tokenizer, "--plan", file.name,
                    "--from", str(first), "--seed", str(seed)]
         if args.books:
             command += ["--books", args.books]
@@ -416,7 +416,7 @@ class Trainer:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--binary", default="train_data/spattn")
+    p.add_argument("--binary", default="train_data/train-rows")
     p.add_argument("--tokenizer", default="train_data/tokenizer.json")
     p.add_argument("--books", default="train_data/books", help="folder of *.txt; empty for none")
     p.add_argument("--out", default="train_data/checkpoint", help="folder for the checkpoint and log.jsonl")

@@ -75,6 +75,11 @@ impl Method {
 
     /// As [`read_all`](Self::read_all), without calibrations: enough to know that the methods can be examined.
     pub(super) fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
+        if let Some(reason) = model.dimensions.layer_specs().beyond_plain().first() {
+            return Err(
+                UsageError::new(format!("what is looked at here does not know {reason} of {}", model.id)).into()
+            );
+        }
         let mut all = Vec::new();
         for spec in specs {
             for spec in expand_grid(spec)? {

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-/// The keys and values of a KV head, and the queries of its group.
+use spattn_attention::SoftmaxScale;
+
+/// Keys and values of a KV head, and the queries that are put to them.
 #[derive(Debug, Clone)]
 pub struct Head {
     /// Layer of the model, from 0.
@@ -11,6 +13,8 @@ pub struct Head {
     pub kv_head: usize,
     /// Width of a head.
     pub d: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of all tokens.
     pub keys: Vec<f32>,
     /// Values `[token][d]` of all tokens.
@@ -45,9 +49,9 @@ impl Head {
         &self.values[token * self.d..][..self.d]
     }
 
-    /// `q·k/√d` of every token that the query attends.
+    /// Scaled `q·k` of every token that the query attends.
     pub fn logits(&self, query: &Query) -> Vec<f64> {
-        let scale = 1.0 / (self.d as f64).sqrt();
+        let scale = 1.0 / self.scale.divisor();
         (0..query.tokens).map(|token| scale * dot(&query.vector, self.key(token))).collect()
     }
 
@@ -128,6 +132,7 @@ pub(super) mod testing {
             Query { head: in_group, in_group, step, tokens: context + step + 1, vector: vector.to_vec() }
         };
         let queries = rows(3, 2 * steps).chunks(d).enumerate().map(query).collect();
-        Head { layer: 0, kv_head: 0, d, keys, values, queries }
+        let scale = SoftmaxScale::inverse_root(d);
+        Head { layer: 0, kv_head: 0, d, scale, keys, values, queries }
     }
 }

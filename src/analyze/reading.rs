@@ -305,7 +305,7 @@ impl Loaded {
         Ok(Document {
             task: self.tasks()[task].clone(),
             number,
-            prefix: Prefix::new(kvs.into_iter().map(cut).collect()),
+            prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
             heads: c.heads,
             layers: self.layers.clone(),
             rotation: dimensions.rotation(ids.len()),
@@ -422,6 +422,7 @@ impl Document {
             layer,
             kv_head,
             d,
+            scale: self.prefix.spec(layer).scale,
             keys: all(kv.keys.head(kv_head).to_f32(), &behind.keys),
             values: all(kv.values.head(kv_head).to_f32(), &behind.values),
             queries: (0..self.steps())
@@ -465,7 +466,7 @@ impl Document {
             let behind = &self.behind[*layer];
             let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
-            rows.map(|((queries, key), value)| fork.select(*layer, queries, key, value)).collect()
+            rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
         };
         self.layers.iter().map(&mut of_layer).collect()
     }

@@ -41,12 +41,9 @@ impl Runs for Decoding<'_> {
     }
 
     fn count(&self, row: &mut BenchRow) {
-        let c = self.decoder.config();
-        // A step reads one row of the embedding.
-        let table = if c.tie_word_embeddings { 0 } else { c.vocab_size * c.hidden_size * self.decoder.dtype().bytes() };
-        let weights = (self.decoder.weight_bytes() - table) as u64;
-        row.limit_bytes = weights;
-        row.flops = 2 * self.forks.len() as u64 * weights / self.decoder.dtype().bytes() as u64;
+        let numbers = self.decoder.step_weight_numbers();
+        row.limit_bytes = self.decoder.weight_dtype().bytes_of(numbers) as u64;
+        row.flops = 2 * self.forks.len() as u64 * numbers as u64;
         count_steps(&self.forks, row);
     }
 }

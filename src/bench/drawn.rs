@@ -16,7 +16,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use spattn_attention::kv::LayerKv;
-use spattn_attention::mix_seed;
+use spattn_attention::{SoftmaxScale, mix_seed};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::scores;
 use spattn_model::dimensions::Dimensions;
@@ -237,7 +237,8 @@ fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
         Rows::F16(keys) => scores(query, keys, d, &mut dots),
         Rows::Bf16(keys) => scores(query, keys, d, &mut dots),
     }
-    let logits: Vec<f64> = dots.into_iter().map(|dot| f64::from(dot) / (d as f64).sqrt()).collect();
+    let divisor = SoftmaxScale::inverse_root(d).divisor();
+    let logits: Vec<f64> = dots.into_iter().map(|dot| f64::from(dot) / divisor).collect();
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.iter().map(|logit| (logit - top).exp()).collect();
     let sum: f64 = exps.iter().sum();

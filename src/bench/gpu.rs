@@ -239,16 +239,14 @@ impl Runs for DecodingThere<'_> {
     }
 
     fn count(&self, row: &mut BenchRow) {
-        let (c, layers, bytes) =
-            (self.decoder.config(), self.stepping.layer.copies() as u64, self.decoder.dtype().bytes());
+        let layers = self.stepping.layer.copies() as u64;
         self.stepping.count(row);
         row.layers = layers as usize;
-        // A step reads one row of the embedding.
-        let table = if c.tie_word_embeddings { 0 } else { c.vocab_size * c.hidden_size * bytes };
-        let weights = (self.decoder.weight_bytes() - table) as u64;
+        let numbers = self.decoder.step_weight_numbers();
+        let weights = self.decoder.weight_dtype().bytes_of(numbers) as u64;
         row.limit_bytes = layers * row.limit_bytes + weights;
         row.bytes = layers * row.bytes + weights;
-        row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * weights / bytes as u64;
+        row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * numbers as u64;
     }
 }
 

@@ -11,7 +11,7 @@ use super::turns::{Runs, Turn};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::LayerKv;
-use spattn_attention::{Configured, PrefillPattern, SparsePrefill, attend_densely};
+use spattn_attention::{Configured, LayerSpecs, PrefillPattern, SparsePrefill, attend_densely};
 #[cfg(feature = "cuda")]
 use spattn_model::cuda::PromptAlone;
 use spattn_model::decoder::Decoder;
@@ -72,7 +72,7 @@ impl Runs for Attending<'_> {
         let Prompt { queries, heads, kv, first } = self.prompt;
         let chunk = PrefillChunk::new(0, *first, queries, *heads, kv);
         let start = Instant::now();
-        match SparsePrefill::new(self.method, 1, self.seed) {
+        match SparsePrefill::new(self.method, &LayerSpecs::uniform(1, chunk.spec()), self.seed) {
             Some(mut sparse) => {
                 sparse.attend(&chunk, &mut self.out);
                 self.cost = sparse.into_costs().total(|_| true);
@@ -125,9 +125,10 @@ impl<'p> AttendingThere<'p> {
 
     fn read(&mut self) -> Result<Option<Turn>> {
         let start = Instant::now();
-        let mut sparse = SparsePrefill::new(self.here.method, 1, self.here.seed);
         let Prompt { queries, heads, kv, first } = self.here.prompt;
         let prompt = PrefillChunk::new(0, *first, queries, *heads, kv);
+        let specs = LayerSpecs::uniform(1, prompt.spec());
+        let mut sparse = SparsePrefill::new(self.here.method, &specs, self.here.seed);
         let times = self.there.lock().unwrap_or_else(PoisonError::into_inner).read(&prompt, sparse.as_mut())?;
         let time = start.elapsed();
         self.here.cost = match sparse {

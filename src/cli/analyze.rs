@@ -12,9 +12,10 @@ use super::exit::Done;
 use super::numbers;
 use super::output::listed;
 use super::output::{print, print_json};
+use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
-use crate::eval::config::settings::parse_dtype;
+use crate::eval::config::value::parse_dtype;
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::report::analyses as drawing;
 use crate::version;
@@ -132,11 +133,8 @@ pub struct AnalyzeArgs {
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
-    /// Threads to use; all cores if not given
-    ///
-    /// Example: --threads 4
-    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsFlag,
 
     /// Folder for analyze.json, analyze.md, tables and plots
     ///
@@ -170,18 +168,15 @@ pub struct AnalyzeArgs {
     #[arg(long)]
     anonymous: bool,
 
-    /// Show no progress
-    ///
-    /// Example: --quiet
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietFlag,
 }
 
 /// Reads prompts, measures, prints the tables and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
-pub fn run(args: &AnalyzeArgs) -> Result<Done> {
+pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
     }
@@ -215,7 +210,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
         if let Some(folder) = folder {
             dumped.push(dump::write(&document, at, &methods, folder)?);
         }
-        if !args.quiet {
+        if !args.quiet.0.is_some() {
             let (name, tokens, took) = (&document.task, document.ids.len(), start.elapsed().as_secs_f64());
             eprintln!("{} of {documents}: {name} {number}, {tokens} tokens ({took:.1} s)", at + 1);
         }

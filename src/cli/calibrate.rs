@@ -12,8 +12,11 @@ use super::exit::Done;
 use super::numbers;
 use super::output::print_line;
 use super::progress::Meter;
+use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::stop_on_interrupt;
-use crate::eval::calibration::calibrate::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
+use crate::eval::calibration::calibrate::{
+    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
+};
 use spattn_attention::artefact;
 use spattn_base::disk::write_whole;
 use spattn_base::error::UsageError;
@@ -108,25 +111,19 @@ pub struct CalibrateArgs {
     #[arg(long)]
     resume: bool,
 
-    /// Threads to use; all cores if not given
-    ///
-    /// Example: --threads 4
-    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsFlag,
 
-    /// Show no progress
-    ///
-    /// Example: --quiet
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietFlag,
 }
 
 /// Reads the text and writes the files.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written otherwise.
-pub fn run(args: CalibrateArgs) -> Result<Done> {
-    let orders = Order::parse(&[&args.methods[..], &args.more_methods].concat())?;
+pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
+    let orders = CalibrationOrder::parse(&[&args.methods[..], &args.more_methods].concat())?;
     let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
     if let Some(path) = &args.import {
@@ -138,12 +135,12 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     orders.iter().try_for_each(|order| check_own(&out, order.calibration.kind))?;
     let mut given = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
     given.extend(tasks.into_iter().map(Text::Task));
-    let groups: Vec<&[Order]> = Order::by_reading(&orders).collect();
+    let groups: Vec<&[CalibrationOrder]> = CalibrationOrder::by_reading(&orders).collect();
     let made = groups.iter().map(|group| Ok(vec![group[0].text()?.into()])).collect::<Result<Vec<Vec<Text>>>>()?;
     let mut plans = Vec::new();
     for (orders, made) in groups.into_iter().zip(&made) {
-        let reading = Order::reading(orders);
-        plans.push(Plan {
+        let reading = CalibrationOrder::reading(orders);
+        plans.push(CalibrationPlan {
             orders,
             texts: if given.is_empty() { made } else { &given },
             tokens: args.tokens.unwrap_or(reading.tokens),
@@ -153,13 +150,13 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
         });
     }
     plans.iter().try_for_each(|plan| plan.check(&model))?;
-    plans.iter().flat_map(Plan::notes).for_each(|n| eprintln!("note: {n}"));
+    plans.iter().flat_map(CalibrationPlan::notes).for_each(|n| eprintln!("note: {n}"));
     make_folder(&out)?;
     let stop = stop_on_interrupt()?;
     let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
     for plan in plans {
-        let resumable = Order::reading(plan.orders).resumable;
-        let mut meter = Meter::new(args.quiet, "{bar:30} {pos}/{len} blocks, {eta} left");
+        let resumable = CalibrationOrder::reading(plan.orders).resumable;
+        let mut meter = Meter::new(args.quiet.0.is_some(), "{bar:30} {pos}/{len} blocks, {eta} left");
         let mut found = None;
         let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
             // Blocks that a checkpoint covers are done before the first one here.
@@ -183,9 +180,9 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     Ok(Done::Completed)
 }
 
-/// Writes the files and prints what they hold.
-fn report(outcome: &Outcome, model: &Model, out: &Path) -> Result<()> {
-    let Outcome { made, blocks, tokens, data, took } = outcome;
+/// Writes the files and says what they hold.
+fn report(outcome: &CalibrationOutcome, model: &Model, out: &Path) -> Result<()> {
+    let CalibrationOutcome { made, blocks, tokens, data, took } = outcome;
     let took = took.as_secs_f64();
     let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
     print_line(&format!("{}: {tokens} tokens in {blocks} ({data}), {took:.1} s", model.id))?;
@@ -206,8 +203,8 @@ fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()>
     Ok(())
 }
 
-/// Imports nets that others trained.
-fn take_in(orders: &[Order], path: &Path, model: &OpenModel, out: Option<PathBuf>) -> Result<Done> {
+/// Takes in what others learned.
+fn take_in(orders: &[CalibrationOrder], path: &Path, model: &OpenModel, out: Option<PathBuf>) -> Result<Done> {
     let [order] = orders else {
         return Err(UsageError::new("--import is for one method")
             .hint("name it: spattn calibrate hash_attention --import nets.safetensors")

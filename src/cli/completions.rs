@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
 use crate::analyze::ANALYSES;
-use crate::eval::config::settings::SHIPPED;
+use crate::eval::config::shipped::SHIPPED;
 use crate::eval::records::timing::Latency;
 use spattn_attention::methods::{self, CALIBRATIONS};
 use spattn_tasks::metrics::Metric;
@@ -26,7 +26,7 @@ struct Named {
     or_path: bool,
 }
 
-static NAMED: [Named; 13] = [
+static NAMED: [Named; 12] = [
     Named {
         argument: "tasks",
         commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval"],
@@ -39,10 +39,9 @@ static NAMED: [Named; 13] = [
     Named { argument: "names", commands: &["list"], names: method_names, or_path: false },
     Named { argument: "what", commands: &["analyze"], names: analyses, or_path: false },
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
-    Named { argument: "models", commands: &["eval", "sweep"], names: models, or_path: true },
     Named {
         argument: "model",
-        commands: &["analyze", "tune", "calibrate", "export-eval"],
+        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval"],
         names: models,
         or_path: true,
     },

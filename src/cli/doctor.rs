@@ -140,7 +140,7 @@ struct Set {
 ///
 /// # Errors
 /// If standard output cannot be written.
-pub fn run(args: &DoctorArgs) -> Result<()> {
+pub fn examine(args: &DoctorArgs) -> Result<()> {
     let findings = Findings::new(args);
     match args.json {
         true => print_json(&serde_json::to_string_pretty(&findings)?),

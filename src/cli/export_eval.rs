@@ -122,7 +122,7 @@ impl<'a> Row<'a> {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
-pub fn run(args: &ExportEvalArgs) -> Result<()> {
+pub fn export_eval(args: &ExportEvalArgs) -> Result<()> {
     let data = args.data.as_deref().map(find_data).transpose()?;
     let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions, ..TaskOptions::default() };
     let tasks = resolve(&args.tasks, &options)?;

@@ -9,11 +9,12 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::eval::RunArgs;
 use super::exit::Done;
 use super::matrix::{OnFailure, ShardPlan};
 use super::numbers;
 use super::output::{print, print_json};
+use super::run_args::RunArgs;
+use super::run_flags::RunFlags;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::folder::attempts::now;
 use crate::eval::folder::owned_files;
@@ -97,29 +98,29 @@ struct Sweep {
 /// Plans a matrix, writes its files and submits it.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; an error from sbatch.
-pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) -> Result<Done> {
-    let how = run.how();
-    if how.shard.is_some() || how.overwrites {
-        let flag = if how.overwrites { "--overwrite" } else { "--shard" };
+/// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; what sbatch says.
+pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) -> Result<Done> {
+    let RunFlags { threads, out, resume, overwrite, shard, json, .. } = run.flags.clone();
+    if shard.is_some() || overwrite.is_some() {
+        let flag = if overwrite.is_some() { "--overwrite" } else { "--shard" };
         return Err(UsageError::new(format!("{flag} does not go with --launch"))
             .hint("each task runs a shard of its own in a new folder; --jobs says how many")
             .into());
     }
-    let Some(out) = how.out else {
+    let Some(out) = out else {
         return Err(UsageError::new("--launch needs a folder that all machines see")
             .hint("give it with --out DIR")
             .into());
     };
-    let (template, json, is_resumed, threads) = (args.template()?, how.json, how.is_resumed, how.threads);
-    let dir = std::path::absolute(out).with_context(|| format!("cannot find {}", out.display()))?;
+    let (template, is_resumed) = (args.template()?, resume.is_some());
+    let dir = std::path::absolute(&out).with_context(|| format!("cannot find {}", out.display()))?;
     let settings = run.over(Some(config))?;
     let matrix = toml::to_string(&settings).context("the matrix cannot be written down")?;
     let known = known_plan(&dir, is_resumed)?;
     owned_files::check(&dir, &owned_files::SWEEP)?;
     let jobs = args.jobs.or(known.as_ref().map(|plan| plan.shards.len())).unwrap_or(JOBS);
-    let shares = run.run("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
-    let sweep = Sweep::of(dir, known, shares)?;
+    let shares = run.into_request("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
+    let sweep = Sweep::planned(dir, known, shares)?;
     let arguments: Vec<String> = threads.iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]).collect();
     let script = sweep.script(&arguments, &template)?;
     sweep.write(&matrix, &script)?;
@@ -129,7 +130,7 @@ pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) ->
     };
     let options = if sweep.is_known { template.options() } else { Vec::new() };
     let job = sweep.submit(&missing, &options, is_dry)?;
-    match json {
+    match json.is_some() {
         true => print_json(&sweep.as_json(&missing, job.as_deref()))?,
         false => print(&sweep.as_text(&missing, job.as_deref(), is_dry)?)?,
     }
@@ -162,7 +163,7 @@ fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
 }
 
 impl Sweep {
-    fn of(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
+    fn planned(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
         let ShardPlan { cells, shards, failed } = shares;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let plan = SweepPlan { version, created: now(), cells, failed, shards, submissions: Vec::new() };

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::output::{print_json, print_line};
 use crate::analyze::{ANALYSES, Analysis};
-use crate::eval::config::settings::{SHIPPED, Settings};
+use crate::eval::config::settings::Settings;
+use crate::eval::config::shipped::{SHIPPED, ShippedConfig};
 use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::{Item, Variant};
 use spattn_attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
@@ -57,8 +58,8 @@ enum What {
 /// Prints the list on standard output.
 ///
 /// # Errors
-/// For an unknown name, or if standard output cannot be written.
-pub fn run(args: ListArgs) -> Result<()> {
+/// A name that is none; if standard output cannot be written.
+pub fn list_catalog(args: ListArgs) -> Result<()> {
     let methods = match (args.what, args.names.as_slice()) {
         (_, []) => methods::all().collect(),
         (What::Methods, names) => names.iter().map(|name| methods::find(name)).collect::<Result<Vec<_>, _>>()?,
@@ -129,13 +130,13 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
     let one = |m: &&MethodEntry| {
         let presets: String =
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
-        let tail = m.tail();
+        let (tail, place) = (m.tail(), m.selection_place().to_string());
         let facts = [
             ("role", m.role.about()),
             ("reference", m.reference),
             ("sparse in", m.phase()),
             ("selection", m.granularity()),
-            ("on a GPU", m.place()),
+            ("on a GPU", &place),
             ("GPU reads", m.reading_place()),
             ("tail", &tail),
         ];
@@ -179,7 +180,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "phase": m.phase(),
                 "granularity": m.granularity(),
                 "tail": m.tail(),
-                "select_on": m.place(),
+                "select_on": m.selection_place().name(),
                 "read_on_gpu": m.reading_place(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
                 "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
@@ -266,7 +267,7 @@ fn status(item: &Item) -> String {
 }
 
 fn configs_json() -> Result<Value> {
-    let one = |c: &crate::eval::config::settings::ShippedConfig| -> Result<Value> {
+    let one = |c: &ShippedConfig| -> Result<Value> {
         Ok(json!({ "name": c.name, "settings": Settings::parse(c.text, c.name)? }))
     };
     let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {

@@ -2,6 +2,7 @@
 
 pub mod analyze;
 pub mod bench;
+pub mod bench_args;
 pub mod calibrate;
 mod completions;
 pub mod data;
@@ -18,7 +19,11 @@ mod output;
 mod progress;
 pub mod report;
 pub mod reproduce;
+mod reproduce_facts;
+mod run_args;
+mod run_flags;
 pub mod score;
+mod score_rows;
 mod setup;
 pub mod status;
 pub mod sweep;
@@ -37,6 +42,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use self::exit::Done;
 use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
+pub use self::run_flags::flags;
 use crate::version;
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
@@ -60,7 +66,7 @@ enum Command {
     Reproduce(reproduce::ReproduceArgs),
     Analyze(analyze::AnalyzeArgs),
     Tune(Box<tune_args::TuneArgs>),
-    Bench(bench::BenchArgs),
+    Bench(bench_args::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
     List(list::ListArgs),
@@ -143,13 +149,13 @@ impl Command {
     /// The number of threads, if the user gave it.
     fn threads(&self) -> Option<usize> {
         match self {
-            Self::Eval(args) => args.run.threads,
-            Self::Sweep(args) => args.run.threads,
-            Self::Reproduce(args) => args.threads,
-            Self::Analyze(args) => args.threads,
-            Self::Tune(args) => args.threads,
-            Self::Bench(args) => args.threads,
-            Self::Calibrate(args) => args.threads,
+            Self::Eval(args) => args.run.flags.threads,
+            Self::Sweep(args) => args.run.flags.threads,
+            Self::Reproduce(args) => args.threads.0,
+            Self::Analyze(args) => args.threads.0,
+            Self::Tune(args) => args.threads.0,
+            Self::Bench(args) => args.threads.0,
+            Self::Calibrate(args) => args.threads.0,
             _ => None,
         }
     }
@@ -163,19 +169,19 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         setup::start_threads(command.threads())?;
     }
     match command {
-        Command::Eval(args) => return eval::run(*args),
-        Command::Sweep(args) => return sweep::run(*args),
-        Command::Reproduce(args) => return reproduce::run(args),
-        Command::Analyze(args) => return analyze::run(&args),
-        Command::Tune(args) => return tune::run(*args),
-        Command::Bench(args) => return bench::run(&args),
-        Command::Calibrate(args) => return calibrate::run(args),
-        Command::Data(args) => data::run(args)?,
-        Command::List(args) => list::run(args)?,
-        Command::Report(args) => report::run(args)?,
-        Command::Status(args) => status::run(&args)?,
-        Command::Score(args) => score::run(args)?,
-        Command::Doctor(args) => doctor::run(&args)?,
+        Command::Eval(args) => return eval::run_eval(*args),
+        Command::Sweep(args) => return sweep::run_sweep(*args),
+        Command::Reproduce(args) => return reproduce::run_reproduce(args),
+        Command::Analyze(args) => return analyze::run_analyze(&args),
+        Command::Tune(args) => return tune::run_tune(*args),
+        Command::Bench(args) => return bench::run_bench(&args),
+        Command::Calibrate(args) => return calibrate::run_calibrate(args),
+        Command::Data(args) => data::run_data(args)?,
+        Command::List(args) => list::list_catalog(args)?,
+        Command::Report(args) => report::write_report(args)?,
+        Command::Status(args) => status::show_status(&args)?,
+        Command::Score(args) => score::score_predictions(args)?,
+        Command::Doctor(args) => doctor::examine(&args)?,
         Command::Completions { shell } => output::print_data(&completions::script(shell, Cli::command(), &program()))?,
     }
     Ok(Done::Completed)

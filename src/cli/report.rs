@@ -9,7 +9,7 @@ use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
 use crate::eval::folder::owned_files;
 use crate::eval::records::store::load_manifest;
-use crate::eval::summary::self_checks::in_short;
+use crate::eval::summary::warnings::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
@@ -199,8 +199,8 @@ impl ReportArgs {
 /// Reads the records, writes the files and prints a table.
 ///
 /// # Errors
-/// For folders without records, unknown names, and files that cannot be read or written.
-pub fn run(args: ReportArgs) -> Result<()> {
+/// Folders without records, unknown names, files that cannot be read or written.
+pub fn write_report(args: ReportArgs) -> Result<()> {
     args.settle_privacy()?;
     if let [dir] = &args.dirs[..]
         && bench::is_bench(dir)
@@ -283,7 +283,7 @@ fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
     })
 }
 
-fn printed_pivot(tables: &[pivot::Table], format: Format, form: Form) -> Result<String> {
+fn printed_pivot(tables: &[pivot::PivotTable], format: Format, form: Form) -> Result<String> {
     Ok(match format {
         Format::Table => table::pivot(tables, form),
         Format::Markdown => markdown::pivot(tables),

@@ -1,6 +1,5 @@
 //! `spattn reproduce`: the papers' tables and figures, with published and measured numbers side by side.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +13,14 @@ use super::matrix::{OnFailure, RunRequest};
 use super::numbers;
 use super::numbers::{duration, megabytes};
 use super::output::{print, print_line};
+use super::reproduce_facts::{facts_of_analyses, facts_of_learning, facts_of_records, facts_of_times};
+use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use crate::analyze::units::{Ended, Order, Outlook};
 use crate::eval::calibration::paper_calibrations::Lesson;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{OneOrMany, Settings};
+use crate::eval::config::settings::Settings;
+use crate::eval::config::value::{Given, OneOrMany};
 use crate::eval::folder::owned_files;
 use crate::eval::papers::item::{Item, Variant};
 use crate::eval::papers::learning::Learning;
@@ -27,7 +29,6 @@ use crate::eval::papers::outcome::{Outcome, judge};
 use crate::eval::papers::seen::{AnalysisTables, Observing};
 use crate::eval::papers::select;
 use crate::eval::plan::contexts::Shard;
-use crate::eval::records::record::Record;
 use crate::eval::records::store::{OpenMode, load_manifest};
 use crate::report::{merge, papers};
 use spattn_base::error::{UsageError, in_one_line};
@@ -116,11 +117,8 @@ pub struct ReproduceArgs {
     #[arg(long, conflicts_with_all = ["draw_only", "dry_run"])]
     overwrite: bool,
 
-    /// Threads to use; all cores if not given
-    ///
-    /// Example: --threads 4
-    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsFlag,
 
     /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
     ///
@@ -130,11 +128,8 @@ pub struct ReproduceArgs {
     #[arg(long)]
     anonymous: bool,
 
-    /// Show no progress
-    ///
-    /// Example: --quiet
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietFlag,
 }
 
 /// An item with its name.
@@ -146,8 +141,8 @@ struct Named {
 /// Runs, judges and draws the requested items, and then draws the page of all.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; if parts could not be run.
-pub fn run(args: ReproduceArgs) -> Result<Done> {
+/// Mistakes in arguments as [`UsageError`]; that parts could not be run.
+pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
     }
@@ -165,7 +160,7 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
             failed.extend(args.outline(name, item).err().map(|error| error.context(name.clone())));
             continue;
         }
-        if !args.quiet {
+        if !args.quiet.0.is_some() {
             eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
         }
         let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
@@ -216,8 +211,8 @@ impl ReproduceArgs {
     /// The settings that flags override in items.
     fn overrides(&self) -> Settings {
         Settings {
-            model: self.model.clone().map(|model| OneOrMany(vec![model])),
-            device: self.device.clone(),
+            model: self.model.clone().map(OneOrMany::from),
+            device: self.device.clone().map(Given::new),
             data: self.data.clone(),
             samples: self.samples,
             anonymous: self.anonymous.then_some(true),
@@ -246,7 +241,7 @@ impl ReproduceArgs {
             out: self.run_folder(name),
             is_unnamed: false,
             mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
-            quiet: self.quiet,
+            quiet: self.quiet.0.is_some(),
             json: false,
             on_failure: OnFailure::GoOn,
             is_elsewhere: false,
@@ -343,7 +338,7 @@ impl ReproduceArgs {
     }
 
     fn tell(&self, text: &str) {
-        if !self.quiet {
+        if !self.quiet.0.is_some() {
             eprintln!("{text}");
         }
     }
@@ -401,10 +396,10 @@ impl ReproduceArgs {
         let judged = judge(name, &item_of_model, self.variant(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| privacy::text(&in_one_line(error)));
         let observed = match self.learning(item) {
-            Some(learning) => taught(&seen, &learning),
-            None => looked(&seen),
+            Some(learning) => facts_of_learning(&seen, &learning),
+            None => facts_of_analyses(&seen),
         };
-        let ran = [ran(records), observed, timed(item)?].concat();
+        let ran = [facts_of_records(records), observed, facts_of_times(item)?].concat();
         let mut outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
         // An item can be drawn again from its stored outcome, without records.
@@ -434,83 +429,7 @@ fn of_any_model(mut item: Item) -> Item {
     item
 }
 
-/// What was run, from the records.
-fn ran(records: &[Record]) -> Vec<(String, String)> {
-    if records.is_empty() {
-        return Vec::new();
-    }
-    let list = |of: &dyn Fn(&Record) -> String| {
-        let all: BTreeSet<String> = records.iter().map(of).collect();
-        all.into_iter().collect::<Vec<_>>().join(", ")
-    };
-    let lengths: BTreeSet<usize> = records.iter().map(|r| r.length).collect();
-    let lengths: Vec<String> = lengths.into_iter().filter(|length| *length > 0).map(|n| n.to_string()).collect();
-    let examples: BTreeSet<_> = records.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
-    vec![
-        ("model".to_owned(), list(&|r| r.model.to_string())),
-        ("tasks".to_owned(), list(&|r| r.task.to_string())),
-        ("lengths".to_owned(), lengths.join(", ")),
-        ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
-        ("examples".to_owned(), format!("{}, {} records", examples.len(), records.len())),
-    ]
-}
-
-/// What was learned, from the units.
-fn taught(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
-    let Some(first) = seen.first() else { return Vec::new() };
-    let Learning { calibrations, tokens, length, .. } = learning;
-    vec![
-        ("learned".to_owned(), calibrations.join("; ")),
-        ("model".to_owned(), first.model.clone()),
-        ("of".to_owned(), format!("{tokens} tokens in blocks of up to {length}")),
-        (
-            "measured on".to_owned(),
-            format!("{} blocks of held-out text, by layer: {} layers", first.documents, seen.len()),
-        ),
-    ]
-}
-
-/// What was analysed, from the units.
-fn looked(seen: &[AnalysisTables]) -> Vec<(String, String)> {
-    let Some(first) = seen.first() else { return Vec::new() };
-    let list = |of: &dyn Fn(&AnalysisTables) -> String| {
-        let all: BTreeSet<String> = seen.iter().map(of).collect();
-        all.into_iter().collect::<Vec<_>>().join(", ")
-    };
-    let lengths: BTreeSet<usize> = seen.iter().map(|one| one.length).collect();
-    let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
-    let words = |key: &str| {
-        let all = first.identity[key].as_array().into_iter().flatten().filter_map(Value::as_str);
-        all.map(str::to_owned).collect::<Vec<_>>().join(" ")
-    };
-    let queries = match first.identity["queries"].as_u64() {
-        Some(n) if n > 1 => format!("queries of the last {n} tokens"),
-        _ => "queries of the last token".to_owned(),
-    };
-    let documents: usize = seen.iter().map(|one| one.documents).sum();
-    let units = match documents == seen.len() {
-        true => format!("{documents}, each by itself"),
-        false => format!("{documents}, {} at a time", first.documents),
-    };
-    vec![
-        ("analyses".to_owned(), words("analyses")),
-        ("model".to_owned(), list(&|one| one.model.clone())),
-        ("prompts of".to_owned(), list(&|one| one.task.clone())),
-        ("lengths".to_owned(), lengths.join(", ")),
-        ("prompts".to_owned(), format!("{units}; {queries}")),
-    ]
-}
-
-/// The table of times that an item is judged by.
-fn timed(item: &Item) -> Result<Vec<(String, String)>, UsageError> {
-    let Some(bench) = &item.bench else { return Ok(Vec::new()) };
-    let times = bench.read()?;
-    let quoted = |all: &[String]| all.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
-    let places = format!("{}, on {}", quoted(&times.places), times.machine());
-    Ok(vec![("times".to_owned(), places), ("made by".to_owned(), quoted(&bench.commands))])
-}
-
-/// Writes the run's manifest, without the parts that depend on this machine or moment.
+/// The run's manifest without what is of this machine or of this moment alone.
 fn write_manifest(dir: &Path, manifest: &Value) -> Result<()> {
     const KEPT: [&str; 7] = ["program", "identity", "units", "calibration", "methods", "config", "model"];
     let kept: serde_json::Map<String, Value> = manifest

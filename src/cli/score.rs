@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::output::{print_json, print_line};
+use super::score_rows::{Scored, Scorer, given_rule, is_of_likelihood};
 use crate::eval::records::store::SAMPLES;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_stats::mean;
-use spattn_tasks::metrics::datasets::{Dataset, LengthRange};
-use spattn_tasks::metrics::{Metric, first_line};
-use spattn_tasks::rows::{Row, RowSource, Rows, text_or_number};
-use spattn_tasks::{answers, longbench};
+use spattn_tasks::answers;
+use spattn_tasks::metrics::Metric;
+use spattn_tasks::rows::{RowSource, Rows};
 
 /// Score predictions made elsewhere, or those of a run again.
 ///
@@ -107,7 +106,7 @@ pub struct GroupReport {
 ///
 /// # Errors
 /// As [`score_path`], or if standard output cannot be written.
-pub fn run(args: ScoreArgs) -> Result<()> {
+pub fn score_predictions(args: ScoreArgs) -> Result<()> {
     let report = score_path(&args)?;
     report.notes.iter().for_each(|note| eprintln!("note: {note}"));
     match args.json {
@@ -176,15 +175,16 @@ impl GroupReport {
 /// # Errors
 /// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be read or has no rows.
 pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
-    let given = given_rule(args)?;
+    let given = given_rule(args.metric.as_deref(), args.dataset.as_deref())?;
+    let by_length = args.by_length || args.dataset.as_ref().is_some_and(|name| name.ends_with("_e"));
     let (mut scored, mut notes, mut of_likelihood) = (Vec::new(), Vec::new(), 0);
     for file in files(&args.file)? {
-        let scorer = Scorer::new(args, given, &file);
+        let scorer = Scorer::new(given, &file, by_length);
         let before = scored.len();
         let rows = Rows::open(RowSource::File(file), args.skip_bad, |row| {
             match is_of_likelihood(row) {
                 true => of_likelihood += 1,
-                false => scored.push(scorer.score(row)?),
+                false => scored.push(scorer.score_row(row)?),
             }
             Ok(true)
         })?;
@@ -236,199 +236,6 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
     match files.is_empty() {
         true => Err(UsageError::new(format!("{} has no *.jsonl to score", path.display()))),
         false => Ok(files),
-    }
-}
-
-/// A row with its score.
-struct Scored {
-    group: String,
-    metric: Metric,
-    score: f64,
-    is_empty: bool,
-    /// Whether the answers hold anything that the metric compares.
-    compares: bool,
-    /// The score that the row states.
-    stored: Option<f64>,
-}
-
-/// How to clean and score a row.
-#[derive(Clone, Copy)]
-struct Rule {
-    metric: Metric,
-    first_line: bool,
-    /// Whether it is the rule of a published set, which accepts any row.
-    is_published: bool,
-}
-
-impl From<&Dataset> for Rule {
-    fn from(dataset: &Dataset) -> Self {
-        Self { metric: dataset.metric, first_line: dataset.first_line, is_published: true }
-    }
-}
-
-/// The rule that the user set for all rows.
-fn given_rule(args: &ScoreArgs) -> Result<Option<Rule>, UsageError> {
-    match (&args.metric, &args.dataset) {
-        (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false, is_published: false })),
-        (None, Some(name)) => Ok(Some(Rule::from(Dataset::parse(name)?))),
-        (None, None) => Ok(None),
-        _ => Err(UsageError::new("either --metric or --dataset can be given, not both")
-            .hint("for example --metric qa_f1, or --dataset hotpotqa")),
-    }
-}
-
-/// Whether a record's score comes from the probability of a given text.
-fn is_of_likelihood(row: &Row) -> bool {
-    ["likelihood", "choice"].iter().any(|name| row.fields.get(*name).is_some_and(|value| !value.is_null()))
-}
-
-/// Scores and groups the rows of a file.
-struct Scorer {
-    /// The rule that the user set, for all rows.
-    given: Option<Rule>,
-    /// The data set that the file is named after.
-    of_file: Option<&'static Dataset>,
-    by_length: bool,
-}
-
-impl Scorer {
-    fn new(args: &ScoreArgs, given: Option<Rule>, file: &Path) -> Self {
-        let stem = file.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let of_file = Dataset::parse(&stem).ok();
-        let is_extended = (of_file.is_some() && stem.ends_with("_e"))
-            || args.dataset.as_ref().is_some_and(|name| name.ends_with("_e"))
-            || file.parent().is_some_and(|folder| folder.iter().any(|part| part == "pred_e"));
-        Self { given, of_file, by_length: args.by_length || is_extended }
-    }
-
-    fn score(&self, row: &Row) -> Result<Scored, UsageError> {
-        let (rule, name) = self.rule(row)?;
-        let prediction = prediction(row)?;
-        let kept = if rule.first_line { first_line(prediction) } else { prediction };
-        let classes = if rule.metric.needs_classes() { classes(row, rule.metric)? } else { Vec::new() };
-        let references = references(row)?;
-        let compares = match rule.is_published {
-            true => answers::check_published(rule.metric, &references),
-            false => answers::check(rule.metric, &references).map(|()| true),
-        };
-        let is_a_class = answers::check_classes(rule.metric, &references, &classes, rule.is_published);
-        let is_a_class = is_a_class.map_err(|e| row.at(e))?;
-        let compares = compares.map_err(|e| row.at(e))? && is_a_class;
-        let group = match self.by_length {
-            true => format!("{name} {}", LengthRange::of(longbench::length(row)?).name).trim().to_owned(),
-            false => name,
-        };
-        Ok(Scored {
-            group,
-            metric: rule.metric,
-            score: rule.metric.score(&rule.metric.postprocess(kept), &references, &classes),
-            is_empty: prediction.trim().is_empty(),
-            compares,
-            stored: self.given.is_none().then(|| row.fields.get("score")?.as_f64()).flatten(),
-        })
-    }
-
-    /// The rule for a row, and the name of its group.
-    fn rule(&self, row: &Row) -> Result<(Rule, String), UsageError> {
-        if let Some(rule) = self.given {
-            return Ok((rule, String::new()));
-        }
-        if let Some(task) = row.text("task")? {
-            let rule = match row.text("metric")? {
-                Some(metric) => Rule {
-                    metric: at(row, Metric::parse(metric))?,
-                    first_line: row.fields.get("first_line") == Some(&true.into()),
-                    // Rows that a run accepted are scored as the run scored them.
-                    is_published: true,
-                },
-                // Old records do not name the metric.
-                None => Rule::from(at(row, Dataset::parse(task))?),
-            };
-            return Ok((rule, record_name(row, task)?));
-        }
-        let dataset = match (row.text("dataset")?, self.of_file) {
-            (Some(name), _) => at(row, Dataset::parse(name))?,
-            (None, Some(dataset)) => dataset,
-            (None, None) => {
-                let what = row.wrong("neither the row nor the name of the file says how to score it");
-                return Err(what.hint("say it with --metric or --dataset, for example --dataset hotpotqa"));
-            }
-        };
-        Ok((dataset.into(), format!("{}/{}", dataset.family, dataset.name)))
-    }
-}
-
-/// Adds a row's position to an error.
-fn at<T>(row: &Row, result: Result<T, UsageError>) -> Result<T, UsageError> {
-    result.map_err(|e| UsageError { hint: e.hint, ..row.wrong(e.what) })
-}
-
-/// Task, length and method of a record.
-fn record_name(row: &Row, task: &str) -> Result<String, UsageError> {
-    let mut name = task.to_owned();
-    if let Some(length) = row.fields.get("length").and_then(|l| l.as_u64()).filter(|l| *l > 0) {
-        name += &format!(" at {length}");
-    }
-    for (field, before) in [("method", ", "), ("params", ":")] {
-        if let Some(text) = row.text(field)?.filter(|text| !text.is_empty()) {
-            name = name + before + text;
-        }
-    }
-    Ok(name)
-}
-
-// ---- fields of a row ----
-
-const PREDICTION: [&str; 2] = ["prediction", "pred"];
-const REFERENCES: [&str; 4] = ["answers", "outputs", "ground_truths", "references"];
-
-/// The first of these fields that exists and is not null.
-fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a Value), UsageError> {
-    names
-        .iter()
-        .find_map(|name| row.fields.get(*name).filter(|value| !value.is_null()).map(|value| (*name, value)))
-        .ok_or_else(|| {
-            row.wrong(format!("no field `{}`", names.join("` or `")))
-                .hint("a row to score has a prediction and its answers: see `spattn score --help`")
-        })
-}
-
-fn prediction(row: &Row) -> Result<&str, UsageError> {
-    at(row, answers::check_same(&row.fields, &PREDICTION))?;
-    let (name, value) = field(row, &PREDICTION)?;
-    value.as_str().ok_or_else(|| row.wrong(format!("field `{name}` is not a string")))
-}
-
-fn references(row: &Row) -> Result<Vec<String>, UsageError> {
-    at(row, answers::check_same(&row.fields, &REFERENCES))?;
-    let (name, value) = field(row, &REFERENCES)?;
-    if let Value::String(one) = value {
-        at(row, answers::check_one(one))?;
-    }
-    let references = strings(row, name, value)?;
-    if references.is_empty() {
-        return Err(row.wrong(format!("field `{name}` is empty")));
-    }
-    Ok(references)
-}
-
-fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
-    let needed = |e: UsageError| e.hint(format!("metric `{metric}` needs the list of all class names"));
-    let (name, value) = field(row, &["all_classes"]).map_err(needed)?;
-    if !value.is_array() {
-        return Err(needed(row.wrong(format!("field `{name}` is not a list"))));
-    }
-    strings(row, name, value)
-}
-
-/// One string or a list of strings. Numbers become text as written.
-fn strings(row: &Row, name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
-    let one = |value: &Value| {
-        text_or_number(value).ok_or_else(|| row.wrong(format!("field `{name}` is not a string or a list of strings")))
-    };
-    match value {
-        Value::Array(values) => values.iter().map(one).collect(),
-        value => Ok(vec![one(value)?]),
     }
 }
 

@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::exit::{INTERRUPTED, PREEMPTED};
-use crate::eval::config::settings::system_text;
+use crate::eval::config::value::system_text;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::memory;
 use spattn_model::data::{DataFolder, DataSource};

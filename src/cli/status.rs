@@ -52,7 +52,7 @@ pub struct StatusArgs {
 ///
 /// # Errors
 /// If the folder holds no sweep, or cannot be read.
-pub fn run(args: &StatusArgs) -> Result<()> {
+pub fn show_status(args: &StatusArgs) -> Result<()> {
     let mut watched = Watched::open(&args.dir)?;
     if args.json {
         return print_json(&serde_json::to_string_pretty(&watched.look()?)?);

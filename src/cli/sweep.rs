@@ -3,10 +3,10 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::eval::RunArgs;
 use super::exit::Done;
-use super::launch::{self, LaunchArgs};
+use super::launch::{LaunchArgs, launch_sweep};
 use super::matrix::OnFailure;
+use super::run_args::RunArgs;
 use crate::eval::config::run_config::RunConfig;
 
 /// Run a matrix: models, tasks, lengths, protocols, seeds and methods with grids.
@@ -45,13 +45,13 @@ pub struct SweepArgs {
 /// Runs the matrix and prints its table, or prints what would run.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); if parts of the matrix failed; anything that prevents the other
-/// parts.
-pub fn run(args: SweepArgs) -> Result<Done> {
+/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); that parts of the matrix failed; whatever keeps
+/// the rest from going on.
+pub fn run_sweep(args: SweepArgs) -> Result<Done> {
     if args.launch.is_asked() {
-        return launch::run(args.launch, args.run, &args.config, args.dry_run);
+        return launch_sweep(args.launch, args.run, &args.config, args.dry_run);
     }
     let configs = RunConfig::resolve(args.run.over(Some(&args.config))?)?;
-    let run = args.run.run("sweep", configs, OnFailure::GoOn)?;
-    if args.dry_run { run.describe() } else { run.start() }
+    let run = args.run.into_request("sweep", configs, OnFailure::GoOn)?;
+    if args.dry_run { run.describe() } else { run.run_matrix() }
 }

@@ -3,15 +3,17 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::eval::with_flag_name;
 use super::exit::Done;
 use super::matrix::{AdaptiveSource, OnFailure, RunRequest};
 use super::output::listed;
 use super::output::{print, print_json};
+use super::run_args::with_flag_name;
 use super::tune_args::TuneArgs;
 use super::{tune_schedules, tune_shapes};
+use crate::eval::config::methods::only_policy;
 use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{OneOrMany, Settings};
+use crate::eval::config::settings::Settings;
+use crate::eval::config::value::{Given, OneOrMany};
 use crate::eval::folder::owned_files;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::records::record::Record;
@@ -20,7 +22,7 @@ use crate::report::tuning as drawing;
 use crate::tune::grid::{Asked, ladders};
 use crate::tune::{Batch, Goal, Tuning, fewest_samples};
 use crate::version;
-use spattn_attention::{DenseLayers, Policy};
+use spattn_attention::Policy;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_model::source::recorded;
@@ -30,16 +32,16 @@ use spattn_tasks::likelihood::Measure;
 /// Searches, prints the tables and specs, and writes the files.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; anything that prevents the run.
-pub fn run(args: TuneArgs) -> Result<Done> {
+/// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
+pub fn run_tune(args: TuneArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
     }
     if let Some(target) = &args.target {
-        return tune_shapes::run(&args, target.parse()?);
+        return tune_shapes::find_shapes(&args, target.parse()?);
     }
     if args.schedules {
-        return tune_schedules::run(&args);
+        return tune_schedules::find_schedule(&args);
     }
     owned_files::check(&args.out, &owned_files::TUNE)?;
     let settings = args.settings();
@@ -58,7 +60,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
         out: args.out.clone(),
         is_unnamed: false,
         mode: args.mode(),
-        quiet: args.quiet,
+        quiet: args.quiet.0.is_some(),
         json: args.json,
         on_failure: OnFailure::Stop,
         is_elsewhere: false,
@@ -94,43 +96,42 @@ impl TuneArgs {
         }
     }
 
+    /// What methods are run under, unless their specs say otherwise.
     pub(super) fn policy(&self) -> Result<Policy, UsageError> {
-        let default = Policy::default();
-        let dense_layers = self.dense_layers.as_deref().map(DenseLayers::parse).transpose()?;
-        let tail = self.tail.as_deref().map(str::parse).transpose()?;
-        Ok(Policy {
-            sink: self.sink.unwrap_or(default.sink),
-            local: self.local.unwrap_or(default.local),
-            dense_layers: dense_layers.unwrap_or(default.dense_layers),
-            tail: tail.unwrap_or(default.tail),
-            schedule: default.schedule,
-        })
+        only_policy(&self.policy_settings())
+    }
+
+    /// The settings that make a policy.
+    fn policy_settings(&self) -> Settings {
+        Settings {
+            sink: self.sink.map(OneOrMany::from),
+            local: self.local.map(OneOrMany::from),
+            dense_layers: self.dense_layers.clone().map(|text| Given::new(text).into()),
+            tail: self.tail.clone().map(|text| Given::new(text).into()),
+            ..Settings::default()
+        }
     }
 
     /// The settings of the runs, without the methods.
     fn settings(&self) -> Settings {
-        let given = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
+        let listed = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
         let flag = |set: bool| set.then_some(true);
         Settings {
-            model: Some(OneOrMany(vec![self.model.clone()])),
-            tasks: given(&self.tasks),
+            model: Some(self.model.clone().into()),
+            tasks: listed(&self.tasks),
             lengths: (!self.lengths.is_empty()).then(|| self.lengths.clone()),
             samples: Some(self.max_samples),
-            seed: self.seed.map(|seed| OneOrMany(vec![seed])),
-            sparse_from: self.sparse_from.clone().map(|from| OneOrMany(vec![from])),
-            sink: self.sink.map(|n| OneOrMany(vec![n])),
-            local: self.local.map(|n| OneOrMany(vec![n])),
-            dense_layers: self.dense_layers.clone().map(|layers| OneOrMany(vec![layers])),
-            tail: self.tail.clone().map(|tail| OneOrMany(vec![tail])),
-            dtype: self.dtype.clone(),
-            device: self.device.clone(),
+            seed: self.seed.map(OneOrMany::from),
+            sparse_from: self.sparse_from.clone().map(|text| Given::new(text).into()),
+            dtype: self.dtype.clone().map(Given::new),
+            device: self.device.clone().map(Given::new),
             data: self.data.clone(),
-            calibration: self.calibration.clone(),
+            calibration: self.calibration.0.clone(),
             chat: self.no_chat.then_some(false),
-            system_prompt: self.system_prompt.clone(),
-            allow_extrapolation: flag(self.allow_extrapolation),
+            system_prompt: self.system_prompt.clone().map(Given::new),
+            allow_extrapolation: self.allow_extrapolation.0,
             anonymous: flag(self.anonymous),
-            ..Settings::default()
+            ..self.policy_settings()
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::numbers;
+use super::run_flags::{CalibrationFlag, ExtrapolationFlag, QuietFlag, ThreadsFlag};
 use crate::tune::grid::DENSITY;
 
 /// Find the smallest budget of a method whose loss to `full` is within --delta points, and say how sure that is.
@@ -166,11 +167,8 @@ pub struct TuneArgs {
     #[arg(long, value_name = "TYPE")]
     pub(super) dtype: Option<String>,
 
-    /// Threads to use; all cores if not given
-    ///
-    /// Example: --threads 4
-    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsFlag,
 
     /// Folder for records, tables and the plot
     ///
@@ -196,11 +194,8 @@ pub struct TuneArgs {
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     pub(super) data: Option<PathBuf>,
 
-    /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
-    ///
-    /// Example: --calibration qwen-calibration
-    #[arg(long, value_name = "DIR")]
-    pub(super) calibration: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) calibration: CalibrationFlag,
 
     /// Give the model plain text even if it has a chat template
     ///
@@ -214,11 +209,8 @@ pub struct TuneArgs {
     #[arg(long, value_name = "TEXT|@FILE")]
     pub(super) system_prompt: Option<String>,
 
-    /// Allow lengths beyond the model's context
-    ///
-    /// Example: --length 65536 --allow-extrapolation
-    #[arg(long)]
-    pub(super) allow_extrapolation: bool,
+    #[command(flatten)]
+    pub(super) allow_extrapolation: ExtrapolationFlag,
 
     /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
     ///
@@ -228,11 +220,8 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(super) anonymous: bool,
 
-    /// Show no progress
-    ///
-    /// Example: --quiet
-    #[arg(short, long)]
-    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) quiet: QuietFlag,
 
     /// Print what was found as JSON instead of tables
     ///

@@ -11,7 +11,7 @@ use super::analyze::TASKS;
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use crate::analyze::{Document, Loaded, Reader, Request};
-use crate::eval::config::settings::parse_dtype;
+use crate::eval::config::value::parse_dtype;
 use crate::eval::plan::manifest::RESULTS_VERSION;
 use crate::tune::journal::Journal;
 use spattn_attention::PromptNeed;
@@ -89,7 +89,7 @@ impl Reading {
         let loaded = Reader::open(&request)?.load()?;
         loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
         let stop = stop_on_interrupt()?;
-        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet, system, stop })
+        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet.0.is_some(), system, stop })
     }
 
     /// The journal of `--out`, for measurements of `method`.

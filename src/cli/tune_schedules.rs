@@ -17,7 +17,7 @@ use spattn_base::error::UsageError;
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
-pub(super) fn run(args: &TuneArgs) -> Result<Done> {
+pub(super) fn find_schedule(args: &TuneArgs) -> Result<Done> {
     let mut specs = Vec::new();
     for text in &args.methods {
         specs.extend(expand_grid(text)?);

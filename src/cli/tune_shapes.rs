@@ -19,7 +19,7 @@ use spattn_base::error::UsageError;
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
-pub(super) fn run(args: &TuneArgs, target: Target) -> Result<Done> {
+pub(super) fn find_shapes(args: &TuneArgs, target: Target) -> Result<Done> {
     let sampler = sampler(args)?;
     let reading = Reading::open(args, "--target")?;
     match found(args, &reading, &sampler, target) {

@@ -6,19 +6,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::eval::summary::cells::Cell;
+use crate::eval::summary::cells::SummaryCell;
+use crate::eval::summary::columns::SummaryRow;
 use crate::eval::summary::paired;
-use crate::eval::summary::summary_row::SummaryRow;
 use spattn_attention::Role;
 use spattn_stats::Level;
 
 /// A setting to compare with others.
 #[derive(Debug, Clone)]
-pub struct Candidate<'c, 'a> {
+pub struct ComparedSetting<'c, 'a> {
     /// Its mean score or perplexity.
     pub score: f64,
-    /// Its cells, one for each task and length of the mean.
-    pub cells: Vec<&'c Cell<'a>>,
+    /// Its cells, one for each task and length that the mean is over.
+    pub cells: Vec<&'c SummaryCell<'a>>,
 }
 
 /// The result of comparing several settings.
@@ -37,8 +37,8 @@ pub fn comparisons(settings: usize) -> usize {
     settings.saturating_sub(1)
 }
 
-/// The best of some settings over the same tasks and lengths, with `level` for each comparison; `None` if there are no settings.
-pub fn best(candidates: &[Candidate], less_is_better: bool, level: Level) -> Option<Best> {
+/// The best of settings over the same tasks and lengths, each comparison being held to a level; `None` of none.
+pub fn best(candidates: &[ComparedSetting], less_is_better: bool, level: Level) -> Option<Best> {
     let sign = if less_is_better { 1.0 } else { -1.0 };
     let first =
         (0..candidates.len()).min_by(|a, b| (sign * candidates[*a].score).total_cmp(&(sign * candidates[*b].score)))?;
@@ -52,8 +52,8 @@ pub fn best(candidates: &[Candidate], less_is_better: bool, level: Level) -> Opt
     })
 }
 
-/// Indices of the best setting and of all that noise does not distinguish from it; empty if no noise could be estimated.
-pub fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
+/// Places of the best and of all that noise does not tell from it; none where it tells nothing.
+pub fn level(candidates: &[ComparedSetting], less_is_better: bool) -> Vec<usize> {
     let level = Level::of_each(comparisons(candidates.len()));
     let Some(found) = best(candidates, less_is_better, level).filter(|found| found.is_known) else { return Vec::new() };
     let mut places = found.others;
@@ -62,12 +62,12 @@ pub fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
     places
 }
 
-/// The best settings of methods among the rows of one task and length, given with their cells. Oracles, floors and dense attention do not
-/// count.
-pub fn of_rows(rows: &[SummaryRow], cells: &[Cell]) -> Vec<usize> {
+/// The best of the methods' settings among rows of one task and length, with their cells: no oracle, no floor, not dense
+/// attention.
+pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<usize> {
     let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| Role::of(&row.method) == Role::Method);
-    let (lines, candidates): (Vec<usize>, Vec<Candidate>) =
-        sparse.map(|(line, (row, cell))| (line, Candidate { score: row.score, cells: vec![cell] })).unzip();
+    let (lines, candidates): (Vec<usize>, Vec<ComparedSetting>) =
+        sparse.map(|(line, (row, cell))| (line, ComparedSetting { score: row.score, cells: vec![cell] })).unzip();
     let less_is_better = rows.iter().any(|r| !r.measure.is_score());
     level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect()
 }
@@ -78,8 +78,8 @@ pub struct Shown<'c, 'a> {
     pub at: (usize, usize),
     /// The seed of its examples; `None` for all seeds.
     pub seed: Option<u64>,
-    /// Its mean, with the cells of the mean.
-    pub candidate: Candidate<'c, 'a>,
+    /// Its mean, and what that is of.
+    pub candidate: ComparedSetting<'c, 'a>,
 }
 
 /// What entries must share to be compared: the column or line, the seed, and the model, task and length of each cell.
@@ -100,7 +100,7 @@ pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
     let columns = grouped(|entry| entry.at.1);
     let groups = if columns.is_empty() { grouped(|entry| entry.at.0) } else { columns };
     let best_of = |group: &Vec<&Shown>| {
-        let candidates: Vec<Candidate> = group.iter().map(|entry| entry.candidate.clone()).collect();
+        let candidates: Vec<ComparedSetting> = group.iter().map(|entry| entry.candidate.clone()).collect();
         let mut cells = candidates.iter().flat_map(|candidate| &candidate.cells);
         let less_is_better = cells.any(|cell| !cell.measure().is_score());
         level(&candidates, less_is_better).into_iter().map(|place| group[place].at).collect::<Vec<_>>()

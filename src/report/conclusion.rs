@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::best::{self, Candidate};
+use super::best::{self, ComparedSetting};
 use super::format::{distinct, number, setting_name, signed, tokens};
-use super::means::{self, shared_sets};
+use super::means::shared_sets;
 use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::cells::Cell;
+use crate::eval::summary::cells::SummaryCell;
+use crate::eval::summary::columns::{SummaryRow, mean_score};
 use crate::eval::summary::paired;
-use crate::eval::summary::summary_row::SummaryRow;
 use spattn_attention::Role;
 use spattn_stats::{Estimate, Level, mean};
 
@@ -42,12 +42,12 @@ pub struct Conclusion {
 #[derive(Clone, Copy)]
 struct Line<'r, 'a> {
     row: &'r SummaryRow,
-    cell: &'r Cell<'a>,
+    cell: &'r SummaryCell<'a>,
 }
 
-/// The first conclusions of a summary, in its order, and a line with the number of those left out; empty if none are. `cells` are those of
-/// `rows`.
-pub fn all(rows: &[SummaryRow], cells: &[Cell]) -> (Vec<Conclusion>, String) {
+/// The first conclusions of a summary, in its order, and a line that says how many there are beside them; empty if there are none.
+/// `rows` and `cells` belong together.
+pub fn all(rows: &[SummaryRow], cells: &[SummaryCell]) -> (Vec<Conclusion>, String) {
     let lines: Vec<Line> = rows.iter().zip(cells).map(|(row, cell)| Line { row, cell }).collect();
     let scenes = distinct(rows.iter().map(|r| (r.model.as_str(), r.protocol.as_str())));
     let of_scene = |&(model, protocol): &(&str, &str)| {
@@ -78,8 +78,8 @@ struct Setting<'r, 'a> {
     name: String,
     role: Role,
     score: Estimate,
-    cells: Vec<&'r Cell<'a>>,
-    /// The difference to dense attention, in points, or in percent of its perplexity.
+    cells: Vec<&'r SummaryCell<'a>>,
+    /// Difference to dense attention, in points or percent of its perplexity.
     delta: Option<Estimate>,
     density: f64,
     cost: f64,
@@ -87,8 +87,8 @@ struct Setting<'r, 'a> {
 
 /// Dense attention at the same tasks and lengths.
 struct Dense<'r, 'a> {
-    cells: Vec<&'r Cell<'a>>,
-    /// The factor of a difference. Differences of perplexities are in percent of dense attention's.
+    cells: Vec<&'r SummaryCell<'a>>,
+    /// What a difference is multiplied by: one of perplexities is in percent of dense attention's.
     scale: f64,
 }
 
@@ -101,8 +101,8 @@ impl<'r, 'a> Dense<'r, 'a> {
         (here.len() == over.len()).then(|| Self { cells: here.iter().map(|line| line.cell).collect(), scale })
     }
 
-    /// The difference of a setting to dense attention, with an interval at `level`.
-    fn delta(&self, cells: &[&Cell], level: Level) -> Option<Estimate> {
+    /// The difference of a setting to it, as sure as the level says.
+    fn delta(&self, cells: &[&SummaryCell], level: Level) -> Option<Estimate> {
         paired::difference(cells, &self.cells, level).map(|difference| difference.scaled(self.scale))
     }
 }
@@ -162,11 +162,11 @@ fn setting<'r, 'a>(of: &[Line<'r, 'a>], dense: Option<&Dense>) -> Option<Setting
     let head = of.first()?.row;
     let over = |value: fn(&SummaryRow) -> f64| mean(&of.iter().map(|l| value(l.row)).collect::<Vec<_>>());
     let rows: Vec<&SummaryRow> = of.iter().map(|l| l.row).collect();
-    let cells: Vec<&Cell> = of.iter().map(|l| l.cell).collect();
+    let cells: Vec<&SummaryCell> = of.iter().map(|l| l.cell).collect();
     Some(Setting {
         name: format!("`{}`", setting_name(&head.method, &head.params)),
         role: Role::of(&head.method),
-        score: means::score(&rows)?,
+        score: mean_score(&rows)?,
         delta: dense.and_then(|dense| dense.delta(&cells, Level::SINGLE)),
         cells,
         density: over(|r| r.density),
@@ -275,8 +275,8 @@ fn line(exponent: i32, of: &[&Setting], is_less_better: bool, level: Level) -> S
         })
         .collect();
     let methods: Vec<&Setting> = of.iter().copied().filter(|s| s.role == Role::Method).collect();
-    let candidates: Vec<Candidate> =
-        methods.iter().map(|s| Candidate { score: s.score.mean, cells: s.cells.clone() }).collect();
+    let candidates: Vec<ComparedSetting> =
+        methods.iter().map(|s| ComparedSetting { score: s.score.mean, cells: s.cells.clone() }).collect();
     let Some(found) = best::best(&candidates, is_less_better, level) else {
         return format!("density about {density}: no method but {}", beside.join("; "));
     };

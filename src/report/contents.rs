@@ -4,10 +4,11 @@ use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
 use crate::eval::records::record::Record;
-use crate::eval::summary::cells::{self, Cell};
-use crate::eval::summary::self_checks::{self, Warning};
+use crate::eval::summary::cells::{self, SummaryCell};
+use crate::eval::summary::columns::SummaryRow;
+use crate::eval::summary::self_checks;
 use crate::eval::summary::summarize;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::warnings::Warning;
 
 /// Everything that a report is drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,11 +18,11 @@ pub struct Report<'a> {
     /// The summary of the records.
     pub rows: Vec<SummaryRow>,
     /// The records of each row of the summary.
-    pub cells: Vec<Cell<'a>>,
+    pub cells: Vec<SummaryCell<'a>>,
     /// Means over tasks.
     pub means: Vec<MeanTable>,
-    /// The scores by length and depth, for tasks with a depth.
-    pub depths: Vec<depths::Cell>,
+    /// The scores by length and depth, for tasks that decide on the depth.
+    pub depths: Vec<depths::DepthScore>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
     /// The runs that the records come from, if they are known.

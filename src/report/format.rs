@@ -1,9 +1,10 @@
-//! Numbers as text for readers, and the columns that the terminal's table and the page share.
+//! How numbers look to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
 
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::timing::Latency;
+use crate::eval::summary::column_value::ColumnUnit;
+use crate::eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, SummaryRow, find};
 use crate::eval::summary::self_checks::FEW_TELL;
-use crate::eval::summary::summary_row::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// The text with a capital first letter.
@@ -12,55 +13,99 @@ pub fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// A column of measured values.
-pub struct Column {
-    /// The heading, with the unit if there is one.
+/// A column of a table: one of the summary's, under the heading that fits the rows of the table.
+#[derive(Clone, Copy)]
+pub struct TableColumn {
+    /// Heading, with the unit where there is one.
     pub heading: &'static str,
-    /// The cell of a row.
-    pub cell: fn(&SummaryRow) -> String,
-    /// The cell where space is short, with intervals in whole points.
-    pub brief: fn(&SummaryRow) -> String,
+    of: &'static SummaryColumn,
 }
 
-const fn column(heading: &'static str, cell: fn(&SummaryRow) -> String) -> Column {
-    Column { heading, cell, brief: cell }
+/// How much of an interval a cell shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// As exactly as the mean; of times too.
+    Full,
+    /// In whole points, and of times none: for where room is short.
+    Brief,
 }
 
-const SCORE: Column = Column { heading: "score %", cell: |r| score(r, 1), brief: |r| score(r, 0) };
-const PERPLEXITY: Column = column("perplexity", |r| score(r, 1));
-const EITHER: Column = Column { heading: "score", cell: |r| score(r, 1), brief: |r| score(r, 0) };
-
-/// The column of the score, with the heading that fits the rows.
-fn score_column(rows: &[SummaryRow]) -> &'static Column {
-    let scores = rows.iter().filter(|r| r.measure.is_score()).count();
-    match scores {
-        0 if !rows.is_empty() => &PERPLEXITY,
-        n if n == rows.len() => &SCORE,
-        _ => &EITHER,
+impl Ends {
+    fn decimals(self) -> usize {
+        match self {
+            Self::Full => 1,
+            Self::Brief => 0,
+        }
     }
 }
 
-/// The other measured columns in reading order: results first, then costs.
-const MEASURED: [Column; 6] = [
-    Column { heading: "Δ full", cell: |r| delta(r, 1), brief: |r| delta(r, 0) },
-    column("density", density),
-    column("cost1", |r| number(r.cost1)),
-    column("cost2", |r| number(r.cost2)),
-    column("aux bits", |r| number(r.aux_bits)),
-    column("KB/token", |r| r.kv_bytes_per_token.map_or(String::new(), |bytes| number(bytes / 1000.0))),
-];
+impl TableColumn {
+    fn of(column: &'static SummaryColumn, rows: &[SummaryRow]) -> Self {
+        let heading = match column.name {
+            "score" => score_heading(rows),
+            "decode_ms_per_token" => step_heading(rows),
+            _ => column.heading.unwrap_or(column.name),
+        };
+        Self { heading, of: column }
+    }
 
-const STEP_MS: Column = Column { heading: "ms/token", cell: |r| named_ms(r, true), brief: |r| named_ms(r, false) };
-const SHARED_MS: Column =
-    Column { heading: "share ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
-const SOLO_MS: Column = Column { heading: "solo ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
+    /// Its name in files.
+    pub fn name(&self) -> &'static str {
+        self.of.name
+    }
 
-/// The column of a step's time, with its kind in the heading, or in the cells if rows differ.
-fn step_column(rows: &[SummaryRow]) -> &'static Column {
+    /// The cell of a row.
+    pub fn cell(&self, row: &SummaryRow) -> String {
+        self.text(row, Ends::Full)
+    }
+
+    /// The cell of a row where room is short.
+    pub fn brief(&self, row: &SummaryRow) -> String {
+        self.text(row, Ends::Brief)
+    }
+
+    fn text(&self, row: &SummaryRow, ends: Ends) -> String {
+        match self.of.name {
+            "n" => examples(row),
+            "score" => score(row, ends),
+            "delta_full" => delta(row, ends),
+            "density" => density(row),
+            "decode_ms_per_token" if self.heading == ANY_MS => named_ms(row, ends),
+            "decode_ms_per_token" => step_ms(row, ends),
+            _ => (self.of.value)(row).number().map_or(String::new(), |x| in_unit(x, self.of.unit)),
+        }
+    }
+}
+
+/// A number in the unit that headings of tables have.
+fn in_unit(x: f64, unit: ColumnUnit) -> String {
+    match unit {
+        ColumnUnit::Bytes => number(x / 1000.0),
+        ColumnUnit::Percent => format!("{x:.1}"),
+        ColumnUnit::FineBits => format!("{x:.4}"),
+        _ => number(x),
+    }
+}
+
+/// The heading of the score that fits the rows.
+fn score_heading(rows: &[SummaryRow]) -> &'static str {
+    let scores = rows.iter().filter(|r| r.measure.is_score()).count();
+    match scores {
+        0 if !rows.is_empty() => "perplexity",
+        n if n == rows.len() => "score %",
+        _ => "score",
+    }
+}
+
+/// The heading of times of steps of several kinds: their cells say which.
+const ANY_MS: &str = "ms/token";
+
+/// The heading of the time of a step, which says what kind of time it is where it is one kind.
+fn step_heading(rows: &[SummaryRow]) -> &'static str {
     match latency_of(rows) {
-        Some(Latency::Shared) => &SHARED_MS,
-        Some(Latency::Solo) => &SOLO_MS,
-        None => &STEP_MS,
+        Some(Latency::Shared) => "share ms/token",
+        Some(Latency::Solo) => "solo ms/token",
+        None => ANY_MS,
     }
 }
 
@@ -82,90 +127,24 @@ pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
     }
 }
 
-/// The first so many columns of [`MEASURED`] can be averaged over tasks.
-const MEASURED_OF_MEANS: usize = 5;
-
-const EXAMPLES: Column = column("n", examples);
-
-/// Columns for perplexity, shown if it was measured.
-pub const LIKELIHOOD: [Column; 5] = [
-    column("word ppl", |r| optional(r.word_perplexity)),
-    column("bits/byte", |r| r.bits_per_byte.map_or(String::new(), |b| format!("{b:.4}"))),
-    column("KL", |r| optional(r.kl_mean)),
-    column("KL p99", |r| optional(r.kl_p99)),
-    column("same top %", |r| r.same_top.map_or(String::new(), |s| format!("{s:.1}"))),
-];
-
-/// Columns for options, shown if they were scored.
-pub const CHOICE: [Column; 2] = [
-    column("acc %", |r| r.acc.map_or(String::new(), |a| format!("{a:.1}"))),
-    column("acc_norm %", |r| r.acc_norm.map_or(String::new(), |a| format!("{a:.1}"))),
-];
-
-/// The tokens that evicting methods keep, shown if there is such a method.
-pub const HELD: [Column; 1] = [column("tokens held", |r| optional(r.kv_tokens_held))];
-
-fn optional(x: Option<f64>) -> String {
-    x.map_or(String::new(), number)
+/// The columns of a table of these rows: those of [`IN_TABLES`] that are always shown, and those that any row has.
+pub fn columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
+    let has = |name: &str| find(name).is_some_and(|c| rows.iter().any(|r| (c.value)(r).number().is_some()));
+    let shown = IN_TABLES.iter().filter(|shown| shown.shown_with.is_none_or(has));
+    shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
-/// Columns of `--fidelity`, shown if it was measured.
-pub const FIDELITY: [Column; 3] = [
-    column("output error", |r| r.output_error.map_or(String::new(), number)),
-    column("recall", |r| r.recall.map_or(String::new(), number)),
-    column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
-];
-
-/// The columns for some rows: number, score, the common ones and the step's time, and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
-/// [`FIDELITY`] that any row has.
-pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
-    let shown = |columns: &'static [Column], has: fn(&SummaryRow) -> bool| {
-        if rows.iter().any(has) { columns } else { &[] }
-    };
-    let extra = [
-        shown(&HELD, |r| r.kv_tokens_held.is_some()),
-        shown(&LIKELIHOOD, |r| r.bits_per_byte.is_some()),
-        shown(&CHOICE, |r| r.acc.is_some()),
-        shown(&FIDELITY, |r| r.output_error.is_some()),
-    ];
-    let measured = MEASURED.iter().chain([step_column(rows)]);
-    [&EXAMPLES, score_column(rows)].into_iter().chain(measured).chain(extra.into_iter().flatten()).collect()
-}
-
-/// Headings of columns in the order in which they are left out if space is short. Score, density and the difference to full always stay.
-const SPARED: [&str; 19] = [
-    "aux bits",
-    "cost2",
-    "cost1",
-    "KL p99",
-    "word ppl",
-    "dropped mass",
-    "acc_norm %",
-    "KB/token",
-    "ms/token",
-    "share ms/token",
-    "solo ms/token",
-    "recall",
-    "tokens held",
-    "same top %",
-    "KL",
-    "output error",
-    "acc %",
-    "bits/byte",
-    "n",
-];
-
-/// As many columns as fit, and the headings of the others in the order in which they were left out.
-pub fn fitting<'c>(
-    mut columns: Vec<&'c Column>,
-    fits: impl Fn(&[&'c Column]) -> bool,
-) -> (Vec<&'c Column>, Vec<&'static str>) {
+/// As many of the columns as fit, and the headings of the others, the least needed first.
+pub fn fitting(
+    mut columns: Vec<TableColumn>,
+    fits: impl Fn(&[TableColumn]) -> bool,
+) -> (Vec<TableColumn>, Vec<&'static str>) {
     let mut left_out = Vec::new();
-    for heading in SPARED {
+    for name in LEFT_OUT_FIRST {
         if fits(&columns) {
             break;
         }
-        if let Some(at) = columns.iter().position(|c| c.heading == heading) {
+        if let Some(at) = columns.iter().position(|column| column.name() == name) {
             left_out.push(columns.remove(at).heading);
         }
     }
@@ -180,10 +159,10 @@ pub fn without_interval(cell: &str) -> String {
     }
 }
 
-/// The columns for means over tasks, which are means of scores: results and costs, without bytes and times, which depend on the length of
-/// answers.
-pub fn mean_columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
-    std::iter::once(score_column(rows)).chain(&MEASURED[..MEASURED_OF_MEANS]).collect()
+/// The columns of a table of means over tasks.
+pub fn mean_columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
+    let shown = IN_TABLES.iter().filter(|shown| shown.of_means);
+    shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
 /// The direction of a score that is not obvious, to show after the task's name.
@@ -240,8 +219,9 @@ fn examples(r: &SummaryRow) -> String {
     if 0 < r.contexts && r.contexts < r.n { format!("{} ({})", r.n, r.contexts) } else { r.n.to_string() }
 }
 
-/// `mean [low high]`, with that many decimals in the ends; only the mean if there are no ends.
-fn score(r: &SummaryRow, decimals: usize) -> String {
+/// `mean [low high]`; the mean alone where there are no ends.
+fn score(r: &SummaryRow, shown: Ends) -> String {
+    let decimals = shown.decimals();
     let mean = if r.measure == Measure::Perplexity { four(r.score) } else { format!("{:.1}", r.score) };
     let end = |x: f64| if r.measure == Measure::Perplexity { four(x) } else { format!("{x:.decimals$}") };
     with_ends(mean, r.ci_low.zip(r.ci_high), end)
@@ -265,9 +245,9 @@ fn density(r: &SummaryRow) -> String {
     }
 }
 
-/// As [`step_ms`], with the kind of time.
-fn named_ms(r: &SummaryRow, has_ends: bool) -> String {
-    let text = step_ms(r, has_ends);
+/// As [`step_ms`], with what kind of time it is.
+fn named_ms(r: &SummaryRow, ends: Ends) -> String {
+    let text = step_ms(r, ends);
     match r.latency {
         Some(Latency::Shared) if !text.is_empty() => text + " share",
         Some(Latency::Solo) if !text.is_empty() => text + " solo",
@@ -275,20 +255,20 @@ fn named_ms(r: &SummaryRow, has_ends: bool) -> String {
     }
 }
 
-/// Milliseconds per step, with a star if most rows near it were timed under other conditions.
-fn step_ms(r: &SummaryRow, has_ends: bool) -> String {
-    let ends = r.decode_ms_low.zip(r.decode_ms_high).filter(|_| has_ends);
+/// Milliseconds a step, starred if most rows around were timed under other conditions.
+fn step_ms(r: &SummaryRow, ends: Ends) -> String {
+    let ends = r.decode_ms_low.zip(r.decode_ms_high).filter(|_| ends == Ends::Full);
     let star = if r.is_timed_apart { "*" } else { "" };
     r.decode_ms_per_token.map_or(String::new(), |ms| with_ends(number(ms), ends, number) + star)
 }
 
-/// The difference to `full`; empty for `full` itself and without `full`.
-fn delta(r: &SummaryRow, decimals: usize) -> String {
+/// Difference to `full`; nothing for `full` itself or without it.
+fn delta(r: &SummaryRow, shown: Ends) -> String {
     let Some(mean) = r.delta_full.filter(|_| r.method != REFERENCE) else { return String::new() };
     let ends = r.delta_low.zip(r.delta_high);
     match r.measure {
         Measure::Perplexity => with_ends(signed_number(mean), ends, signed_number),
-        Measure::Score => with_ends(signed(mean, 1), ends, |x| signed(x, decimals)),
+        Measure::Score => with_ends(signed(mean, 1), ends, |x| signed(x, shown.decimals())),
     }
 }
 
@@ -416,7 +396,7 @@ mod tests {
             )[0]
             .clone(),
         ];
-        let at_most = |n: usize| fitting(columns(&rows), |c: &[&Column]| c.len() <= n);
+        let at_most = |n: usize| fitting(columns(&rows), |c: &[TableColumn]| c.len() <= n);
         assert_eq!(at_most(9).1.len(), 0);
         assert_eq!(at_most(7).1, ["aux bits", "cost2"]);
         let (kept, _) = at_most(0);

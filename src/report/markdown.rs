@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
-use super::pivot::{Entry, ShownNotes, Table, is_about};
+use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
+use crate::eval::summary::columns::SummaryRow;
 use crate::eval::summary::prefill_savings::PrefillSavings;
-use crate::eval::summary::self_checks::in_short;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::warnings::in_short;
 use spattn_base::text::in_markdown;
 
 /// The page: what was run, the conclusions, the means over tasks, a table for each task and length, the warnings of the self-checks, and
@@ -117,7 +117,7 @@ fn means(table: &MeanTable) -> String {
     text.push_str(&rule(2, columns.len()));
     for row in &table.rows {
         let name = [row.method.clone(), row.params.clone()];
-        text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
+        text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| c.cell(row)))));
     }
     text + &below(table.detectable(), "Of these means")
 }
@@ -132,7 +132,7 @@ fn task(rows: &[SummaryRow], report: &Report) -> String {
     let columns = columns(rows);
     // Warnings about single settings are shown in their rows; those about the task stand above the table.
     let checks = |row: &SummaryRow| {
-        let own = report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row));
+        let own = report.warnings.iter().filter(|w| w.method.is_some() && w.is_about(row));
         own.map(|w| format!("`{}`", w.code)).collect::<Vec<_>>().join(", ")
     };
     let has_checks = rows.iter().any(|row| !checks(row).is_empty());
@@ -142,15 +142,15 @@ fn task(rows: &[SummaryRow], report: &Report) -> String {
     text.push_str(&if has_checks { rule.replace('\n', "---|\n") } else { rule });
     for row in rows {
         let name = [row.method.clone(), row.params.clone()];
-        let cells = name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)));
+        let cells = name.into_iter().chain(columns.iter().map(|c| c.cell(row)));
         text.push_str(&line(cells.chain(has_checks.then(|| checks(row)))));
     }
     text
 }
 
-/// The tables of a pivot, each below its caption and above its notes.
-pub fn pivot(tables: &[Table]) -> String {
-    let one = |table: &Table| {
+/// Tables of a pivot, each under its caption and with its notes.
+pub fn pivot(tables: &[PivotTable]) -> String {
+    let one = |table: &PivotTable| {
         let shown = ShownNotes::of(&table.notes);
         let mut text = format!("**{}**\n\n", in_markdown(&table.caption));
         text.push_str(&line(table.headings()));

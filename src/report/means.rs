@@ -3,38 +3,13 @@
 use std::collections::BTreeSet;
 
 use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::cells::Cell;
-use crate::eval::summary::summary_row::SummaryRow;
-use spattn_stats::Estimate;
-use spattn_stats::several::{detectable_of, mean_of};
+use crate::eval::summary::cells::SummaryCell;
+use crate::eval::summary::columns::SummaryRow;
 
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
 
-/// The mean of several rows' scores with equal weights, in percent.
-pub fn score(rows: &[&SummaryRow]) -> Option<Estimate> {
-    mean_of(&rows.iter().map(|r| Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) }).collect::<Vec<_>>())
-}
-
-/// The mean of the differences to dense attention on common examples, in points; `None` if a row has none.
-pub fn delta(rows: &[&SummaryRow]) -> Option<Estimate> {
-    let of_row = |r: &&SummaryRow| Some(Estimate { mean: r.delta_full?, ends: r.delta_low.zip(r.delta_high) });
-    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
-}
-
-/// The mean of several rows' milliseconds per step with equal weights; `None` if a row has none.
-fn step_ms(rows: &[&SummaryRow]) -> Option<Estimate> {
-    let of_row =
-        |r: &&SummaryRow| Some(Estimate { mean: r.decode_ms_per_token?, ends: r.decode_ms_low.zip(r.decode_ms_high) });
-    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
-}
-
-/// The smallest detectable difference of such a mean to dense attention, in points; `None` if a row has none.
-pub fn detectable(rows: &[&SummaryRow]) -> Option<f64> {
-    detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
-}
-
-/// Settings of a model under a protocol at a length, averaged over tasks that all of them have.
+/// Settings of a model under a protocol at a length, averaged over tasks that every one of them has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeanTable {
     /// The tasks, in the order of the summary.
@@ -72,10 +47,10 @@ fn title(tasks: &[String], of: usize) -> String {
     }
 }
 
-/// The means over tasks with scores, for each model, protocol and length with several tasks. A table never mixes means over different
-/// tasks: there is one for each set of tasks that a setting has (with the settings that have at least these), and one for the tasks that
-/// all have. `cells` are those of `rows`.
-pub fn over_tasks(rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
+/// The means over tasks with scores, for each model, protocol and length with several. Means over different tasks are
+/// never in one table: there is one for each set of tasks that a setting has (of settings that have at least these),
+/// and one for the tasks that all have. `rows` and `cells` belong together.
+pub fn over_tasks(rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<MeanTable> {
     let scored: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].measure.is_score()).collect();
     let place = |i: &usize| (rows[*i].model.as_str(), rows[*i].protocol.as_str(), rows[*i].length);
     let scenes = distinct(rows.iter().map(|r| (r.model.as_str(), r.protocol.as_str())));
@@ -91,7 +66,7 @@ pub fn over_tasks(rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
 }
 
 /// The tables of one model, protocol and length.
-fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
+fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<MeanTable> {
     let setting = |i: &usize| (rows[*i].method.as_str(), rows[*i].params.as_str());
     let all = distinct(here.iter().map(|i| rows[*i].task.as_str()));
     let settings: Vec<Vec<usize>> = distinct(here.iter().map(setting))
@@ -128,8 +103,9 @@ pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     shared
 }
 
-/// A warning if the settings have different examples: then their scores cannot be compared, but their differences to dense attention can.
-fn other_examples(settings: &[Vec<usize>], cells: &[Cell]) -> Option<String> {
+/// A warning if the settings did not see the same examples: their scores are then not to be compared, but their
+/// differences to dense attention are.
+fn other_examples(settings: &[Vec<usize>], cells: &[SummaryCell]) -> Option<String> {
     let examples = |of: &Vec<usize>| -> Vec<(&str, u64, usize)> {
         let records = of.iter().flat_map(|i| &cells[*i].records);
         let mut seen: Vec<_> = records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect();
@@ -158,92 +134,10 @@ fn name(tables: &mut [MeanTable]) {
     }
 }
 
-/// A row of means over the rows of one setting. Every field is a mean, a sum (for counts), a value that all rows share, or empty: a mean of
-/// only some tasks would stand beside means of all.
+/// The row of the mean over rows of one setting, without a name yet.
 fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
-    let head = of_rows.first()?;
-    let (score, delta, step) = (score(&of_rows)?, delta(&of_rows), step_ms(&of_rows));
-    let over =
-        |value: fn(&SummaryRow) -> f64| spattn_stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
-    let known = |value: fn(&SummaryRow) -> Option<f64>| {
-        let values: Option<Vec<f64>> = of_rows.iter().map(|r| value(r)).collect();
-        values.map(|values| spattn_stats::mean(&values))
-    };
-    let is_shared = |is_same: &dyn Fn(&SummaryRow) -> bool| of_rows.iter().all(|r| is_same(r));
-    Some(SummaryRow {
-        model: head.model.clone(),
-        // The mean's name is set later.
-        task: String::new(),
-        length: head.length,
-        method: head.method.clone(),
-        params: head.params.clone(),
-        settings: head.settings.clone(),
-        protocol: head.protocol.clone(),
-        n: of_rows.iter().map(|r| r.n).sum(),
-        score: score.mean,
-        ci_low: score.low(),
-        ci_high: score.high(),
-        delta_full: delta.map(|d| d.mean),
-        delta_low: delta.and_then(|d| d.low()),
-        delta_high: delta.and_then(|d| d.high()),
-        density: over(|r| r.density),
-        cost1: over(|r| r.cost1),
-        cost2: over(|r| r.cost2),
-        cost_total: over(|r| r.cost_total),
-        aux_bits: over(|r| r.aux_bits),
-        kv_bytes_per_token: known(|r| r.kv_bytes_per_token),
-        output_error: known(|r| r.output_error),
-        recall: known(|r| r.recall),
-        prefill_s: over(|r| r.prefill_s),
-        decode_ms_per_token: step.map(|ms| ms.mean),
-        kv_bytes_held: known(|r| r.kv_bytes_held),
-        density_target: head.density_target.filter(|_| is_shared(&|r| r.density_target == head.density_target)),
-        density_sparse_layers: over(|r| r.density_sparse_layers),
-        density_min: known(|r| r.density_min),
-        density_median: known(|r| r.density_median),
-        density_max: known(|r| r.density_max),
-        output_error_min: known(|r| r.output_error_min),
-        output_error_median: known(|r| r.output_error_median),
-        output_error_max: known(|r| r.output_error_max),
-        recall_min: known(|r| r.recall_min),
-        recall_median: known(|r| r.recall_median),
-        recall_max: known(|r| r.recall_max),
-        dropped_mass: known(|r| r.dropped_mass),
-        dropped_mass_min: known(|r| r.dropped_mass_min),
-        dropped_mass_median: known(|r| r.dropped_mass_median),
-        dropped_mass_max: known(|r| r.dropped_mass_max),
-        measure: head.measure,
-        // Numbers of texts, which are not averaged.
-        word_perplexity: None,
-        bits_per_byte: None,
-        kl_mean: None,
-        kl_p99: None,
-        same_top: None,
-        acc: known(|r| r.acc),
-        acc_norm: known(|r| r.acc_norm),
-        kv_tokens_held: known(|r| r.kv_tokens_held),
-        index_s: over(|r| r.index_s),
-        decode_ms_low: step.and_then(|ms| ms.low()),
-        decode_ms_high: step.and_then(|ms| ms.high()),
-        timed: head.timed.clone().filter(|_| is_shared(&|r| r.timed == head.timed)),
-        is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != head.timed),
-        contexts: of_rows.iter().map(|r| r.contexts).sum(),
-        detectable: detectable(&of_rows),
-        shared_bytes_per_token: known(|r| r.shared_bytes_per_token),
-        select_bytes_per_token: known(|r| r.select_bytes_per_token),
-        free_share: known(|r| r.free_share),
-        latency: head.latency.filter(|_| is_shared(&|r| r.latency == head.latency)),
-        select_ms_per_token: known(|r| r.select_ms_per_token),
-        attend_ms_per_token: known(|r| r.attend_ms_per_token),
-        weights_ms_per_token: known(|r| r.weights_ms_per_token),
-        picked_density: known(|r| r.picked_density),
-        cost1_sparse_layers: known(|r| r.cost1_sparse_layers),
-        cost2_sparse_layers: known(|r| r.cost2_sparse_layers),
-        cost2_picked: known(|r| r.cost2_picked),
-        cost1_published: known(|r| r.cost1_published),
-        shared_bytes_resident: known(|r| r.shared_bytes_resident),
-    })
+    (!of_rows.is_empty()).then(|| SummaryRow::mean_over_tasks(&of_rows))
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::eval::records::interning::InternedStr;
+use crate::eval::records::loaded::{LoadedRecords, SAMPLES, differing, drop_repeated};
 use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
 use crate::eval::records::record::Record;
-use crate::eval::records::store::{Loaded, SAMPLES, differing, drop_repeated, identities, load_run};
+use crate::eval::records::stored_manifest::{identities, load_run};
 use spattn_base::privacy;
 
 use super::format::distinct;
@@ -118,8 +119,8 @@ fn told(manifest: &Value) -> impl Iterator<Item = String> {
     notes.filter_map(|note| note.as_str().map(str::to_owned))
 }
 
-/// Replaces the models' names by ones without the user's paths, and returns the manifest without the user's data.
-fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
+/// Names models anew, and gives the manifest without the user.
+fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
     let models = privacy::models(manifest);
     let mut named: BTreeMap<InternedStr, InternedStr> = BTreeMap::new();
     for record in &mut loaded.records {
@@ -134,8 +135,8 @@ fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
     privacy::manifest(manifest, &models)
 }
 
-/// Removes densities by layer, which no report shows and which take much memory for large models.
-fn without_layers((mut loaded, manifest): (Loaded, Value)) -> Result<(Loaded, Value)> {
+/// Leaves out densities by layer, which no report shows, and which are long for a large model.
+fn without_layers((mut loaded, manifest): (LoadedRecords, Value)) -> Result<(LoadedRecords, Value)> {
     loaded.records.iter_mut().for_each(|r| r.density_by_layer = Vec::new());
     Ok((loaded, manifest))
 }

@@ -30,6 +30,7 @@ mod means;
 mod overview;
 mod shards;
 mod stand_ins;
+mod tabular;
 mod write;
 
 pub use self::contents::Report;

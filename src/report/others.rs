@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::csv::finished;
 use crate::eval::records::record::Record;
 use crate::eval::summary::cells::place;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use spattn_stats::mean;
 
 /// The mean score of a summary row by one further metric.

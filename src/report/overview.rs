@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::format::distinct;
-use super::means::{self, shared_sets};
-use crate::eval::summary::summary_row::SummaryRow;
+use super::means::shared_sets;
+use crate::eval::summary::columns::{SummaryRow, mean_delta, mean_score};
 use spattn_stats::Estimate;
 
 /// The dimensions that the overview's columns can have.
@@ -28,7 +28,7 @@ fn key(of: &[usize]) -> String {
 fn mean(of: &[usize], rows: &[SummaryRow]) -> Value {
     let of: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
     let told = |estimate: Option<Estimate>| estimate.map(|e| json!([e.mean, e.low(), e.high()]));
-    json!({"score": told(means::score(&of)), "delta_full": told(means::delta(&of))})
+    json!({"score": told(mean_score(&of)), "delta_full": told(mean_delta(&of))})
 }
 
 /// The row's task and length, without the one that the column shows.

@@ -25,6 +25,8 @@ use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::prompts::{self, PROMPTS};
 use crate::eval::records::record::Record;
 use crate::eval::records::store::identities;
+use crate::eval::summary::column_value::ColumnUnit;
+use crate::eval::summary::columns::{Better, OnPage, SummaryColumn, on_page};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_tasks::stand_ins;
@@ -89,6 +91,7 @@ fn facts(report: &Report) -> Result<Value> {
         "conclusions": conclusions,
         "conclusions_left_out": left_out,
         "means": overview::means(&report.rows),
+        "columns": columns(),
         "rows": rows,
         "warnings": warnings,
         "notes": report.notes,
@@ -100,7 +103,26 @@ fn facts(report: &Report) -> Result<Value> {
     }))
 }
 
-/// JSON that cannot end the script element that it stands in.
+/// The columns that the table offers: key in a row, heading, how numbers look, which are better, whether it is shown at first.
+fn columns() -> Vec<Value> {
+    let form = |column: &SummaryColumn| match column.unit {
+        ColumnUnit::Text => "text",
+        ColumnUnit::Bytes => "kilobytes",
+        _ => "number",
+    };
+    let better = |column: &SummaryColumn| match column.better {
+        Some(Better::More) => 1,
+        Some(Better::Less) => -1,
+        None => 0,
+    };
+    let column = |(column, choice): (&SummaryColumn, OnPage)| {
+        json!({"key": column.name, "label": column.heading, "form": form(column), "better": better(column),
+            "shown": choice == OnPage::Shown})
+    };
+    on_page().into_iter().map(column).collect()
+}
+
+/// JSON that cannot end the script it stands in.
 fn in_script(value: &Value) -> String {
     value.to_string().replace('<', "\\u003c")
 }

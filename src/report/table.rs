@@ -5,12 +5,12 @@ use std::ops::Range;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
 use super::format::{
-    Column, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
+    TableColumn, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
     without_interval,
 };
 use super::pivot::ShownNotes;
 use super::{MeanTable, Report, pivot};
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 
 /// A rule under the headings and nothing else.
 const STYLE: TableStyle = TableStyle::new()
@@ -107,9 +107,10 @@ fn below(form: Form, line: Option<String>) -> String {
     line.map_or(String::new(), |line| form.wrapped(&line))
 }
 
-/// The tables of a pivot, each below its caption and above its notes. If lines are too long, columns continue in a further table.
-pub fn pivot(tables: &[pivot::Table], form: Form) -> String {
-    let one = |table: &pivot::Table| {
+/// Tables of a pivot, each under its caption and with its notes.
+/// Where lines are longer than they may be, columns go on below.
+pub fn pivot(tables: &[pivot::PivotTable], form: Form) -> String {
+    let one = |table: &pivot::PivotTable| {
         let shown = ShownNotes::of(&table.notes);
         let cell = |entry: &Option<pivot::Entry>| {
             let Some(entry) = entry else { return String::new() };
@@ -154,12 +155,12 @@ fn one_table(rows: &[SummaryRow], form: Form) -> (String, Vec<&'static str>) {
 /// The lines of the heading and of all rows with as many columns as fit, and what was left out.
 fn fitted(
     rows: &[SummaryRow],
-    columns: Vec<&'static Column>,
+    columns: Vec<TableColumn>,
     form: Form,
     heading: fn(&str) -> String,
 ) -> (Vec<String>, Vec<&'static str>) {
     let longest = rows.iter().map(|r| r.params.chars().count()).max().unwrap_or(0);
-    let with = |columns: &[&Column], params: usize| {
+    let with = |columns: &[TableColumn], params: usize| {
         let headings =
             ["method", "params"].into_iter().map(str::to_owned).chain(columns.iter().map(|c| heading(c.heading)));
         lines(headings.collect(), rows.iter().map(|row| cells(row, columns, form, params)).collect(), TEXT_COLUMNS)
@@ -235,13 +236,13 @@ pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns:
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// The cells of a row, with parameters cut to `params` characters.
-fn cells(row: &SummaryRow, columns: &[&Column], form: Form, params: usize) -> Vec<String> {
+/// The cells of a row, its parameters cut to so many characters.
+fn cells(row: &SummaryRow, columns: &[TableColumn], form: Form, params: usize) -> Vec<String> {
     let own = match row.params.chars().count() > params {
         true => row.params.chars().take(params.saturating_sub(1)).chain(['…']).collect(),
         false => row.params.clone(),
     };
-    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| form.cell((c.brief)(row)))).collect()
+    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| form.cell(c.brief(row)))).collect()
 }
 
 #[cfg(test)]

@@ -562,7 +562,7 @@ fn judged(predicted: &Predicted, target: Target, measured: &[[f64; 2]]) -> Check
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spattn_attention::expand_grid;
+    use spattn_attention::{SoftmaxScale, expand_grid};
 
     fn sampler(spec: &str) -> Result<Sampler, UsageError> {
         Sampler::new(expand_grid(spec).unwrap().remove(0), &Policy { sink: 2, local: 3, ..Policy::default() })
@@ -574,7 +574,7 @@ mod tests {
         let mut draw = |count: usize| (0..count).map(|_| rng.random_range(-2.0f32..2.0)).collect::<Vec<f32>>();
         let (keys, values, vector) = (draw(tokens * d), draw(tokens * d), draw(d));
         let query = Query { head: 0, in_group: 0, step: 0, tokens, vector };
-        Head { layer: 0, kv_head: 0, d, keys, values, queries: vec![query] }
+        Head { layer: 0, kv_head: 0, d, scale: SoftmaxScale::inverse_root(d), keys, values, queries: vec![query] }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::engine::Stream;
-use spattn::model::weights::Weights;
+use spattn::model::tensors::Weights;
 
 pub const MODELS: [&str; 9] = [
     "llama3",

@@ -1,11 +1,15 @@
 //! A method with its parameters and policy resolved.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::PrefillPattern;
+use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
+use crate::kv::KvShape;
 use crate::method::AnyMethod;
 use crate::spec::Setting;
+use crate::types::attention_spec::{LayerSpecs, SpecReason};
 use crate::types::policy::{Policy, Tail};
 
 /// The first value of [`Configured::revision`].
@@ -37,14 +41,34 @@ impl Configured {
     /// Whether one launch can select for rows of both methods if they share an index: they are equal, or differ only
     /// in their [budget units](crate::DeviceForm::budget_units).
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
-        let is_in_number = || self.method.device_form().is_some_and(|form| form.units_encode_budget());
+        let is_in_number = || self.method.device_form().is_ok_and(|form| form.units_encode_budget());
         let are_alike_beside =
             || crate::spec::beside_budget(&self.settings).eq(crate::spec::beside_budget(&other.settings));
         self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
     }
 
-    /// The method calibrated with `artefact`, which must fit the model; unchanged if neither the method nor its reader needs an artefact of
-    /// that kind.
+    /// Why the method selects on the host where a GPU holds the prefix of a model of this shape: what its parameters, the shape
+    /// and the policy ask for and no kernel does. Nothing if it selects on the GPU.
+    ///
+    /// The candidates of a device are those of the prefix, so that a method that [fills
+    /// pages](crate::scored::scorer::Scorer::keeps_open_page) never selects there.
+    pub fn host_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let mut reasons = match self.method.device_form() {
+            Ok(form) if self.method.manages_decoded_tokens() && !form.holds() => vec![HostReason::NoForm],
+            Ok(form) => form.shape_reasons(shape),
+            Err(reasons) => reasons,
+        };
+        let moves = self.policy.tail != Tail::Exact;
+        for reason in HostReason::of_run(self.method.positions(), &self.policy.schedule, moves) {
+            if !reasons.contains(&reason) {
+                reasons.push(reason);
+            }
+        }
+        reasons
+    }
+
+    /// The method calibrated with `artefact`, which has to fit the model; unchanged if neither it nor its reader needs
+    /// an artefact of that kind.
     ///
     /// # Errors
     /// If the artefact lacks what the method reads.
@@ -71,7 +95,12 @@ impl Configured {
         self.reader.as_deref().unwrap_or(self)
     }
 
-    /// Whether both read a prompt in the same way, so that they can share one prefill.
+    /// What of the attention of any layer it cannot honour, in order, each once: nothing, or it must not run.
+    pub fn unsupported(&self, specs: &LayerSpecs) -> BTreeSet<SpecReason> {
+        specs.iter().flat_map(|spec| self.method.unsupported(spec)).collect()
+    }
+
+    /// Whether both read a prompt alike, so that they can share one prefill.
     pub fn reads_as(&self, other: &Self) -> bool {
         let of = |reader: &Self| (reader.label(), reader.artefact.clone());
         match (self.masks_prefill(), other.masks_prefill()) {

@@ -5,11 +5,11 @@
 //! (and weights) it selects for a step's queries, and what that costs. It never attends: [`Sequence`] does, in the same way for all
 //! methods. This crate knows no models, tasks or records.
 
+mod backend;
 pub mod calibration;
 mod configured;
 pub mod cost;
 mod decode;
-mod device;
 mod index;
 pub mod kv;
 mod method;
@@ -20,20 +20,18 @@ mod scored;
 mod spec;
 mod types;
 
+pub use backend::active::*;
+pub use backend::form::{DeviceForm, StepShape};
+pub use backend::index::{DeviceIndex, PrefixStatsView};
+pub use backend::reasons::HostReason;
+pub use backend::workspaces::Workspaces;
 pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
-pub use decode::sequence::{SelectionSite, Sequence};
+pub use decode::layer_step::{DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, SelectionSite, StaticStep};
+pub use decode::sequence::Sequence;
 pub use decode::timing::{AttentionTime, IndexTime};
-#[cfg(feature = "cuda")]
-pub use device::form::MaterializesScores;
-pub use device::form::{DeviceForm, StepShape};
-pub use device::layer::DeviceIndex;
-#[cfg(feature = "cuda")]
-pub use device::layer::{DeviceLayer, DeviceSequence, DeviceStep, PrefixStatsView};
-#[cfg(feature = "cuda")]
-pub use device::workspaces::{DeviceScratch, DeviceWorkspace};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
@@ -46,7 +44,9 @@ pub use prefix_stats::{
     stats::{PromptHead, PromptStats},
 };
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
+pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
+pub use types::index_key::{Bits, IndexKey};
 pub use types::policy::{DenseLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
 pub use types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -68,9 +68,9 @@ mod testing {
         let (prefix, tail) = (Prefix::new(vec![kv.clone()]), LayerKv::new(crate::kv::KvDtype::F32, 1, d, 0));
         let mut out = vec![f32::NAN; queries.len()];
         let nothing = StaticTokens { sink: 0, recent: tokens };
-        let scale = 1.0 / (d as f32).sqrt();
         let picked = AttendedTokens { exact: nothing, selection: Some(selection.clone()) };
-        HeadKv::new(&prefix, &tail, 0, 0).attend(&Queries::new(queries, scale), &picked, &mut out);
+        let head = HeadKv::new(&prefix, &tail, 0, 0);
+        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out);
         out
     }
 }

@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::KvDtype;
+use crate::types::attention_spec::{AttentionSpec, SoftmaxScale, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
@@ -18,7 +19,7 @@ use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::{GroupQueries, score_into, score_some};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-use crate::{DeviceForm, PrefillPattern, Probe, PromptNeed};
+use crate::{DeviceForm, HostReason, IndexKey, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::{Joined, Rows, linear};
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -46,6 +47,18 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
+    /// What of a layer's attention it cannot honour: nothing if that is plain. A method that looks at queries and keys knows the softmax
+    /// of scaled products alone unless it says otherwise; one that moves tokens knows no layer's own window.
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        let decodes = self.is_static_only() || self.is_data_independent() && self.prompt_needs().is_empty();
+        let reads = match self.prefill_pattern() {
+            None | Some(PrefillPattern::Dense) => true,
+            Some(PrefillPattern::Blocks(mask)) => mask.is_data_independent(),
+            Some(PrefillPattern::Rows(_) | PrefillPattern::Whole(_)) => false,
+        };
+        SpecReason::of_method(spec, decodes && reads, self.positions())
+    }
+
     /// Statistics of the prefix's own attention that an index needs; none by default.
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Vec::new()
@@ -60,9 +73,10 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
-    /// The parameters that the index depends on; sequences with equal keys share one index.
-    fn index_key(&self) -> String {
-        String::new()
+    /// The settings that the index depends on; sequences of equal methods with equal keys share one index, on the host and
+    /// on a device. None by default.
+    fn index_key(&self) -> IndexKey {
+        IndexKey::none()
     }
 
     /// Builds the index over the candidates of a prefix.
@@ -124,9 +138,12 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
-    /// Its form on a device, with equal selections; `None` if it has none, or not with these parameters.
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        None
+    /// Its form on a device, with equal selections.
+    ///
+    /// # Errors
+    /// Why there is none, or none with these parameters: at least one reason.
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        Err(vec![HostReason::NoForm])
     }
 
     /// The positions at which tokens are attended.
@@ -186,8 +203,8 @@ pub struct Step<'a> {
     pub queries: &'a [f32],
     /// Width of a head.
     pub d: usize,
-    /// Factor of the logits, `1/√d`.
-    pub scale: f32,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of the whole prefix.
     pub keys: Rows<'a>,
     /// Values `[token][d]` of the whole prefix.
@@ -312,12 +329,14 @@ pub trait AnyMethod: Send + Sync {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
     /// See [`Method::required_head_dim`].
     fn required_head_dim(&self) -> Option<(&'static str, usize)>;
+    /// See [`Method::unsupported`].
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason>;
     /// See [`Method::prompt_needs`].
     fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::solve`].
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
     /// See [`Method::index_key`].
-    fn index_key(&self) -> String;
+    fn index_key(&self) -> IndexKey;
     /// See [`Method::build`].
     fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync>;
     /// See [`Method::index_bytes`].
@@ -343,7 +362,10 @@ pub trait AnyMethod: Send + Sync {
     /// See [`Method::is_data_independent`].
     fn is_data_independent(&self) -> bool;
     /// See [`Method::device_form`].
-    fn device_form(&self) -> Option<&dyn DeviceForm>;
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>>;
     /// See [`Method::positions`].
     fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
@@ -365,6 +387,9 @@ impl<M: Method> AnyMethod for M {
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Method::required_head_dim(self)
     }
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        Method::unsupported(self, spec)
+    }
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Method::prompt_needs(self)
     }
@@ -372,7 +397,7 @@ impl<M: Method> AnyMethod for M {
         let Solved { method, params } = Method::solve(self, probe)?;
         Some(Solved { method: Arc::new(method), params })
     }
-    fn index_key(&self) -> String {
+    fn index_key(&self) -> IndexKey {
         Method::index_key(self)
     }
     fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync> {
@@ -413,7 +438,7 @@ impl<M: Method> AnyMethod for M {
     fn is_data_independent(&self) -> bool {
         Method::is_data_independent(self)
     }
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Method::device_form(self)
     }
     fn positions(&self) -> Positions {

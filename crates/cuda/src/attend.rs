@@ -6,9 +6,10 @@
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::launch::Cache;
-use super::select::TokenList;
-use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
+use super::attend_units::{Prefix, Tokens, Unit, Weights};
+use super::buffer::bytes_of;
+use super::token_lists::TokenList;
+use super::{Buffer, Gpu, GpuError, Plain, failed};
 
 /// The most queries in one unit.
 const MOST_QUERIES: usize = 8;
@@ -28,105 +29,6 @@ const STAGES: usize = 2;
 const TILE_EXTRA: usize = 128;
 /// A span is a multiple of this many tokens, and at least twice as long.
 const SPAN: usize = 64;
-
-/// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then selected ones.
-#[derive(Debug, Clone, Copy)]
-pub struct Tokens<'a> {
-    /// End of the first static part.
-    pub sink: usize,
-    /// Beginning of the last static part.
-    pub recent: usize,
-    /// Tokens of prefix and tail.
-    pub total: usize,
-    /// Selected tokens, all below `total`.
-    pub picked: &'a [u32],
-}
-
-/// How selected tokens are weighted.
-#[derive(Debug, Clone, Copy)]
-pub enum Weights<'a> {
-    /// By their logits.
-    Softmax,
-    /// By their logits, from each of which a number is subtracted.
-    LogBias(&'a [f32]),
-    /// Given weights, whose mass is `exp(log_mass)` in total.
-    Explicit(&'a [f32], f32),
-}
-
-/// Keys and values after the prefix, for one row: `[layer][keys, values][kv_head][capacity][d]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Tail<'a> {
-    /// The memory.
-    pub buffer: &'a Buffer,
-    /// Layers.
-    pub layers: usize,
-    /// Tokens for which memory is reserved.
-    pub capacity: usize,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Type of the numbers.
-    pub storage: Storage,
-}
-
-impl Tail<'_> {
-    /// Keys and values of one layer.
-    pub fn cache(&self, layer: usize) -> Cache<'_> {
-        let Self { buffer, capacity, kv_heads, d, storage, .. } = *self;
-        let half = kv_heads * capacity * d * storage.bytes();
-        Cache {
-            keys: buffer,
-            values: buffer,
-            keys_at: 2 * layer * half,
-            values_at: (2 * layer + 1) * half,
-            capacity,
-            kv_heads,
-            d,
-            storage,
-        }
-    }
-
-    /// Whether tensor cores support such heads.
-    fn fits_tiles(&self) -> bool {
-        self.storage.fits_tiles(self.d)
-    }
-
-    /// Its device address; checks that all of it lies within the buffer.
-    fn address(&self) -> u64 {
-        self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
-    }
-}
-
-/// The prefix that all rows of a step share, at one layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Prefix<'a> {
-    /// Its keys and values.
-    pub cache: Cache<'a>,
-    /// Its tokens.
-    pub tokens: usize,
-    /// Which layer.
-    pub layer: usize,
-}
-
-/// A set of tokens of one KV head, and the queries that attend it.
-#[derive(Debug, Clone, Copy)]
-pub struct Unit<'a> {
-    /// Row of the queries.
-    pub row: usize,
-    /// First query head.
-    pub head: usize,
-    /// Query heads, all of one group.
-    pub queries: usize,
-    /// KV head.
-    pub kv_head: usize,
-    /// Keys and values after the prefix, for the row.
-    pub tail: &'a Tail<'a>,
-    /// The tokens to attend.
-    pub tokens: Tokens<'a>,
-    /// How selected tokens are weighted.
-    pub weights: Weights<'a>,
-}
 
 /// As the kernel's struct of the same name.
 #[repr(C)]
@@ -501,7 +403,7 @@ impl Gpu {
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
-        let Prefix { cache, tokens, layer } = *prefix;
+        let Prefix { cache, tokens, layer, scale } = *prefix;
         let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
         assert!(attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity, "{tokens} tokens");
         assert!(layer < attention.least_layers, "layer {layer}");
@@ -524,7 +426,6 @@ impl Gpu {
             out: out.address(0, attention.all_heads * d * storage.bytes()),
             wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
         };
-        let scale = 1.0 / (d as f32).sqrt();
         let lanes = d.next_power_of_two().max(64) / 8;
         let tiles = storage.fits_tiles(d);
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
@@ -584,11 +485,11 @@ impl Gpu {
             bytes.extend_from_slice(from);
             bytes.resize(bytes.len().next_multiple_of(16), 0);
         };
-        put(super::bytes_of(&attention.tokens));
-        put(super::bytes_of(&attention.weights));
-        put(super::bytes_of(&attention.vectors));
-        put(super::bytes_of(&attention.parts));
-        attention.classes.iter().for_each(|class| put(super::bytes_of(&class.units)));
+        put(bytes_of(&attention.tokens));
+        put(bytes_of(&attention.weights));
+        put(bytes_of(&attention.vectors));
+        put(bytes_of(&attention.parts));
+        attention.classes.iter().for_each(|class| put(bytes_of(&class.units)));
         debug_assert_eq!(bytes.len(), at);
         if room.sent != bytes {
             self.upload_to(lists, 0, &bytes)?;

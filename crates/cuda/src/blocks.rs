@@ -332,7 +332,7 @@ impl Gpu {
             lists: lists as u32,
             distance_words: seen.distance_words as u32,
         };
-        let scale = 1.0 / (cache.d as f32).sqrt();
+        let scale = rows.scale;
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, first) = (rows.count as i32, rows.first as i32);
         let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);

@@ -5,7 +5,9 @@ use std::ops::Range;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreWorkspace, TokenLists};
+use super::queries::Queries;
+use super::scores::{Reduction, ScoreWorkspace};
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Tokens of a block that scores, and tokens of each of its threads.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::select::{Queries, Reduction, ScoreWorkspace};
+use super::queries::Queries;
+use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Threads of a block, tokens of a thread, and heads that it processes at a time.

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
-use super::select::{Queries, TokenLists};
+use super::queries::Queries;
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
@@ -71,10 +73,6 @@ pub struct HashTables {
     bounds: Buffer,
     /// `[kv_head][table][token]`, sorted by code.
     sorted: Buffer,
-    /// As [`SamplingSpec::log_probabilities`].
-    log_probabilities: Buffer,
-    /// Without the address of `log_probabilities`.
-    sampling: DeviceSampling,
 }
 
 /// Which tokens are sampled, and with what probability.
@@ -84,9 +82,9 @@ pub struct SamplingSpec<'a> {
     pub least: u8,
     /// Added to every probability.
     pub floor: f64,
-    /// Logarithms of probabilities at equal steps of the sine of half the angle, from 0 to `farthest`.
-    pub log_probabilities: &'a [f32],
-    /// The last of these sines; probabilities beyond it are computed.
+    /// Logarithms of probabilities at equal steps of the sine of half the angle, from none to `farthest`.
+    pub log_probabilities: &'a HostDeviceVec<f32>,
+    /// The last sine of these; farther ones are computed.
     pub farthest: f64,
 }
 
@@ -139,23 +137,12 @@ impl Gpu {
         tokens: Range<usize>,
         shape: TableShape,
         (planes, is_centred): (&[f32], bool),
-        chances: SamplingSpec<'_>,
     ) -> Result<HashTables, GpuError> {
         let TableShape { bits, tables, d } = shape;
         assert!(shape.fits() && keys.d == d && planes.len() == bits * tables * d, "{shape:?}, {} planes", planes.len());
         assert!(tokens.end <= keys.capacity && !tokens.is_empty(), "tokens up to {} of {}", tokens.end, keys.capacity);
         let (count, kv_heads, name) = (tokens.len(), keys.kv_heads, keys.storage.name());
         let number = TableShape::number_bytes(count);
-        let log_probabilities = self.upload(chances.log_probabilities)?;
-        let sampling = DeviceSampling {
-            bits: bits as u32,
-            tables: tables as u32,
-            least: chances.least.into(),
-            steps: (chances.log_probabilities.len() - 1) as u32,
-            farthest: chances.farthest,
-            floor: chances.floor,
-            log_probabilities: 0,
-        };
         let made = HashTables {
             shape,
             tokens: tokens.clone(),
@@ -165,8 +152,6 @@ impl Gpu {
             lengths: self.alloc(4 * kv_heads * count)?,
             bounds: self.alloc(kv_heads * tables * ((1 << bits) + 1) * number)?,
             sorted: self.alloc(kv_heads * tables * count * number)?,
-            log_probabilities,
-            sampling,
         };
         // Codes of one KV head at a time: they take as much memory as the sorted tokens.
         let codes = self.alloc(2 * tables * count)?;
@@ -227,8 +212,9 @@ impl Gpu {
         Ok(means)
     }
 
-    /// Samples, for every query head of some rows, the tokens that collide with its query in enough tables, ascending, with the logarithm
-    /// of the probability of that. They go to `lists`, which must have [room](TokenLists::resize_weighted) for all tokens.
+    /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
+    /// logarithm of how probable that was, into `lists` that have [room](crate::TokenListLayout::weighted) for all tokens.
+    /// The rooms are for what lies in between.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -239,7 +225,7 @@ impl Gpu {
         &self,
         queries: &Queries<'_>,
         keys: &Cache<'_>,
-        tables: &HashTables,
+        (tables, chances): (&HashTables, &SamplingSpec<'_>),
         lists: &mut TokenLists,
         room: &mut CollisionWorkspace,
     ) -> Result<(), GpuError> {
@@ -281,9 +267,16 @@ impl Gpu {
         let bounds = tables.bounds.address(0, kv_heads * in_all * ((1 << bits) + 1) * number);
         let sorted = tables.sorted.address(0, kv_heads * in_all * count * number);
         let (group, words_of, tokens_in_all) = ((heads / kv_heads) as i32, words as u32, count as u32);
-        let steps = 4 * (tables.sampling.steps as usize + 1);
-        let sampling =
-            DeviceSampling { log_probabilities: tables.log_probabilities.address(0, steps), ..tables.sampling };
+        let steps = chances.log_probabilities.numbers().len();
+        let sampling = DeviceSampling {
+            bits: bits as u32,
+            tables: in_all as u32,
+            least: chances.least.into(),
+            steps: (steps - 1) as u32,
+            farthest: chances.farthest,
+            floor: chances.floor,
+            log_probabilities: chances.log_probabilities.address(0..steps),
+        };
         let entries = lists.entries(0);
         let shared = (2 * 4 * words) as u32;
         let grid = (heads as u32, rows as u32, ranges as u32);

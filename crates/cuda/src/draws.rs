@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::select::{HostDeviceVec, Scores, TokenLists};
+use super::host_device_vec::HostDeviceVec;
+use super::scores::Scores;
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
@@ -24,10 +26,10 @@ pub struct DrawWorkspace {
 }
 
 impl Gpu {
-    /// Draws `draws` times from the softmax of each list of scores: a candidate's share is `exp(scale * score)` over the sum. The drawn
-    /// tokens are written ascending to rows of `lists` from `first` on, which must have [room](TokenLists::resize_weighted) for them. Their
-    /// weights are subtracted from logits, so that a token's exponential becomes its share of the draws times that sum. The random numbers
-    /// are those of `ChaCha8Rng` with the list's key.
+    /// Draws `draws` times from the distribution that each list of scores gives: a candidate's share is `exp(scale * score)` over the
+    /// sum. What is drawn comes ascending into rows of `lists` from `first` on, which have [room](crate::TokenListLayout::weighted) for
+    /// it; each logit is lowered so that its exponential is the share of the draws times that sum. Draws are those of `ChaCha8Rng`
+    /// with the key of the list.
     ///
     /// # Errors
     /// [`GpuError`].

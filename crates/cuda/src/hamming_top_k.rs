@@ -2,8 +2,10 @@
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
+use super::host_device_vec::HostDeviceVec;
 use super::maps::{Signatures, TieOrder};
-use super::select::{HostDeviceVec, Reduction, TokenLists};
+use super::scores::Reduction;
+use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block, bytes of shared memory before those for its tokens, and the least bytes for distances, because lists are staged in

@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::select::{HostDeviceVec, Queries, TokenLists};
+use super::host_device_vec::HostDeviceVec;
+use super::queries::Queries;
+use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Cache, Gpu, GpuError, failed};
 
 /// Threads of a block, for each of the three kernels.
@@ -73,6 +75,8 @@ pub struct HoldingPrefix<'a> {
     pub tokens: usize,
     /// Tokens at its beginning that are always held.
     pub sink: usize,
+    /// Factor of the layer's logits.
+    pub scale: f32,
 }
 
 /// Memory for intermediate results between the launches of a step.
@@ -257,7 +261,7 @@ impl Gpu {
         assert!(prefix.tokens <= prefix.keys.capacity, "{} tokens of a prefix", prefix.tokens);
         let most = rows.iter().map(|row| row.held.room).max().unwrap_or(0);
         let ends: Vec<usize> = rows.iter().map(|row| row.total - window).collect();
-        lists.resize_to(self, in_row, most, ends)?;
+        lists.resize(self, TokenListLayout::new(in_row, most), ends)?;
         let rounds = rounds(rows);
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|i| rounds[*i]);
@@ -321,7 +325,7 @@ impl Gpu {
         let (query_stride, keys, key_stride) =
             (queries.stride as u64, prefix.keys.key(0, 0), prefix.keys.head_stride());
         let [all_heads, all_lists, kv, d_of] = [heads, in_row, kv_heads, d].map(|number| number as i32);
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = prefix.scale;
         let blocks = end_tiles + in_row / kv_heads * heavy_tiles;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&rows).arg(&from).arg(&query_stride).arg(&all_heads).arg(&all_lists).arg(&kv).arg(&keys);

@@ -5,7 +5,8 @@ use std::ops::Range;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreWorkspace};
+use super::queries::Queries;
+use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Tokens that share a channel's range.

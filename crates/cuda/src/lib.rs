@@ -6,46 +6,54 @@
 //! callers named at each launcher. Nothing here depends on a model or a method.
 
 mod attend;
+mod attend_units;
 mod block_shape;
 mod blocks;
+mod buffer;
 mod cache_flush;
 mod channels;
 mod codes;
 mod collisions;
+mod count;
 mod draws;
 mod hamming_top_k;
 mod heavy_hitters;
+mod host_device_vec;
 mod labels;
 mod launch;
 mod maps;
 mod per_row_tokens;
 mod prefill;
+mod queries;
 mod record;
-mod select;
+mod score_launch;
+mod scores;
+mod staging;
 mod timeline;
+mod token_lists;
+mod top_k_launch;
+mod transfer;
 mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
-use cudarc::driver::result::memcpy_dtoh_async;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice};
 use cudarc::nvrtc::Ptx;
-use half::{bf16, f16};
-use rayon::prelude::*;
 
-use spattn_kernels::Rows as StoredRows;
+use buffer::{Held, Memory};
+use staging::{LANDING, Staging};
 
-pub use attend::{Attention, AttentionWorkspace, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use attend::{Attention, AttentionWorkspace, Prepared};
+pub use attend_units::{Prefix, Tail, Tokens, Unit, Weights};
 pub use block_shape::BlockShape;
 pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
+pub use buffer::{Buffer, Plain};
 pub use cache_flush::Flood;
 pub use channels::{ChosenChannels, KeysByChannel};
 pub use codes::CodedKeys;
@@ -53,17 +61,17 @@ pub use collisions::{CollisionWorkspace, HashTables, SamplingSpec, TableShape};
 pub use draws::{DRAW_KEY, DrawWorkspace};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
+pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use per_row_tokens::PerRowTokens;
 pub use prefill::Rows;
+pub use queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};
 pub use record::Recording;
-pub use select::{
-    HostDeviceVec, IndexRows, PageBounds, Pages, ProjectedQueries, Queries, Reduction, ScoreWorkspace, Scores,
-    TokenList, TokenLists,
-};
+pub use scores::{Reduction, ScoreWorkspace, Scores};
 pub use timeline::Timeline;
+pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeWorkspace};
 
 /// The compiled kernels: for each file in `kernels/` its name, whether it is for Hopper GPUs only, and its code.
@@ -71,10 +79,7 @@ const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modu
 
 /// The oldest compute capability that the code runs on.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-/// Bytes of one copy to the host, and the part of them that one thread copies on.
-const LANDING: usize = 16 << 20;
-const COPIED: usize = 1 << 18;
-/// Major compute capability of the GPUs that can run the kernels with `wgmma`.
+/// Major compute capability of the GPUs that kernels with `wgmma` are for.
 const HOPPER: i32 = 9;
 /// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
@@ -174,87 +179,7 @@ impl Storage {
     }
 }
 
-/// Numbers that are stored alike on host and device.
-///
-/// # Safety
-/// Every bit pattern must be valid, and there must be no padding.
-pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
-
-// SAFETY: integers and floats have no padding, and every bit pattern is valid.
-unsafe impl Plain for u8 {}
-// SAFETY: as above.
-unsafe impl Plain for u32 {}
-// SAFETY: as above.
-unsafe impl Plain for u64 {}
-// SAFETY: as above.
-unsafe impl Plain for f32 {}
-// SAFETY: as above.
-unsafe impl Plain for f16 {}
-// SAFETY: as above.
-unsafe impl Plain for bf16 {}
-
-/// Device memory of a GPU.
-pub struct Buffer {
-    slice: CudaSlice<u8>,
-    held: Held,
-}
-
-/// Bytes that all buffers of a GPU have now, and the most that they had at any time.
-#[derive(Debug, Default)]
-struct Memory {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-/// A buffer's share of [`Memory`], given back when it is dropped.
-struct Held {
-    bytes: usize,
-    memory: Arc<Memory>,
-}
-
-impl Held {
-    fn new(bytes: usize, memory: &Arc<Memory>) -> Self {
-        let before = memory.now.fetch_add(bytes, Ordering::Relaxed);
-        memory.most.fetch_max(before + bytes, Ordering::Relaxed);
-        Self { bytes, memory: memory.clone() }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.memory.now.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes)", self.bytes())
-    }
-}
-
-impl Buffer {
-    /// Its size in bytes.
-    pub fn bytes(&self) -> usize {
-        self.held.bytes
-    }
-
-    /// A number that no other living buffer has.
-    pub fn id(&self) -> u64 {
-        self.address(0, 0)
-    }
-
-    /// The address of the byte `offset`; `len` bytes from there on lie inside the buffer.
-    ///
-    /// # Panics
-    /// If they do not lie inside.
-    fn address(&self, offset: usize, len: usize) -> u64 {
-        assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
-        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
-        address + offset as u64
-    }
-}
-
-/// Properties of a device, to be shown.
+/// What a device is, for people.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
     /// Name of the device.
@@ -293,48 +218,6 @@ struct Function {
     function: CudaFunction,
     /// Bytes of dynamic shared memory that it is allowed to use.
     shared: u32,
-}
-
-/// Pinned memory for copies to the device: the host goes on while they run. Copies from other memory wait for the stream.
-struct Staging {
-    slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
-    next: usize,
-}
-
-impl Staging {
-    /// How many copies may run at the same time.
-    const SLOTS: usize = 32;
-    /// Bytes of a slot.
-    const SLOT: usize = 1 << 18;
-    /// Longer data are copied without staging.
-    const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
-
-    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        let slot = || {
-            // SAFETY: bytes need no initial value, and every byte is written before it is copied.
-            let pages = unsafe { context.alloc_pinned(Self::SLOT) }?;
-            Ok((pages, context.new_event(None)?))
-        };
-        Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
-    }
-
-    /// Copies bytes to an address, in the order of the stream. Waits only if all slots are in use.
-    fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
-        let mut pieces = bytes.chunks(Self::SLOT).enumerate();
-        pieces.try_for_each(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream))
-    }
-
-    /// Copies at most [`SLOT`](Self::SLOT) bytes.
-    fn copy_piece(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
-        let (pages, copied) = &mut self.slots[self.next];
-        self.next = (self.next + 1) % Self::SLOTS;
-        copied.synchronize()?;
-        let pages = &mut pages.as_mut_slice()?[..bytes.len()];
-        pages.copy_from_slice(bytes);
-        // SAFETY: the caller has checked the range behind the address; the slot is not written again before its event `copied` has passed.
-        unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
-        copied.record(stream)
-    }
 }
 
 impl fmt::Debug for Gpu {
@@ -491,145 +374,7 @@ impl Gpu {
         self.processors
     }
 
-    /// Allocates memory of `bytes` bytes, all zero.
-    ///
-    /// # Errors
-    /// [`GpuError::OutOfMemory`].
-    pub fn alloc(&self, bytes: usize) -> Result<Buffer, GpuError> {
-        let bytes = bytes.max(1);
-        let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
-        match allocated {
-            Ok(slice) => Ok(Buffer { slice, held: Held::new(bytes, &self.memory) }),
-            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
-                let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
-                Err(GpuError::OutOfMemory { asked: bytes, free })
-            }
-            Err(error) => Err(failed("making room")(error)),
-        }
-    }
-
-    /// Makes `buffer` at least `bytes` long. If it has to grow, its content is lost.
-    ///
-    /// # Errors
-    /// [`GpuError::OutOfMemory`].
-    pub fn reserve(&self, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), GpuError> {
-        if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-            *buffer = None;
-            *buffer = Some(self.alloc(bytes)?);
-        }
-        Ok(())
-    }
-
-    /// Copies numbers to the device, into a new buffer.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    pub fn upload<T: Plain>(&self, numbers: &[T]) -> Result<Buffer, GpuError> {
-        let mut buffer = self.alloc(size_of_val(numbers))?;
-        self.upload_to(&mut buffer, 0, numbers)?;
-        Ok(buffer)
-    }
-
-    /// Copies numbers to the device, to byte `offset` of a buffer and on.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    ///
-    /// # Panics
-    /// If they do not fit.
-    pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
-        let bytes = bytes_of(numbers);
-        let address = buffer.address(offset, bytes.len());
-        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        if bytes.len() <= Staging::MOST {
-            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-            return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
-        }
-        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
-        self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
-    }
-
-    /// Copies rows to the device in their storage type, to byte `offset` of a buffer and on.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    ///
-    /// # Panics
-    /// If they do not fit.
-    pub fn upload_rows(&self, buffer: &mut Buffer, offset: usize, rows: StoredRows<'_>) -> Result<(), GpuError> {
-        match rows {
-            StoredRows::F32(rows) => self.upload_to(buffer, offset, rows),
-            StoredRows::F16(rows) => self.upload_to(buffer, offset, rows),
-            StoredRows::Bf16(rows) => self.upload_to(buffer, offset, rows),
-        }
-    }
-
-    /// Copies numbers to the host, from byte `offset` of a buffer on. Waits until all enqueued work is done.
-    ///
-    /// # Errors
-    /// [`GpuError`]; errors of earlier work on the device are returned here too.
-    ///
-    /// # Panics
-    /// If the buffer has fewer bytes.
-    pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
-        let len = size_of_val(numbers);
-        let from = buffer.address(offset, len);
-        // SAFETY: `Plain` numbers have no padding, and any bytes are valid.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
-        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
-        let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
-        let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
-        for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
-            let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
-            // SAFETY: the range lies inside the buffer as checked above, and the pinned memory is not touched before the copy is done.
-            unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
-            self.synchronize()?;
-            // Several threads copy: the first write to pages that are new to the process is slow.
-            match may_deal() {
-                true => {
-                    let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
-                    pieces.for_each(|(to, from)| to.copy_from_slice(from));
-                }
-                false => piece.copy_from_slice(landed),
-            }
-        }
-        if len == 0 { self.synchronize() } else { Ok(()) }
-    }
-
-    /// As [`download`](Self::download), into new memory.
-    fn downloaded<T: Plain + Default>(&self, buffer: &Buffer, offset: usize, count: usize) -> Result<Vec<T>, GpuError> {
-        let mut numbers = vec![T::default(); count];
-        self.download(buffer, offset, &mut numbers)?;
-        Ok(numbers)
-    }
-
-    /// Copies `len` bytes within the device.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    ///
-    /// # Panics
-    /// If either range is not inside its buffer.
-    pub fn copy(
-        &self,
-        from: &Buffer,
-        offset: usize,
-        to: &mut Buffer,
-        place: usize,
-        len: usize,
-    ) -> Result<(), GpuError> {
-        if len == 0 {
-            return Ok(());
-        }
-        let from = from.slice.slice(offset..offset + len);
-        let mut to = to.slice.slice_mut(place..place + len);
-        self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
-    }
-
-    /// Waits until all enqueued work is done.
+    /// Waits until everything asked for has been done.
     ///
     /// # Errors
     /// Errors of earlier work on the device.
@@ -663,10 +408,4 @@ impl Gpu {
 /// other work that needs the same lock, and so wait for itself.
 pub fn may_deal() -> bool {
     rayon::current_thread_index().is_none()
-}
-
-/// The bytes of numbers.
-fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
-    // SAFETY: `Plain` numbers have no padding.
-    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }
 }

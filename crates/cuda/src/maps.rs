@@ -6,7 +6,8 @@ use std::ops::Range;
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, Reduction, ScoreWorkspace};
+use super::queries::Queries;
+use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 use spattn_kernels::GPU_WIDEST;
 

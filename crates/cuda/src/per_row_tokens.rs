@@ -193,7 +193,7 @@ impl Gpu {
         assert!(own.end <= cache.capacity, "tokens up to {}", own.end);
         let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
         let function = self.function("attend_own", &format!("attend_own_{}_{width}", cache.storage.name()))?;
-        let (keys, values, scale) = (cache.key(0, 0), cache.value(0, 0), 1.0 / (cache.d as f32).sqrt());
+        let (keys, values, scale) = (cache.key(0, 0), cache.value(0, 0), rows.scale);
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, heads, kv_heads) = (rows.count as i32, rows.heads as i32, cache.kv_heads as i32);
         let to = own.addresses(shape);

@@ -25,6 +25,8 @@ pub struct Rows<'a> {
     pub heads: usize,
     /// Position of the first row. The cache holds keys and values up to the last row's position.
     pub first: usize,
+    /// Factor of the logits.
+    pub scale: f32,
 }
 
 /// A tensor map, which kernels receive by value.
@@ -123,7 +125,7 @@ impl Gpu {
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (some, first) = (some as i32, (rows.first + range.start) as i32);
         let (heads, kv_heads, sums_stride) = (rows.heads as i32, cache.kv_heads as i32, rows.count as i32);
-        let (mass_stride, scale) = (end as i64, 1.0 / (cache.d as f32).sqrt());
+        let (mass_stride, scale) = (end as i64, rows.scale);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&queries).arg(&keys).arg(&sums).arg(&mass).arg(&d).arg(&stride).arg(&some).arg(&first);
         launch.arg(&heads).arg(&kv_heads).arg(&sums_stride).arg(&kv_stride).arg(&mass_stride).arg(&scale);
@@ -186,7 +188,7 @@ impl Gpu {
         let name = format!("prefill_attention_{kind}{}_{d}", cache.storage.name());
         let function = self.with_shared("prefill_attention", &name, shape.shared_bytes)?;
         let counter = self.counter.address(0, 4);
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = rows.scale;
         let (count, first) = (rows.count as i32, rows.first as i32);
         let section = (SECTION_BYTES as u64 / (4 * d * total)).clamp(1, kv_heads) as i32;
         let (heads_arg, kv_heads) = (rows.heads as i32, kv_heads as i32);
@@ -217,7 +219,7 @@ impl Gpu {
         };
         let name = format!("prefill_attention_any_{}", cache.storage.name());
         let function = self.with_shared("prefill_attention_any", &name, shared_bytes)?;
-        let scale = 1.0 / (cache.d as f32).sqrt();
+        let scale = rows.scale;
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, first) = (rows.count as i32, rows.first as i32);
         let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);

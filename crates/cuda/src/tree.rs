@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
-use super::select::{HostDeviceVec, Pages, Queries, Scores, TokenLists};
+use super::queries::{Pages, Queries};
+use super::scores::Scores;
+use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block of threads, and branches that it scores.
@@ -87,9 +90,9 @@ pub struct TreeWorkspace {
 }
 
 impl Gpu {
-    /// Writes the tokens of the blocks that a search finds for the queries of each row to `lists`, which has memory for them. Lists are by
-    /// query head, or by KV head, whose query heads then search together. `keeps` has the number of blocks to keep for each row. The
-    /// [entries](TokenLists::resize_counted) of the lists count the keys that were scored.
+    /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
+    /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row. The
+    /// lists' [entries](crate::TokenListLayout::counted) are the keys that were scored.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -119,8 +122,9 @@ impl Gpu {
         assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
         let columns = 2 * searched;
         room.scores.resize(self, rows, count, columns)?;
-        // Rows that keep all blocks do not search, but `top_pages` runs for them too and keeps every column.
-        room.kept.resize(self, rows, count, if most < blocks { searched } else { columns }, columns)?;
+        // Rows that search nothing are picked for as well, all there is.
+        let longest = if most < blocks { searched } else { columns };
+        room.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
         for spans in &mut room.spans {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }

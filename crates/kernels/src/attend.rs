@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::linear::dot_tile;
+use super::logit_rule::cap_logits;
 use super::pieces::{PIECE, deal_columns};
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
@@ -22,6 +23,7 @@ pub struct Accumulator {
     sum: Vec<f32>,
     values: Vec<f32>,
     scratch: Vec<f32>,
+    soft_cap: Option<f32>,
 }
 
 impl Accumulator {
@@ -33,7 +35,22 @@ impl Accumulator {
             sum: vec![0.0; g],
             values: vec![0.0; g * d],
             scratch: vec![0.0; g * BLOCK],
+            soft_cap: None,
         }
+    }
+
+    /// The same, empty, where logits pass `cap·tanh(x/cap)` before the softmax.
+    pub fn with_soft_cap(self, soft_cap: Option<f32>) -> Self {
+        Self { soft_cap, ..self }
+    }
+
+    /// Adds a logit without a value to the denominator of query `h`.
+    pub fn add_sink(&mut self, h: usize, logit: f32) {
+        let max = self.max[h].max(logit);
+        let (old, new) = ((self.max[h] - max).exp(), (logit - max).exp());
+        self.max[h] = max;
+        self.sum[h] = self.sum[h] * old + new;
+        self.values[h * self.d..][..self.d].iter_mut().for_each(|v| *v *= old);
     }
 
     /// Number of queries.
@@ -123,9 +140,9 @@ fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>,
     if tokens <= PIECE {
         return attend(0..tokens, acc);
     }
-    let (g, d) = (acc.queries(), acc.d);
+    let (g, d, soft_cap) = (acc.queries(), acc.d, acc.soft_cap);
     let parts = clock::deal(0..tokens.div_ceil(PIECE), |piece| {
-        let mut part = Accumulator::new(g, d);
+        let mut part = Accumulator::new(g, d).with_soft_cap(soft_cap);
         attend(piece * PIECE..((piece + 1) * PIECE).min(tokens), &mut part);
         part
     });
@@ -309,6 +326,9 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             }
             for h in 0..g {
                 let row = &mut acc.scratch[h * BLOCK..][..BLOCK];
+                if let Some(cap) = acc.soft_cap {
+                    cap_logits(&mut row[..n], 1.0, cap);
+                }
                 for (x, b) in row.iter_mut().zip(bias.get(begin..begin + n).unwrap_or(&[])) {
                     *x -= b;
                 }
@@ -579,6 +599,51 @@ mod tests {
                 out.into_iter().map(|x| x as f32).collect::<Vec<_>>()
             })
             .collect()
+    }
+
+    #[test]
+    fn capped_logits_and_sinks_are_as_computed_naively() {
+        let (g, d, tokens, cap) = (3, 16, 2 * PIECE + 77, 1.25);
+        let (q, k, v) = (noise(g * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
+        let sinks = [-2.0f32, 9.0, 0.5];
+        let all: Vec<u32> = (0..tokens as u32).collect();
+        // Another order, and a bias that is no part of what is capped.
+        let (listed, bias): (Vec<u32>, Vec<f32>) = all.iter().rev().map(|t| (*t, (*t % 3) as f32)).unzip();
+        for (tokens, bias) in [(&all, &[][..]), (&listed, &bias)] {
+            let mut acc = Accumulator::new(g, d).with_soft_cap(Some(cap));
+            match bias.is_empty() {
+                true => attend_range(&q, Rows::F32(&k), Rows::F32(&v), &mut acc),
+                false => attend_list(&q, Rows::F32(&k), Rows::F32(&v), tokens, bias, &mut acc),
+            }
+            (0..g).for_each(|h| acc.add_sink(h, sinks[h]));
+            let mut out = vec![f32::NAN; g * d];
+            acc.finish(&mut out);
+            for h in 0..g {
+                let weight = |(i, t): (usize, &u32)| {
+                    let pairs = q[h * d..][..d].iter().zip(&k[*t as usize * d..]);
+                    let x: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                    let cap = f64::from(cap);
+                    (cap * (x / cap).tanh() - f64::from(bias.get(i).copied().unwrap_or(0.0))).exp()
+                };
+                let weights: Vec<f64> = tokens.iter().enumerate().map(weight).collect();
+                let sum = weights.iter().sum::<f64>() + f64::from(sinks[h]).exp();
+                let channel = |c: usize| {
+                    let of = |(w, t): (&f64, &u32)| w * f64::from(v[*t as usize * d + c]);
+                    (weights.iter().zip(tokens).map(of).sum::<f64>() / sum) as f32
+                };
+                let expected: Vec<f32> = (0..d).map(channel).collect();
+                assert_close(&out[h * d..][..d], &expected, &format!("head {h}, {} biases", bias.len()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_sink_alone_gives_nothing() {
+        let (mut acc, mut out) = (Accumulator::new(1, 2), [f32::NAN; 2]);
+        acc.add_sink(0, -3.0);
+        acc.finish(&mut out);
+        assert_eq!(out, [0.0; 2]);
+        assert!((acc.log_sum_exp(0) + 3.0).abs() < 1e-6);
     }
 
     fn assert_close(a: &[f32], b: &[f32], what: &str) {

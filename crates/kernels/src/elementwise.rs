@@ -38,6 +38,20 @@ pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
+/// GeGLU: as [`silu_gate`], with GELU by its approximation `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))` in place of SiLU.
+pub fn gelu_tanh_gate(x: &[f32], width: usize, out: &mut [f32]) {
+    assert_eq!(x.len(), 2 * out.len(), "output shape");
+    assert_eq!(out.len() % width, 0, "not whole rows");
+    let gelu = |x: f32| {
+        let inner = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
+        0.5 * x * (1.0 + inner.tanh())
+    };
+    let row = |(x, out): (&[f32], &mut [f32])| {
+        out.iter_mut().enumerate().for_each(|(i, out)| *out = gelu(x[i]) * x[width + i]);
+    };
+    x.par_chunks_exact(2 * width).zip(out.par_chunks_exact_mut(width)).for_each(row);
+}
+
 dispatch! {
     fn silu_gate_row[](gate: &[f32], up: &[f32], out: &mut [f32]) = silu_gate_kernel
 }

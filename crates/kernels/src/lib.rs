@@ -17,6 +17,7 @@ pub mod hamming;
 pub mod heap;
 pub mod hyperplanes;
 pub mod linear;
+pub mod logit_rule;
 pub mod matmul;
 pub mod memory;
 pub mod pieces;
@@ -40,5 +41,6 @@ pub const GPU_WIDEST: usize = 128;
 pub const NARROW_TOKENS: usize = u16::MAX as usize;
 
 pub use attend::{Accumulator, attend_list, attend_range, weighted_list, weighted_lists};
+pub use logit_rule::{LogitRule, cap_logits};
 pub use rows::{Elem, Joined, Rows};
 pub use simd::{check_isa, isa_name};

@@ -10,6 +10,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attend::softmax_block;
+use super::logit_rule::{LogitRule, cap_logits};
 use super::precision::{MatmulPrecision, matmul_precision};
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
@@ -218,9 +219,25 @@ impl RowVisibility {
 /// Causal attention for the last `rows` tokens of the packed sequence.
 ///
 /// `queries` and `out` are `[rows][heads][d]`; query heads of a group are adjacent, so head `h` reads
-/// KV head `h / (heads / kv_heads)`. Row `i` attends tokens `0..=tokens - rows + i`. `scale` multiplies
-/// the logits.
-pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale: f32, out: &mut [f32]) {
+/// KV head `h / (heads / kv_heads)`. Row `i` attends tokens `0..=tokens - rows + i`.
+pub fn causal_attention<'a>(
+    queries: &[f32],
+    kv: &[PackedHead],
+    heads: usize,
+    rule: impl Into<LogitRule<'a>>,
+    out: &mut [f32],
+) {
+    sliding_attention(queries, kv, (heads, usize::MAX), rule.into(), out);
+}
+
+/// As [`causal_attention`], where each row attends the last `window` of these tokens, its own included.
+pub fn sliding_attention(
+    queries: &[f32],
+    kv: &[PackedHead],
+    (heads, window): (usize, usize),
+    rule: LogitRule<'_>,
+    out: &mut [f32],
+) {
     let d = kv[0].d;
     let group = heads / kv.len();
     let rows = queries.len() / (heads * d);
@@ -236,23 +253,26 @@ pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale:
         let queries = &queries[first * width..][..out.len()];
         for head in 0..heads {
             let kv = &kv[head / group];
-            let seen = |row: usize| RowVisibility::new(0, 0..kv.tokens - rows + first + row + 1);
+            let seen = |row: usize| {
+                let end = kv.tokens - rows + first + row + 1;
+                RowVisibility::new(0, end.saturating_sub(window)..end)
+            };
             let sights: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
-            attend_tile(Tile { queries, heads, head, scale, sights: &sights }, kv, out);
+            let hidden = sights[0].stretch.start;
+            attend_tile(Tile { queries, heads, head, rule, sights: &sights, hidden }, kv, out);
         }
     });
 }
 
 /// Attention of some rows of one query head. Each row sees at least one of the packed tokens.
 ///
-/// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written. `scale`
-/// multiplies the logits.
-pub fn block_attention(
+/// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written.
+pub fn block_attention<'a>(
     queries: &[f32],
     (head, heads): (usize, usize),
     kv: &PackedHead,
     sights: &[RowVisibility],
-    scale: f32,
+    rule: impl Into<LogitRule<'a>>,
     out: &mut [f32],
 ) {
     let width = heads * kv.d;
@@ -260,10 +280,10 @@ pub fn block_attention(
     assert_eq!(out.len(), queries.len(), "output shape");
     assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
     debug_assert!(sights.iter().all(RowVisibility::is_sound), "single tokens between front and stretch");
-    let query_rows = kv.query_rows();
+    let (query_rows, rule) = (kv.query_rows(), rule.into());
     let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
     for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
-        attend_tile(Tile { queries, heads, head, scale, sights }, kv, out);
+        attend_tile(Tile { queries, heads, head, rule, sights, hidden: 0 }, kv, out);
     }
 }
 
@@ -274,9 +294,11 @@ struct Tile<'a> {
     queries: &'a [f32],
     heads: usize,
     head: usize,
-    scale: f32,
+    rule: LogitRule<'a>,
     /// One for each row.
     sights: &'a [RowVisibility],
+    /// How many of the first tokens no row sees.
+    hidden: usize,
 }
 
 fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
@@ -302,6 +324,8 @@ dispatch! {
 trait Products {
     /// Keys between two rescalings of the sums.
     const KEYS: usize;
+    /// The unit of [the maximum](Self::weigh) of logits.
+    const MAX_UNIT: f32;
 
     /// Logits of all rows with `keys` keys from `start` on. Beyond the last token, any values.
     ///
@@ -340,13 +364,14 @@ struct ByVectors<'a> {
 impl<'a> ByVectors<'a> {
     fn new(tile: Tile, panels: &'a Panels) -> Self {
         let (d, rows) = (panels.d, tile.sights.len());
-        let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.scale);
+        let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.rule.scale);
         Self { panels, q: (0..rows).flat_map(scaled).collect(), logits: vec![0.0; rows * KEY_BLOCK] }
     }
 }
 
 impl Products for ByVectors<'_> {
     const KEYS: usize = KEY_BLOCK;
+    const MAX_UNIT: f32 = 1.0;
 
     #[inline(always)]
     unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
@@ -412,7 +437,7 @@ impl<'a> ByTiles<'a> {
             q,
             logits: vec![0.0; rows * TILED_KEYS],
             weights: LeftTiles::zeros(rows, TILED_KEYS),
-            scale: tile.scale,
+            scale: tile.rule.scale,
             d,
             multiplier: Multiplier::new(),
         }
@@ -421,6 +446,7 @@ impl<'a> ByTiles<'a> {
 
 impl Products for ByTiles<'_> {
     const KEYS: usize = TILED_KEYS;
+    const MAX_UNIT: f32 = std::f32::consts::LN_2;
 
     #[inline(always)]
     unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize) {
@@ -463,12 +489,15 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
     let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
     let mut acc = vec![0.0f32; rows * d];
     let seen = tile.sights.iter().map(RowVisibility::end).max().unwrap_or(0);
-    for start in (0..seen).step_by(P::KEYS) {
+    for start in (tile.hidden / P::KEYS * P::KEYS..seen).step_by(P::KEYS) {
         let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
         // SAFETY: the CPU supports `S` (caller).
         unsafe { products.logits::<S>(start, keys, rows) };
         for (i, sight) in tile.sights.iter().enumerate() {
             let (logits, scale) = products.row(i, keys);
+            if let Some(cap) = tile.rule.soft_cap {
+                cap_logits(logits, scale, cap);
+            }
             if !sight.mask(start, scale, logits) {
                 // The row sees nothing of this block: weights are 0, and its sums stay.
                 products.hide(i, keys);
@@ -484,6 +513,9 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
         }
         // SAFETY: as above.
         unsafe { products.add_values::<S>(start, keys, rows, &mut acc) };
+    }
+    if let Some(sink) = tile.rule.sinks.get(tile.head) {
+        max.iter().zip(&mut sum).for_each(|(max, sum)| *sum += (sink - max * P::MAX_UNIT).exp());
     }
     for i in 0..rows {
         let out = &mut out[(i * tile.heads + tile.head) * d..][..d];
@@ -804,6 +836,62 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Outputs of the rows of one head, in double precision, one after the other.
+    fn naively(
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        d: usize,
+        window: usize,
+        (scale, cap, sink): (f64, f64, f64),
+    ) -> Vec<f32> {
+        let (rows, tokens) = (q.len() / d, k.len() / d);
+        let of_row = |i: usize| {
+            let end = tokens - rows + i + 1;
+            let seen: Vec<usize> = (0..end).filter(|t| end - t <= window).collect();
+            let weight = |t: &usize| {
+                let pairs = q[i * d..][..d].iter().zip(&k[t * d..]);
+                let logit = scale * pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+                (cap * (logit / cap).tanh()).exp()
+            };
+            let sum: f64 = seen.iter().map(weight).sum::<f64>() + sink.exp();
+            let channel = |c: usize| seen.iter().map(|t| weight(t) * f64::from(v[t * d + c])).sum::<f64>() / sum;
+            (0..d).map(|c| channel(c) as f32).collect::<Vec<f32>>()
+        };
+        (0..rows).flat_map(of_row).collect()
+    }
+
+    #[test]
+    fn caps_windows_and_sinks_are_as_computed_naively() {
+        let (tokens, rows, d) = (700, 90, 32);
+        let (q, k, v) = (noise(rows * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
+        let (both_q, mut checked) = (q.chunks(d).flat_map(|row| [row, row].concat()).collect::<Vec<f32>>(), 0);
+        for precision in MatmulPrecision::ALL {
+            let packed = [PackedHead::for_precision(precision, Rows::F32(&k), Rows::F32(&v), d)];
+            for (window, cap, sinks) in [
+                (usize::MAX, Some(1.5), [-1e9f32, 2.0]),
+                (1, None, [0.5, -3.0]),
+                (33, Some(0.7), [4.0, 0.0]),
+                (600, None, [30.0, 1.0]),
+                (90, Some(50.0), [-1e9, -1e9]),
+            ] {
+                let rule = LogitRule { scale: 0.3, soft_cap: cap, sinks: &sinks };
+                let mut out = vec![f32::NAN; both_q.len()];
+                sliding_attention(&both_q, &packed, (2, window), rule, &mut out);
+                for (head, sink) in sinks.iter().enumerate() {
+                    let numbers = (0.3, f64::from(cap.unwrap_or(1e9)), f64::from(*sink));
+                    let expected = naively(&q, &k, &v, d, window, numbers);
+                    let got = out.chunks(d).skip(head).step_by(2).flatten();
+                    for (a, b) in got.zip(&expected) {
+                        assert!((a - b).abs() < bound(precision), "{precision}, {window}, {rule:?}: {a} against {b}");
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(checked, MatmulPrecision::ALL.len() * 5 * 2 * rows * d);
     }
 
     #[test]

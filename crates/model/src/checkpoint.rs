@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 use super::config::ModelConfig;
+use super::families::TensorNames;
 use super::formats;
-use super::layers::{self, EMBEDDING, HEAD};
-use super::weights::Weights;
+use super::layers;
+use super::tensors::Weights;
 use spattn_base::error::UsageError;
 
 /// Tensors that are named in a note, the rest is counted.
@@ -28,22 +29,23 @@ const LONGEST_NAME: usize = 100;
 /// A [`UsageError`] if the checkpoint is of a format that is not read, has no output matrix, or has other layers or shapes than
 /// its config; weights that cannot be read.
 pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
-    if weights.is_drawn() {
+    if weights.is_random() {
         return Ok(Vec::new());
     }
+    let (embedding, head) = tables(&config.block.names);
     // First, since all else goes through every layer that the config asks for.
     refuse_missing_layers(config, weights)?;
     // Of two matrices that are one, either may be stored.
-    if config.tie_word_embeddings && !weights.contains(EMBEDDING) {
-        weights.alias(HEAD, EMBEDDING);
+    if config.tie_word_embeddings && !weights.contains(&embedding) {
+        weights.alias(&head, &embedding);
     }
     let expected = layers::tensors(config);
     if expected.keys().any(|name| !weights.is_readable(name)) {
         refuse_other_formats(weights)?;
     }
-    if !config.tie_word_embeddings && !weights.contains(HEAD) && weights.contains(EMBEDDING) {
+    if !config.tie_word_embeddings && !weights.contains(&head) && weights.contains(&embedding) {
         let what =
-            format!("{}: no tensor `{HEAD}`, and `tie_word_embeddings` is not true in config.json", weights.label());
+            format!("{}: no tensor `{head}`, and `tie_word_embeddings` is not true in config.json", weights.label());
         return Err(UsageError::new(what).hint(
             "transformers would draw it at random; set `tie_word_embeddings` to true if the model's output matrix is its embeddings",
         ).into());
@@ -51,6 +53,11 @@ pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result
     refuse_other_shapes(config, weights, &expected)?;
     let notes = [untied(config, weights)?, unread(config, weights, &expected)];
     Ok(notes.into_iter().flatten().collect())
+}
+
+/// The tensors of the embedding table and of the output matrix.
+fn tables(names: &TensorNames) -> (String, String) {
+    (TensorNames::weight(names.embedding), TensorNames::weight(names.head))
 }
 
 fn refuse_other_formats(weights: &Weights) -> Result<()> {
@@ -64,7 +71,7 @@ fn refuse_other_formats(weights: &Weights) -> Result<()> {
 }
 
 fn refuse_missing_layers(config: &ModelConfig, weights: &Weights) -> Result<()> {
-    let Some(stored) = stored_layers(weights.names()).filter(|stored| *stored < config.layers) else {
+    let Some(stored) = stored_layers(config, weights.names()).filter(|stored| *stored < config.layers) else {
         return match config.layers > weights.names().count() {
             true => refuse_other_formats(weights).and_then(|()| Err(no_layers(config, weights).into())),
             false => Ok(()),
@@ -79,8 +86,9 @@ fn refuse_missing_layers(config: &ModelConfig, weights: &Weights) -> Result<()> 
 
 fn no_layers(config: &ModelConfig, weights: &Weights) -> UsageError {
     let what = format!(
-        "{}: no layers are stored (no tensor is named `model.layers.…`), and config.json says `num_hidden_layers` {}",
+        "{}: no layers are stored (no tensor is named `{}…`), and config.json says `num_hidden_layers` {}",
         weights.label(),
+        config.block.names.layer,
         config.layers
     );
     UsageError::new(what).hint(ONE_MODEL)
@@ -122,15 +130,16 @@ fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
 
 /// An output matrix that is stored beside `tie_word_embeddings` and has other values is used, as transformers 5 does.
 fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>> {
-    if !config.tie_word_embeddings || !weights.contains(HEAD) || !weights.contains(EMBEDDING) {
+    let (embedding, head) = tables(&config.block.names);
+    if !config.tie_word_embeddings || !weights.contains(&head) || !weights.contains(&embedding) {
         return Ok(None);
     }
-    if weights.are_equal(HEAD, EMBEDDING)? {
+    if weights.are_equal(&head, &embedding)? {
         return Ok(None);
     }
     config.tie_word_embeddings = false;
     Ok(Some(format!(
-        "{}: `{HEAD}` is stored and differs from the embeddings, although config.json says `tie_word_embeddings`: it is used, as \
+        "{}: `{head}` is stored and differs from the embeddings, although config.json says `tie_word_embeddings`: it is used, as \
          transformers 5 does (transformers 4 and others use the embeddings)",
         weights.label()
     )))
@@ -138,7 +147,8 @@ fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>>
 
 /// Says which tensors are read by nothing.
 fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
-    let is_unread = |name: &&str| !expected.contains_key(*name) && !is_buffer(name) && *name != HEAD;
+    let (_, head) = tables(&config.block.names);
+    let is_unread = |name: &&str| !expected.contains_key(*name) && !is_buffer(name) && *name != head;
     let names: Vec<&str> = weights.names().filter(is_unread).collect();
     let (first, rest) = names.split_at(names.len().min(NAMED));
     let shown = first.iter().map(|name| format!("`{}`", shortened(name))).collect::<Vec<_>>().join(", ");
@@ -148,7 +158,7 @@ fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, V
         1 => "1 tensor is".to_owned(),
         many => format!("{many} tensors are"),
     };
-    let layers = match stored_layers(names.iter().copied()) {
+    let layers = match stored_layers(config, names.iter().copied()) {
         Some(stored) if stored > config.layers => {
             format!("; {stored} layers are stored, and config.json says `num_hidden_layers` {}", config.layers)
         }
@@ -163,8 +173,8 @@ fn is_buffer(name: &str) -> bool {
 }
 
 /// One more than the highest layer that any of the names is of.
-fn stored_layers<'a>(names: impl Iterator<Item = &'a str>) -> Option<usize> {
-    let layer = |name: &str| name.strip_prefix("model.layers.")?.split_once('.')?.0.parse::<usize>().ok();
+fn stored_layers<'a>(config: &ModelConfig, names: impl Iterator<Item = &'a str>) -> Option<usize> {
+    let layer = |name: &str| name.strip_prefix(config.block.names.layer)?.split_once('.')?.0.parse::<usize>().ok();
     names.filter_map(layer).max()?.checked_add(1)
 }
 

@@ -10,15 +10,16 @@ use rayon::prelude::*;
 
 use super::dimensions::{Dimensions, PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::families::Gate;
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
 use super::rope::{RopeTable, apply};
-use super::weights::{Weights, WeightsError};
+use super::tensors::{Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{LayerKv, Prefix};
 use spattn_attention::{AttentionTime, Sequence};
-use spattn_kernels::elementwise::{rms_norm, silu_gate};
+use spattn_kernels::elementwise::{gelu_tanh_gate, rms_norm, silu_gate};
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
 /// weights that stay in the caches cost nothing to read twice.
@@ -64,7 +65,8 @@ impl Engine for Cpu {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
             for (index, kv) in kv.iter_mut().enumerate() {
-                self.prefill_layer(index, kv, &table, first, &mut x, &mut reading)?;
+                let attend = |x: &[f32], qkv| self.attend_chunk(index, kv, (&table, first), &mut reading, x, qkv);
+                self.forward_layer(index, &mut x, |row| first + row, attend)?;
             }
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);
@@ -72,7 +74,7 @@ impl Engine for Cpu {
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last)? };
-        Ok(Prefill { prefix: Prefix::new(kv), logits })
+        Ok(Prefill { prefix: Prefix::with_specs(kv, self.layer_specs().clone()), logits })
     }
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
@@ -81,25 +83,24 @@ impl Engine for Cpu {
         let angles = self.angles(&positions, prompt_tokens);
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
-        for (l, layer) in self.parts.layers.iter().enumerate() {
-            let qkv = layer.qkv.apply(&self.normed(&x, &layer.attention_norm));
-            let (start, before) = (Instant::now(), worked(streams));
-            let attended = self.attend_streams(l, layer, streams, qkv, &angles);
-            share_elapsed(start.elapsed(), streams, &before);
-            add(&mut x, &layer.output.apply(&attended));
-            let gate_up = layer.gate_up.apply(&self.normed(&x, &layer.mlp_norm));
-            let mut gated = vec![0.0; gate_up.len() / 2];
-            silu_gate(&gate_up, c.intermediate_size, &mut gated);
-            add(&mut x, &layer.down.apply(&gated));
-            if let Some(row) = first_not_finite(&x, c.hidden_size) {
-                return Err(NotFinite::Activations { layer: l, position: positions[row] }.into());
-            }
+        for index in 0..c.layers {
+            let attend = |_: &[f32], qkv: Vec<f32>| {
+                let (start, before) = (Instant::now(), worked(streams));
+                let attended = self.attend_streams(index, streams, qkv, &angles);
+                share_elapsed(start.elapsed(), streams, &before);
+                attended
+            };
+            self.forward_layer(index, &mut x, |row| positions[row], attend)?;
         }
         Ok(x)
     }
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
-        Ok(self.parts.head().times(&self.normed(x, &self.parts.norm)))
+        let mut logits = self.parts.head().times(&self.normed(x, &self.parts.norm));
+        if let Some(cap) = self.config.block.logit_cap {
+            logits.par_iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
+        Ok(logits)
     }
 
     fn gpu(&self) -> Option<&str> {
@@ -115,28 +116,77 @@ impl Engine for Cpu {
 impl Cpu {
     /// Reads the weights, converted to the storage type.
     pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let source = Checkpoint { weights, dtype: dimensions.dtype };
+        let source = Checkpoint { weights, dtype: dimensions.storage.weights };
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 
     /// Caches of all layers without a token, with room for so many.
     fn nothing_read(&self, tokens: usize) -> Vec<LayerKv> {
         let c = &self.config;
-        (0..c.layers).map(|_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens)).collect()
+        (0..c.layers).map(|_| LayerKv::new(self.storage.kv, c.kv_heads, c.head_dim, tokens)).collect()
     }
 
-    fn prefill_layer(
+    /// One layer, of prefill and of decoding alike: adds both of its branches to the rows of the residual stream `x`,
+    /// `[row][hidden]`, as the [block](crate::families::BlockSpec) describes them.
+    ///
+    /// `attend` is where the two differ. It is given `x` and the stacked projections `[row][queries, keys, values]`, norms the heads
+    /// of q and k and rotates them ([`rotate`](Self::rotate)), stores keys and values, and returns `[row][head][head_dim]`.
+    /// `position` is that of a row's token, for errors.
+    fn forward_layer(
+        &self,
+        index: usize,
+        x: &mut [f32],
+        position: impl Fn(usize) -> usize,
+        attend: impl FnOnce(&[f32], Vec<f32>) -> Vec<f32>,
+    ) -> Result<(), NotFinite> {
+        let layer = &self.parts.layers[index];
+        let qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
+        let attended = attend(x, qkv);
+        self.add_branch(x, &layer.output, &attended, layer.attention_post_norm.as_deref());
+        drop(attended);
+        let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
+        let gated = self.gated(&gate_up);
+        drop(gate_up);
+        self.add_branch(x, &layer.down, &gated, layer.mlp_post_norm.as_deref());
+        match first_not_finite(x, self.config.hidden_size) {
+            Some(row) => Err(NotFinite::Activations { layer: index, position: position(row) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds `rows` times the last projection of a branch to `x`, normed first where the family has a norm there.
+    fn add_branch(&self, x: &mut [f32], projection: &Linear, rows: &[f32], post_norm: Option<&[f32]>) {
+        let out = projection.apply(rows);
+        match post_norm {
+            Some(weight) => add(x, &self.normed(&out, weight)),
+            None => add(x, &out),
+        }
+    }
+
+    /// What the gate lets pass of rows `[gate, up]`.
+    fn gated(&self, gate_up: &[f32]) -> Vec<f32> {
+        let mut gated = vec![0.0; gate_up.len() / 2];
+        let gate = match self.config.block.gate {
+            Gate::Silu => silu_gate,
+            Gate::GeluTanh => gelu_tanh_gate,
+        };
+        gate(gate_up, self.config.intermediate_size, &mut gated);
+        gated
+    }
+
+    /// Attention of a chunk of a prompt, whose first token is at position `first`: stores keys and values in `kv`, and attends what is
+    /// stored, densely or by the mask of `reading`.
+    fn attend_chunk(
         &self,
         index: usize,
         kv: &mut LayerKv,
-        table: &RopeTable,
-        first: usize,
-        x: &mut [f32],
+        (table, first): (&RopeTable, usize),
         reading: &mut Reading<'_, '_>,
-    ) -> Result<(), NotFinite> {
+        x: &[f32],
+        mut qkv: Vec<f32>,
+    ) -> Vec<f32> {
         let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
-        let mut qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
         qkv.par_chunks_exact_mut(width).enumerate().for_each(|(i, row)| {
             self.rotate(layer, row, table.cos(first + i), table.sin(first + i));
         });
@@ -146,7 +196,9 @@ impl Cpu {
         }
         let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
         drop(qkv);
-        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv).with_input(x);
+        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv)
+            .with_input(x)
+            .with_spec(self.layer_specs().layer(index));
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }
@@ -155,15 +207,7 @@ impl Cpu {
             Some(sparse) => sparse.attend(&chunk, &mut attended),
             None => attend_densely(&chunk, &mut attended),
         }
-        drop(queries);
-        add(x, &layer.output.apply(&attended));
-        let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
-        let mut gated = vec![0.0; gate_up.len() / 2];
-        silu_gate(&gate_up, c.intermediate_size, &mut gated);
-        drop(gate_up);
-        add(x, &layer.down.apply(&gated));
-        let broken = first_not_finite(x, c.hidden_size);
-        broken.map_or(Ok(()), |row| Err(NotFinite::Activations { layer: index, position: first + row }))
+        attended
     }
 
     /// Cos and sin, one after the other, for each row of a step.
@@ -179,15 +223,15 @@ impl Cpu {
         positions.iter().map(row).collect()
     }
 
+    /// Attention of a step: each stream stores keys and values of its rows, and attends them by its own method.
     fn attend_streams(
         &self,
         index: usize,
-        layer: &Layer<Linear, Vec<f32>>,
         streams: &mut [Stream<'_>],
         mut qkv: Vec<f32>,
         angles: &[Vec<f32>],
     ) -> Vec<f32> {
-        let c = &self.config;
+        let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let width = q_width + 2 * kv_width;
         let mut attended = vec![0.0; qkv.len() / width * q_width];
@@ -215,7 +259,7 @@ impl Cpu {
         attended
     }
 
-    /// Norms (Qwen3) and rotates the query and key heads of one row of the stacked projection.
+    /// Norms, where the family does, and rotates the query and key heads of one row of the stacked projection.
     fn rotate(&self, layer: &Layer<Linear, Vec<f32>>, row: &mut [f32], cos: &[f32], sin: &[f32]) {
         let c = &self.config;
         let (queries, rest) = row.split_at_mut(c.heads * c.head_dim);
@@ -236,6 +280,10 @@ impl Cpu {
         let mut x = vec![0.0; tokens.len() * hidden];
         for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
             self.parts.embedding.read_row(*token as usize, row);
+        }
+        let scale = self.config.block.embedding_scale;
+        if scale != 1.0 {
+            x.iter_mut().for_each(|x| *x *= scale);
         }
         x
     }
@@ -273,16 +321,16 @@ impl Source for Checkpoint<'_> {
     type Vector = Vec<f32>;
     type Error = WeightsError;
 
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
+    fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
         Ok(Matrix::stack(&self.matrices(names, outputs, inputs)?, inputs, self.dtype))
     }
 
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {
+    fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {
         let bias = if bias { Some(self.biases(names, outputs)?) } else { None };
         Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias })
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
-        self.vector(name, len)
+    fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Vec<f32>, WeightsError> {
+        self.norm(name, width, offset)
     }
 }

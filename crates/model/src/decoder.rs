@@ -14,7 +14,7 @@ use super::cpu::Cpu;
 use super::device::Device;
 pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
-use super::weights::{Weights, WeightsError};
+use super::tensors::{Weights, WeightsError};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};

@@ -1,11 +1,13 @@
-//! What a decoder is like without its weights: shapes, storage type, and what memory it takes.
+//! What a decoder is like without its weights: shapes, storage types, and what memory it takes.
 
 use std::sync::Arc;
 
 use super::config::ModelConfig;
+use super::layers;
 use super::rope::{Rope, RopeTable, Turn};
+use super::tensors::{StorageTypes, WeightDtype};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{PromptShape, Rotation};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -23,14 +25,24 @@ const GPU_TAIL: usize = 256;
 pub struct Dimensions {
     pub(super) config: ModelConfig,
     pub(super) rope: Rope,
-    pub(super) dtype: KvDtype,
+    pub(super) storage: StorageTypes,
+    /// Numbers of all weight matrices.
+    weight_numbers: usize,
+    specs: LayerSpecs,
 }
 
 impl Dimensions {
-    /// Of a decoder whose weights, keys and values are stored as `dtype`.
-    pub fn new(config: &ModelConfig, dtype: KvDtype) -> Self {
+    /// Of a decoder that stores its numbers in `storage`; a [`KvDtype`] stands for weights of the same type too.
+    pub fn new(config: &ModelConfig, storage: impl Into<StorageTypes>) -> Self {
         let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        Self { config: config.clone(), rope, dtype }
+        let specs = LayerSpecs::uniform(config.layers, AttentionSpec::of_width(config.head_dim));
+        Self {
+            config: config.clone(),
+            rope,
+            storage: storage.into(),
+            weight_numbers: layers::matrix_numbers(config),
+            specs,
+        }
     }
 
     /// The model's configuration.
@@ -38,25 +50,44 @@ impl Dimensions {
         &self.config
     }
 
-    /// Storage type of weights, keys and values.
+    /// Storage type of keys and values.
     pub fn dtype(&self) -> KvDtype {
-        self.dtype
+        self.storage.kv
+    }
+
+    /// Storage type of weight matrices.
+    pub fn weight_dtype(&self) -> WeightDtype {
+        self.storage.weights
+    }
+
+    /// How each layer attends.
+    pub fn layer_specs(&self) -> &LayerSpecs {
+        &self.specs
     }
 
     /// Bytes of all weight matrices in memory.
     pub fn weight_bytes(&self) -> usize {
+        self.storage.weights.bytes_of(self.weight_numbers())
+    }
+
+    /// Numbers of all weight matrices.
+    pub fn weight_numbers(&self) -> usize {
+        self.weight_numbers
+    }
+
+    /// Numbers of the weight matrices that a decode step reads: all but the embedding table, of which it reads a row a token,
+    /// unless the table is the output matrix as well.
+    pub fn step_weight_numbers(&self) -> usize {
         let c = &self.config;
-        let (attention, kv) = (product([c.heads, c.head_dim]), product([c.kv_heads, c.head_dim]));
-        let inputs = sum([product([2, sum([attention, kv])]), product([3, c.intermediate_size])]);
-        let ends = product([if c.tie_word_embeddings { 1 } else { 2 }, c.vocab_size]);
-        product([sum([ends, product([c.layers, inputs])]), c.hidden_size, self.dtype.bytes()])
+        let table = if c.tie_word_embeddings { 0 } else { product([c.vocab_size, c.hidden_size]) };
+        self.weight_numbers() - table
     }
 
     /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
     pub fn loading_bytes(&self) -> usize {
         let c = &self.config;
         let rows = c.vocab_size.max(c.intermediate_size).max(product([c.heads, c.head_dim]));
-        sum([self.weight_bytes(), product([rows, c.hidden_size, self.dtype.bytes()])])
+        sum([self.weight_bytes(), self.storage.weights.bytes_of(product([rows, c.hidden_size]))])
     }
 
     /// Makes sure that the weights can be in memory; `id` names the model.
@@ -64,8 +95,10 @@ impl Dimensions {
     /// # Errors
     /// If they cannot.
     pub fn check_weights(&self, id: &str) -> Result<(), UsageError> {
-        let hint =
-            if self.dtype.bytes() > 2 { "choose a smaller model, or --dtype bf16" } else { "choose a smaller model" };
+        let hint = match self.storage.weights {
+            WeightDtype::F32 => "choose a smaller model, or --dtype bf16",
+            WeightDtype::F16 | WeightDtype::Bf16 => "choose a smaller model",
+        };
         memory::check(self.loading_bytes() as u64, format!("the weights of {id} take"), hint)
     }
 
@@ -82,14 +115,13 @@ impl Dimensions {
     /// it has already.
     pub fn products(&self, rows: usize, tokens: usize) -> u64 {
         let c = &self.config;
-        let weights = self.weight_bytes() / self.dtype.bytes();
-        let row = sum([weights, product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
+        let row = sum([self.weight_numbers(), product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
         (rows as u64).saturating_mul(row).div_ceil(1_000_000)
     }
 
     /// Bytes of keys and values of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        product([2, self.config.layers, self.config.kv_heads, self.config.head_dim, self.dtype.bytes()])
+        product([2, self.config.layers, self.config.kv_heads, self.config.head_dim, self.storage.kv.bytes()])
     }
 
     /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
@@ -111,7 +143,7 @@ impl Dimensions {
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
         let width = sum([heads, c.hidden_size, product([3, c.intermediate_size])]);
-        let row = sum([product([4, c.hidden_size]), product([self.dtype.bytes(), width])]);
+        let row = sum([product([4, c.hidden_size]), product([self.storage.kv.bytes(), width])]);
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
         let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
@@ -120,11 +152,25 @@ impl Dimensions {
 
     /// Why the kernels for GPUs cannot take the model, if they cannot.
     pub fn gpu_obstacle(&self) -> Option<String> {
+        if StorageTypes::from(self.storage.kv) != self.storage {
+            let StorageTypes { weights, kv } = self.storage;
+            return Some(format!(
+                "the kernels for GPUs take weights, keys and values of one type, and they are {} and {}",
+                weights.name(),
+                kv.name()
+            ));
+        }
+        if let Some(what) = self.config.block.gpu_obstacle() {
+            return Some(format!("the kernels for GPUs take no {what}, which {} has", self.config.family));
+        }
         let (d, inner) = (self.config.head_dim, self.config.intermediate_size);
         if d % 8 != 0 || d > 256 {
             return Some(format!(
                 "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
             ));
+        }
+        if let Some(reason) = self.specs.beyond_plain().first() {
+            return Some(format!("the kernels for GPUs do not take {reason}"));
         }
         (inner % 8 != 0)
             .then(|| format!("the kernels for GPUs take inner widths in steps of 8, and the model's is {inner}"))
@@ -153,6 +199,7 @@ impl Dimensions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::Gate;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -208,5 +255,20 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
+        let gelu = of("llama-3.2-1b", |c| c.block.gate = Gate::GeluTanh).gpu_obstacle().unwrap();
+        assert_eq!(gelu, "the kernels for GPUs take no gate other than SiLU, which LlamaForCausalLM has");
+        let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
+        let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
+        assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");
+    }
+
+    #[test]
+    fn weights_and_caches_are_counted_in_their_own_types() {
+        let config = of("llama-3.2-1b", |_| {}).config().clone();
+        let mixed = Dimensions::new(&config, StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 });
+        let [wide, narrow] = [KvDtype::F32, KvDtype::Bf16].map(|dtype| Dimensions::new(&config, dtype));
+        assert_eq!(mixed.weight_bytes(), wide.weight_bytes());
+        assert_eq!(mixed.kv_bytes_per_token(), narrow.kv_bytes_per_token());
+        assert_eq!(mixed.weight_bytes(), 2 * narrow.weight_bytes());
     }
 }

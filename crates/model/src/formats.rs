@@ -6,8 +6,7 @@
 use serde_json::Value;
 use spattn_base::error::UsageError;
 
-use super::files::FOLDER_HINT;
-use super::weights::{INDEX_FILE, SINGLE_FILE};
+use super::files::{FOLDER_HINT, INDEX_FILE, SINGLE_FILE};
 
 /// A format, and what the user can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! Names and shapes of a checkpoint's tensors, and how a decoder's layers are made of them.
+//! The parts of a decoder, made of a checkpoint's tensors by the description of its family.
 //!
-//! Engines keep matrices where they compute; a [`Source`] makes them. What is named here is the layout of Hugging Face
-//! checkpoints of the Llama family.
+//! Engines keep matrices where they compute; a [`Source`] makes them. Which tensors there are, with which shapes, follows from the
+//! [`ModelConfig`] and its [`BlockSpec`] here and nowhere else.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,13 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::config::ModelConfig;
-use super::weights::{RawTensor, Weights, WeightsError};
-use spattn_attention::kv::KvDtype;
-
-/// The embedding table.
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The output matrix.
-pub(super) const HEAD: &str = "lm_head.weight";
+use super::families::{BlockSpec, TensorNames};
+use super::tensors::{StoredTensor, WeightDtype, Weights, WeightsError};
+use spattn_base::memory::{product, sum};
 
 /// Makes what an engine holds of tensors.
 pub(super) trait Source: Sync {
@@ -30,32 +26,41 @@ pub(super) trait Source: Sync {
     type Error: Send;
 
     /// Matrices of equal width, stacked.
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Self::Matrix, Self::Error>;
+    fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Self::Matrix, Self::Error>;
 
     /// As [`matrix`](Self::matrix), with their biases, if they have them.
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool)
-    -> Result<Self::Linear, Self::Error>;
+    fn linear(
+        &self,
+        names: &[String],
+        outputs: &[usize],
+        inputs: usize,
+        bias: bool,
+    ) -> Result<Self::Linear, Self::Error>;
 
-    /// A vector.
-    fn vector(&self, name: &str, len: usize) -> Result<Self::Vector, Self::Error>;
+    /// The weights of a norm of so many numbers, `offset` added to each.
+    fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Self::Vector, Self::Error>;
 }
 
-/// One layer of a decoder.
+/// One layer of a decoder; [`BlockSpec`] says how its parts follow each other.
 pub(super) struct Layer<L, V> {
     /// Weights of the norm before attention.
     pub attention_norm: V,
-    /// Queries, keys and values stacked.
+    /// Queries, keys and values stacked: `[(heads + 2 · kv_heads) · head_dim][hidden]`.
     pub qkv: L,
-    /// Norms of each query and key head (Qwen3).
+    /// Norms of each query head and of each key head, if the family has them.
     pub qk_norm: Option<(V, V)>,
-    /// Behind attention.
+    /// The projection of attention's output: `[hidden][heads · head_dim]`.
     pub output: L,
+    /// Weights of the norm behind this projection, if the family has one.
+    pub attention_post_norm: Option<V>,
     /// Weights of the norm before the gated layers.
     pub mlp_norm: V,
-    /// Gate and up projections stacked.
+    /// Gate and up projections stacked: `[2 · intermediate][hidden]`.
     pub gate_up: L,
-    /// Behind the gate.
+    /// The projection behind the gate: `[hidden][intermediate]`.
     pub down: L,
+    /// Weights of the norm behind this projection, if the family has one.
+    pub mlp_post_norm: Option<V>,
 }
 
 /// All of a decoder.
@@ -79,18 +84,18 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
     where
         S: Source<Matrix = M, Linear = L, Vector = V>,
     {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let (vocab, hidden, block) = (config.vocab_size, config.hidden_size, &config.block);
         Ok(Self {
-            embedding: source.matrix(&["model.embed_tokens"], &[vocab], hidden)?,
+            embedding: source.matrix(&[block.names.embedding.to_owned()], &[vocab], hidden)?,
             head: match config.tie_word_embeddings {
                 true => None,
-                false => Some(source.matrix(&["lm_head"], &[vocab], hidden)?),
+                false => Some(source.matrix(&[block.names.head.to_owned()], &[vocab], hidden)?),
             },
             layers: (0..config.layers)
                 .into_par_iter()
                 .map(|index| Layer::load(config, source, index))
                 .collect::<Result<_, _>>()?,
-            norm: source.vector("model.norm.weight", hidden)?,
+            norm: source.norm(block.names.final_norm, hidden, block.norm_offset)?,
         })
     }
 
@@ -104,27 +109,51 @@ impl<L, V> Layer<L, V> {
     fn load<S: Source<Linear = L, Vector = V>>(c: &ModelConfig, source: &S, index: usize) -> Result<Self, S::Error> {
         let (hidden, q, kv, inner) =
             (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size);
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let [wq, wk, wv, wo] = ["q", "k", "v", "o"].map(|p| name(&format!("self_attn.{p}_proj")));
-        let [gate, up, down] = ["gate", "up", "down"].map(|p| name(&format!("mlp.{p}_proj")));
-        let qk_norm = |part: &str| source.vector(&name(&format!("self_attn.{part}_norm.weight")), c.head_dim);
+        let BlockSpec { names, qkv_bias, output_bias, mlp_bias, norm_offset, .. } = &c.block;
+        let name = |part: &str| format!("{}{index}.{part}", names.layer);
+        let norm = |part: &str, width: usize| source.norm(&name(part), width, *norm_offset);
+        let post_norm = |part: Option<&str>| part.map(|part| norm(part, hidden)).transpose();
+        let linear = |parts: &[&str], rows: &[usize], inputs: usize, bias: bool| {
+            let parts: Vec<String> = parts.iter().map(|part| name(part)).collect();
+            // One matrix for all has the rows of all.
+            match parts.len() {
+                1 => source.linear(&parts, &[rows.iter().sum()], inputs, bias),
+                _ => source.linear(&parts, rows, inputs, bias),
+            }
+        };
         Ok(Self {
-            attention_norm: source.vector(&name("input_layernorm.weight"), hidden)?,
-            qkv: source.linear(&[&wq, &wk, &wv], &[q, kv, kv], hidden, c.qkv_bias)?,
-            qk_norm: if c.qk_norm { Some((qk_norm("q")?, qk_norm("k")?)) } else { None },
-            output: source.linear(&[&wo], &[hidden], q, c.output_bias)?,
-            mlp_norm: source.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            gate_up: source.linear(&[&gate, &up], &[inner, inner], hidden, c.mlp_bias)?,
-            down: source.linear(&[&down], &[hidden], inner, c.mlp_bias)?,
+            attention_norm: norm(names.attention_norm, hidden)?,
+            qkv: linear(names.qkv, &[q, kv, kv], hidden, *qkv_bias)?,
+            qk_norm: match names.qk_norm {
+                Some([query, key]) => Some((norm(query, c.head_dim)?, norm(key, c.head_dim)?)),
+                None => None,
+            },
+            output: linear(&[names.output], &[hidden], q, *output_bias)?,
+            attention_post_norm: post_norm(names.attention_post_norm)?,
+            mlp_norm: norm(names.mlp_norm, hidden)?,
+            gate_up: linear(names.gate_up, &[inner, inner], hidden, *mlp_bias)?,
+            down: linear(&[names.down], &[hidden], inner, *mlp_bias)?,
+            mlp_post_norm: post_norm(names.mlp_post_norm)?,
         })
     }
+}
+
+/// Numbers of all weight matrices: of one layer times the number of layers, and of the tables at both ends.
+pub(super) fn matrix_numbers(config: &ModelConfig) -> usize {
+    let asked = Asked::default();
+    let Ok(_) = Layer::<(), ()>::load(config, &asked, 0);
+    let shapes = asked.into_shapes();
+    let matrices = shapes.values().filter_map(|shape| <[usize; 2]>::try_from(shape.as_slice()).ok());
+    let of_layer = matrices.map(product).fold(0, usize::saturating_add);
+    let tables = if config.tie_word_embeddings { 1 } else { 2 };
+    sum([product([tables, config.vocab_size, config.hidden_size]), product([config.layers, of_layer])])
 }
 
 /// The tensors that a decoder is made of: names and shapes.
 pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let asked = Asked::default();
     let Ok(_) = Parts::<(), (), ()>::load(config, &asked);
-    asked.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    asked.into_shapes()
 }
 
 /// Makes nothing, and notes which tensors it was asked for.
@@ -132,6 +161,10 @@ pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
 struct Asked(Mutex<BTreeMap<String, Vec<usize>>>);
 
 impl Asked {
+    fn into_shapes(self) -> BTreeMap<String, Vec<usize>> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note(&self, tensors: impl IntoIterator<Item = (String, Vec<usize>)>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(tensors);
     }
@@ -143,13 +176,13 @@ impl Source for Asked {
     type Vector = ();
     type Error = Infallible;
 
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<(), Infallible> {
+    fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<(), Infallible> {
         let shapes = outputs.iter().map(|rows| vec![*rows, inputs]);
-        self.note(names.iter().map(|name| format!("{name}.weight")).zip(shapes));
+        self.note(names.iter().map(|name| TensorNames::weight(name)).zip(shapes));
         Ok(())
     }
 
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<(), Infallible> {
+    fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<(), Infallible> {
         if bias {
             let shapes = outputs.iter().map(|rows| vec![*rows]);
             self.note(names.iter().map(|name| format!("{name}.bias")).zip(shapes));
@@ -157,8 +190,8 @@ impl Source for Asked {
         self.matrix(names, outputs, inputs)
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<(), Infallible> {
-        self.note([(name.to_owned(), vec![len])]);
+    fn norm(&self, name: &str, width: usize, _: f32) -> Result<(), Infallible> {
+        self.note([(TensorNames::weight(name), vec![width])]);
         Ok(())
     }
 }
@@ -169,25 +202,38 @@ pub(super) struct Checkpoint<'a> {
     /// Where they are read from.
     pub weights: &'a Weights,
     /// What they have to fit into.
-    pub dtype: KvDtype,
+    pub dtype: WeightDtype,
 }
 
 impl Checkpoint<'_> {
     /// Matrices of equal width.
-    pub fn matrices(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Vec<RawTensor>, WeightsError> {
+    pub fn matrices(
+        &self,
+        names: &[String],
+        outputs: &[usize],
+        inputs: usize,
+    ) -> Result<Vec<StoredTensor>, WeightsError> {
         let read =
-            |(name, n): (&&str, &usize)| self.weights.read_for(&format!("{name}.weight"), &[*n, inputs], self.dtype);
+            |(name, n): (&String, &usize)| self.weights.read_for(&TensorNames::weight(name), &[*n, inputs], self.dtype);
         names.iter().zip(outputs).map(read).collect()
     }
 
     /// Their biases, one behind the other.
-    pub fn biases(&self, names: &[&str], outputs: &[usize]) -> Result<Vec<f32>, WeightsError> {
-        let read = |(name, n): (&&str, &usize)| self.vector(&format!("{name}.bias"), *n);
+    pub fn biases(&self, names: &[String], outputs: &[usize]) -> Result<Vec<f32>, WeightsError> {
+        let read = |(name, n): (&String, &usize)| self.vector(&format!("{name}.bias"), *n);
         Ok(names.iter().zip(outputs).map(read).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// A vector.
-    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
-        Ok(self.weights.read_for(name, &[len], KvDtype::F32)?.to_f32())
+    /// The weights of a norm, `offset` added to each.
+    pub fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Vec<f32>, WeightsError> {
+        let mut weights = self.vector(&TensorNames::weight(name), width)?;
+        if offset != 0.0 {
+            weights.iter_mut().for_each(|weight| *weight += offset);
+        }
+        Ok(weights)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        Ok(self.weights.read_for(name, &[len], WeightDtype::F32)?.to_f32())
     }
 }

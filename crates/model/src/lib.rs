@@ -1,42 +1,40 @@
 //! The model: where it comes from, its configuration and weights, its tokenizer and its forward pass.
 //!
-//! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
-//! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
-
-#[macro_use]
-extern crate spattn_base;
+//! A model is a decoder of one of the [`families`], in the layout of a Hugging Face checkpoint. Its [`tensors`] are read by name from
+//! any format that implements [`TensorSource`](tensors::TensorSource). Nothing here knows a task or a run; attention methods come from
+//! `spattn-attention`, downloads from `spattn-hub`.
 
 mod added_tokens;
 pub mod calibration;
 pub mod chat;
 mod checkpoint;
-pub mod checksum;
 pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod data;
 pub mod decoder;
 pub mod device;
 pub mod dimensions;
-pub mod download;
 pub mod engine;
+pub mod families;
 pub mod files;
 mod formats;
 mod generation;
-pub mod http;
 pub mod hub;
 pub mod jinja;
 mod layers;
 pub mod linear;
-pub mod lock;
 mod markup;
+#[cfg(test)]
+mod naive_tests;
 mod patterns;
 pub mod rope;
 pub mod source;
+pub mod tensors;
 pub mod texts;
 pub mod tokenizer;
-pub mod weights;
+
+pub use spattn_hub::{checksum, data, download, http, lock};
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -52,8 +50,8 @@ use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
+use tensors::{Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
-use weights::{Weights, WeightsError};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
 /// other programs' too.

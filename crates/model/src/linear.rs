@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::weights::RawTensor;
-use spattn_attention::kv::KvDtype;
+use super::tensors::{StoredTensor, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
@@ -31,19 +30,19 @@ enum Data {
 
 impl Matrix {
     /// Stacks tensors of equal width on top of one another, converted to `dtype`; or, where products are in bf16, to that.
-    pub fn stack(tensors: &[RawTensor], columns: usize, dtype: KvDtype) -> Self {
+    pub fn stack(tensors: &[StoredTensor], columns: usize, dtype: WeightDtype) -> Self {
         Self::for_precision(matmul_precision(), tensors, columns, dtype)
     }
 
-    fn for_precision(precision: MatmulPrecision, tensors: &[RawTensor], columns: usize, dtype: KvDtype) -> Self {
+    fn for_precision(precision: MatmulPrecision, tensors: &[StoredTensor], columns: usize, dtype: WeightDtype) -> Self {
         if precision == MatmulPrecision::Bf16 {
-            let rows: Vec<bf16> = tensors.iter().flat_map(RawTensor::to_bf16).collect();
+            let rows: Vec<bf16> = tensors.iter().flat_map(StoredTensor::to_bf16).collect();
             return Self { data: Arc::new(Data::Tiles(RightTiles::of_rows(&rows, columns))), columns };
         }
         let data = match dtype {
-            KvDtype::F32 => Data::F32(tensors.iter().flat_map(RawTensor::to_f32).collect()),
-            KvDtype::F16 => Data::F16(tensors.iter().flat_map(RawTensor::to_f16).collect()),
-            KvDtype::Bf16 => Data::Bf16(tensors.iter().flat_map(RawTensor::to_bf16).collect()),
+            WeightDtype::F32 => Data::F32(tensors.iter().flat_map(StoredTensor::to_f32).collect()),
+            WeightDtype::F16 => Data::F16(tensors.iter().flat_map(StoredTensor::to_f16).collect()),
+            WeightDtype::Bf16 => Data::Bf16(tensors.iter().flat_map(StoredTensor::to_bf16).collect()),
         };
         Self { data: Arc::new(data), columns }
     }
@@ -121,25 +120,25 @@ impl Linear {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weights::WeightType;
+    use crate::tensors::StoredType;
 
     #[test]
     fn stacked_matrices_multiply_alike_in_every_type() {
         let (rows, columns) = (70, 96);
         let values: Vec<f32> = (0..rows * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let raw = RawTensor { dtype: WeightType::F32, shape: vec![rows, columns], bytes };
+        let raw = StoredTensor { dtype: StoredType::F32, shape: vec![rows, columns], bytes };
         let x: Vec<f32> = (0..columns).map(|i| ((i * 13 % 29) as f32 - 14.0) / 16.0).collect();
         for (precision, dtype) in [
-            (MatmulPrecision::F32, KvDtype::F32),
-            (MatmulPrecision::F32, KvDtype::F16),
-            (MatmulPrecision::F32, KvDtype::Bf16),
-            (MatmulPrecision::Bf16, KvDtype::Bf16),
+            (MatmulPrecision::F32, WeightDtype::F32),
+            (MatmulPrecision::F32, WeightDtype::F16),
+            (MatmulPrecision::F32, WeightDtype::Bf16),
+            (MatmulPrecision::Bf16, WeightDtype::Bf16),
         ] {
             let weight = Matrix::for_precision(precision, &[raw.clone(), raw.clone()], columns, dtype);
             // Tiles are padded to 32 rows.
             let stored = if precision == MatmulPrecision::Bf16 { 160 } else { 2 * rows };
-            assert_eq!((weight.len(), weight.bytes()), (2 * rows, stored * columns * dtype.bytes()));
+            assert_eq!((weight.len(), weight.bytes()), (2 * rows, dtype.bytes_of(stored * columns)));
             let mut row = vec![f32::NAN; columns];
             weight.read_row(rows + 3, &mut row);
             assert!(row.iter().zip(&values[3 * columns..]).all(|(a, b)| (a - b).abs() < 4e-3), "{dtype:?}");

@@ -17,9 +17,9 @@ use super::files::{
     TOKENIZER_CONFIG,
 };
 use super::formats;
-use super::hub::{self, HubOptions, Wanted};
+use super::hub::{self, HubOptions, ModelRepository};
+use super::tensors::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use super::texts::{ModelTexts, TextFile};
-use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
@@ -169,7 +169,7 @@ impl ModelSource {
     /// As [`resolve_texts`](Self::resolve_texts), with given options for the hub.
     pub fn resolve_texts_with(&self, options: &HubOptions) -> Result<ModelTexts> {
         let Self::Hub { repo, revision } = self else { return self.resolve_texts() };
-        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Texts, options)?;
+        let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Texts, options)?;
         let mut texts = ModelTexts::from_folder(&snapshot.folder, self.to_string())?;
         texts.revision = Some(snapshot.commit);
         texts.notes.extend(snapshot.notes);
@@ -179,7 +179,7 @@ impl ModelSource {
     /// As [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
         let Self::Hub { repo, revision } = self else { return self.resolve() };
-        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Model, options)?;
+        let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Whole, options)?;
         let mut files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
         files.revision = Some(snapshot.commit);
         files.notes.extend(snapshot.notes);

@@ -12,7 +12,6 @@ use tokenizers::models::ModelWrapper;
 
 use super::added_tokens;
 use super::chat::{ChatTemplate, Message};
-use super::checksum::sha256_hex;
 use super::config::{self, ModelConfig};
 use super::generation;
 use super::markup;
@@ -20,6 +19,7 @@ use super::patterns;
 use super::texts::{ModelTexts, TextFile, object, token_text};
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::foreign::contain;
+use spattn_hub::checksum::sha256_hex;
 
 /// Special tokens that end a turn in some model family, even if no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];

@@ -1,24 +1,24 @@
-//! Reference answers of rows: whether a score against them says anything of a prediction.
+//! Checks of reference answers: can a metric tell a right prediction from a wrong one by them?
 //!
-//! Rows of one's own are refused where it does not. Rows of a published set are scored as its program scores them, which
-//! is said; only blank answers, which no published set has, are refused there too.
+//! If it cannot, a row of the user's own file is refused. A row of a published set is scored all the same, as the set's own program
+//! scores it, and a note mentions it. Only blank answers, which no published set has, are refused there too.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
 use super::metrics::{Flaw, Metric, python_literal};
-use super::values::text_or_number;
+use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
 /// Characters of an answer that a message shows at most.
 const SHOWN: usize = 60;
 
-/// Makes sure that an answer can be right, and none at all cannot.
+/// Checks the answers of a row of the user's own: some prediction must be right by `metric`, and an empty one must be wrong.
 ///
 /// # Errors
-/// If an answer is blank, or the metric compares nothing of them.
+/// If an answer is blank, or the answers hold nothing that the metric compares.
 pub fn check(metric: Metric, references: &[String]) -> Result<(), UsageError> {
     match metric.flaw(references) {
         None => Ok(()),
@@ -30,7 +30,7 @@ pub fn check(metric: Metric, references: &[String]) -> Result<(), UsageError> {
     }
 }
 
-/// The same for a row of a published set: whether its answers hold something that the metric compares.
+/// Checks the answers of a row of a published set. Returns whether they hold anything that the metric compares.
 ///
 /// # Errors
 /// If an answer is blank.
@@ -42,7 +42,7 @@ pub fn check_published(metric: Metric, references: &[String]) -> Result<bool, Us
     }
 }
 
-/// What is to be said of so many rows of a published set, of whose answers the metric compares nothing.
+/// The note on `count` rows of a published set whose answers hold nothing that the metric compares; `None` if there are none.
 pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
     let rows = if count == 1 { "1 row has".to_owned() } else { format!("{count} rows have") };
     (count > 0).then(|| {
@@ -50,11 +50,11 @@ pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
     })
 }
 
-/// Makes sure that an answer that is one text is not a list of answers in a text, as tables write lists: `['a', 'b']`, or
+/// Checks that an answer is one text and no list that was written as a text, as some tables have it: `['a', 'b']`, or
 /// `['a' 'b']` of numpy.
 ///
 /// # Errors
-/// If it is.
+/// If it is such a list.
 pub fn check_one(answer: &str) -> Result<(), UsageError> {
     let Some(inside) = answer.trim().strip_prefix('[').and_then(|text| text.strip_suffix(']')) else { return Ok(()) };
     let is_quote = |c: char| c == '\'' || c == '"';
@@ -66,10 +66,10 @@ pub fn check_one(answer: &str) -> Result<(), UsageError> {
     }
 }
 
-/// Makes sure that fields of which only one is read say the same, where a row has several of them.
+/// Checks that all of the fields `names` that a row has say the same, since only one of them is read.
 ///
 /// # Errors
-/// If they do not.
+/// If two of them differ.
 pub fn check_same(fields: &Map<String, Value>, names: &[&str]) -> Result<(), UsageError> {
     let said = |name: &&str| Some((name.to_string(), texts(fields.get(*name).filter(|value| !value.is_null())?)));
     let mut there = names.iter().filter_map(said);
@@ -83,7 +83,7 @@ pub fn check_same(fields: &Map<String, Value>, names: &[&str]) -> Result<(), Usa
     }
 }
 
-/// What a field says, alone or in a list.
+/// The texts of a field, which has one or a list of them.
 fn texts(value: &Value) -> BTreeSet<String> {
     let one = |value: &Value| text_or_number(value).unwrap_or_else(|| value.to_string());
     match value {
@@ -92,11 +92,12 @@ fn texts(value: &Value) -> BTreeSet<String> {
     }
 }
 
-/// Whether an answer is one of the classes, for a metric that looks for their names in a prediction; true for any other.
+/// Checks the names of classes, for a metric that looks for them in a prediction. Returns whether an answer is one of the classes;
+/// true for all other metrics.
 ///
 /// # Errors
-/// If there is no class, or one is blank; of rows of one's own also if a class is there twice, which counts as two, or no
-/// answer is one.
+/// If there is no class, or one is blank. In a row of the user's own also if a class is listed twice (which would count as two),
+/// or no answer is a class.
 pub fn check_classes(
     metric: Metric,
     references: &[String],

@@ -1,8 +1,7 @@
 //! Where tasks find their text: a data folder given by the user, or the offline defaults.
 //!
-//! An asset that is in the folder is used, and examples say so in their `source`; an asset that is
-//! not there has its default. Nothing is fetched here:
-//! [`data_files`](super::data_files) lists what a fetched folder may hold.
+//! If the folder has a file, it is used, and examples name it in their `source`; otherwise the default is used. Nothing is
+//! downloaded here: [`data_files`](super::data_files) lists which files a download may need.
 
 use std::path::{Path, PathBuf};
 
@@ -38,8 +37,8 @@ pub const WIKITEXT2: &[&str] = &[
 pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
-/// or `essays/*.txt`, which every example reads from the beginning as published; or from `books/*.txt`, which
-/// every example reads from a place of its own; otherwise the house grammar.
+/// or `essays/*.txt`, which every example reads from the beginning, as RULER does; or from `books/*.txt`, of which every example
+/// starts to read at another place; otherwise sentences of the grammar in `text/grammar.rs`.
 ///
 /// # Errors
 /// If an asset is there and cannot be read.
@@ -57,7 +56,7 @@ pub fn essays(options: &TaskOptions) -> Result<Essays> {
     Ok(Essays::Grammar)
 }
 
-/// Word lists from `wordlists/`; otherwise those of crates.
+/// Word lists from `wordlists/`; otherwise those that come with the crates `random_word` and `petname`.
 ///
 /// # Errors
 /// If the folder is there and a list is missing, unreadable or empty.
@@ -109,8 +108,8 @@ pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
     folders(options, PG19).into_iter().next()
 }
 
-/// The files of the data folder that a path with at most one `*` in its last part stands for, by name. A path that goes
-/// on below an archive that is there stands for itself.
+/// The files of the data folder that fit a path with at most one `*` in its last part, sorted by name. A path into an archive
+/// that is there (`data.zip/rows.jsonl`) fits only itself.
 pub(super) fn matching(options: &TaskOptions, pattern: &str) -> Vec<PathBuf> {
     let Some(data) = &options.data else {
         return Vec::new();
@@ -135,8 +134,8 @@ fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
     names.iter().map(|name| data.join(name)).find(|path| may_be_read(path))
 }
 
-/// Whether a path is that of a file, or goes on below an archive: one that lacks the file or is damaged is a mistake to
-/// be told, not a reason to look elsewhere.
+/// Whether a path names a file, or leads into an archive. If that archive lacks the file or is damaged, reading it later is an
+/// error; no other place is tried.
 fn may_be_read(path: &Path) -> bool {
     path.is_file() || rows::member_of(path).is_some()
 }

@@ -4,10 +4,11 @@ use super::assets::{
     BOOK_TEXTS, ESSAY_FILES, ESSAY_TEXTS, HOTPOTQA, HOTPOTQA_FILES, LONGBENCH_ARCHIVES, LONGBENCH_FILES, PG19, SQUAD,
     WIKITEXT2, WORD_LISTS,
 };
-use super::{choice, generation, long_sets, longbench};
+use super::templated::{choice, generation};
+use super::{long_sets, longbench};
 
-/// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name. Where a file is looked for
-/// in an archive, it is the archive.
+/// The paths of all files that tasks look for in a data folder; `*` stands for a part of a file's name. For a file in an archive,
+/// it is the path of the archive.
 pub fn patterns() -> Vec<&'static str> {
     let longbench = longbench::file_names().collect::<Vec<_>>();
     let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];

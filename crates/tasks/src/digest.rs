@@ -1,4 +1,4 @@
-//! Digests of what a task's examples are made of, so that data that changed under the same name are noticed.
+//! Digests of the options and data of a task, by which a change of the data under the same name is noticed.
 
 use std::hash::{Hash, Hasher};
 
@@ -7,10 +7,10 @@ use sha2::{Digest, Sha256};
 /// Hexadecimal digits of a digest: 128 bits.
 const DIGITS: usize = 32;
 
-/// SHA-256 of everything that a value feeds to its `Hash`, cut to 32 hexadecimal digits.
+/// SHA-256 of everything that the `Hash` of a value feeds to a hasher, cut to 32 hexadecimal digits.
 ///
-/// Numbers are fed in the machine's byte order, so digests are compared between machines of one architecture; elsewhere
-/// they differ, and whoever compares them looks at the examples themselves.
+/// Numbers are fed in the byte order of the machine. Digests of machines with another byte order differ, so whoever compares such
+/// digests has to compare the examples themselves.
 pub fn of(value: &(impl Hash + ?Sized)) -> String {
     let mut hasher = Feed(Sha256::new());
     value.hash(&mut hasher);
@@ -30,7 +30,7 @@ impl Hasher for Feed {
         self.0.update(bytes);
     }
 
-    /// Of no use here: the digest is read from the SHA-256 itself.
+    /// Not used: the digest is read from the SHA-256 itself.
     fn finish(&self) -> u64 {
         0
     }

@@ -14,7 +14,7 @@ use spattn_base::error::UsageError;
 
 mod readers;
 
-use readers::{DOCUMENTS, READERS, Reader};
+use readers::{DOCUMENTS, FileReader, READERS};
 
 /// One token a character, and one in front.
 struct Characters;
@@ -46,7 +46,7 @@ fn open(task: &str, folder: &Path, skip_bad: bool) -> Result<Box<dyn Task>, Usag
     }
 }
 
-impl Reader {
+impl FileReader {
     fn open(&self, bytes: &[u8], skip_bad: bool) -> Result<Opened, UsageError> {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), self.file, bytes);
@@ -253,14 +253,15 @@ proptest! {
 /// The same rows with other line ends, a mark at the start and blank lines are the same examples.
 #[test]
 fn line_ends_and_marks_change_nothing() {
-    let opened = |reader: &Reader, text: &str| reader.open(text.as_bytes(), false).unwrap_or_else(|e| panic!("{e}"));
-    for reader in &READERS {
+    let opened =
+        |reader: &FileReader, text: &str| reader.open(text.as_bytes(), false).unwrap_or_else(|e| panic!("{e}"));
+    for reader in READERS {
         let plain = opened(reader, &[reader.row, reader.row].join("\n"));
         let marked = format!("\u{feff}{}\r\n\r\n  \n{}\r\n", reader.row, reader.row);
         assert!(plain.made.len() >= 2, "{}", reader.task);
         assert_eq!(plain, opened(reader, &marked), "{}", reader.task);
     }
-    for document in &DOCUMENTS {
+    for document in DOCUMENTS {
         let marked = format!("\u{feff}{}", document.row);
         assert_eq!(opened(document, document.row), opened(document, &marked), "{}", document.task);
     }
@@ -269,7 +270,7 @@ fn line_ends_and_marks_change_nothing() {
 /// Every family that reads files is above.
 #[test]
 fn no_reader_is_forgotten() {
-    let known = |name: &str| READERS.iter().chain(&DOCUMENTS).any(|reader| reader.task.starts_with(name));
+    let known = |name: &str| READERS.iter().chain(DOCUMENTS).any(|reader| reader.task.starts_with(name));
     let prefix = |name: &str| name.split('/').next().unwrap().split(':').next().unwrap().to_owned();
     let makes_its_own = ["ruler_reworded", "needle", "passkey", "longeval_lines", "longbench_e"];
     for task in super::catalog() {

@@ -1,8 +1,8 @@
 //! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3), and their prompt.
 //!
-//! A row has pairs of uuids, one of their keys and its value: `ordered_kv_records`, `key`, `value`. Here the pairs
-//! stay in the file's order, in which the key asked for may be anywhere; `grid/records.rs` moves it to one depth at a
-//! time as the publication does, and makes pairs of its own. The prompt is data in `tasks/kv_retrieval.toml`.
+//! A row has a list of pairs of uuids, one of their keys, and its value: `ordered_kv_records`, `key`, `value`. Here the pairs keep
+//! the order of the file. The family of grids (`grid/records.rs`) moves the pair that is asked for to each depth in turn, as the
+//! publication does, and also generates pairs. The prompt is data in `tasks/kv_retrieval.toml`.
 
 use std::sync::LazyLock;
 
@@ -16,8 +16,8 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// The field by which rows are recognised.
 pub const PAIRS: &str = "ordered_kv_records";
 
-/// The prompt and how it is scored.
-pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+/// The prompt, and how its answers are scored.
+pub static DEFINITION: LazyLock<KvRetrievalDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/kv_retrieval.toml")).expect("tasks/kv_retrieval.toml is well-formed")
 });
@@ -25,7 +25,7 @@ pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// What the definition file holds.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Definition {
+pub struct KvRetrievalDefinition {
     /// How predictions are scored.
     pub metric: Metric,
     /// Tokens to generate at most.
@@ -34,31 +34,31 @@ pub struct Definition {
     question_template: String,
 }
 
-/// A row as a prompt.
+/// A prompt that asks for the value of a key.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lookup {
+pub struct KeyValueQuestion {
     /// Instruction and pairs.
     pub context: String,
-    /// The key, and the opened answer.
+    /// The text that names the key, up to where the value follows.
     pub question: String,
     /// The value of the key.
     pub answer: String,
 }
 
-/// Pairs, of which one is asked for.
+/// A row: pairs of key and value, of which one is asked for.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Row {
+pub struct KeyValueRow {
     ordered_kv_records: Vec<(String, String)>,
     key: String,
     value: String,
 }
 
-impl Row {
-    /// Reads a row; `place` names it in errors.
+impl KeyValueRow {
+    /// Parses the fields of a row; `place` (`FILE:LINE`) names it in errors.
     ///
     /// # Errors
-    /// If a field is missing or no text, or the pairs do not hold the key with this value.
-    pub fn read(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
+    /// If a field is missing or of the wrong type, or the pairs do not give the key this value and no other.
+    pub fn parse(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
         let wrong = |what: String| {
             UsageError::new(format!("{place}: {what}"))
                 .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
@@ -88,31 +88,31 @@ impl Row {
 }
 
 /// Writes the prompt that asks for `key`, one of the keys of `pairs`, and its `value`.
-pub fn prompt(pairs: &[(String, String)], key: &str, value: &str) -> Lookup {
+pub fn question(pairs: &[(String, String)], key: &str, value: &str) -> KeyValueQuestion {
     let records: Vec<String> = pairs.iter().map(|(k, v)| format!("\"{k}\": \"{v}\"")).collect();
     let records = format!("{{{}}}", records.join(",\n "));
-    Lookup {
+    KeyValueQuestion {
         context: substitute(&DEFINITION.context_template, &[("records", &records)]),
         question: substitute(&DEFINITION.question_template, &[("key", key)]),
         answer: value.to_owned(),
     }
 }
 
-/// Writes the prompt of a row; `place` names the row in errors.
+/// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// As of [`Row::read`].
-pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageError> {
-    let row = Row::read(fields, place)?;
-    Ok(prompt(row.pairs(), &row.key, &row.value))
+/// As [`KeyValueRow::parse`].
+pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<KeyValueQuestion, UsageError> {
+    let row = KeyValueRow::parse(fields, place)?;
+    Ok(question(row.pairs(), &row.key, &row.value))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<Lookup, UsageError> {
-        lookup(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "rows.jsonl:1")
+    fn row(text: &str) -> Result<KeyValueQuestion, UsageError> {
+        question_of_row(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "rows.jsonl:1")
     }
 
     #[test]

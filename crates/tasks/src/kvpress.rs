@@ -1,9 +1,9 @@
 //! Rows as kvpress has them (github.com/NVIDIA/kvpress, its data sets `simonjegou/ruler` and others): `context`, `question`,
 //! `answer_prefix`, `answer`, `task`, `max_new_tokens`.
 //!
-//! RULER's prompts are there in three parts that joined are the prompt again, so nothing is put between them. (For a model
-//! without a chat template kvpress puts a line break before the answer prefix; RULER does not.) The name of the task says
-//! how a row is scored, as far as it is one of RULER's.
+//! kvpress splits a prompt of RULER into context, question and answer prefix. Joined without separators, they are the prompt again.
+//! (For a model without a chat template, kvpress puts a line break before the answer prefix. RULER does not, and neither does
+//! this.) If `task` is a task of RULER, it also tells how the row is scored.
 
 use serde_json::Value;
 
@@ -17,10 +17,10 @@ use spattn_base::error::UsageError;
 const TASK: &str = "task";
 const TOKENS: &str = "max_new_tokens";
 const PREFIX: &str = "answer_prefix";
-/// kvpress reads no row without it.
+/// The field that kvpress needs in every row.
 const PREFIX_HINT: &str = "kvpress's rows have it, empty where nothing begins the answer: \"answer_prefix\": \"\"; other rows with context and \
                            question have neither `task` nor `max_new_tokens`";
-/// The fields that other rows with context and question do not have.
+/// The fields by which a row with context and question is recognised as one of kvpress.
 const OWN: [&str; 2] = [TASK, TOKENS];
 
 /// A row's prompt in parts, with its answers.
@@ -36,7 +36,7 @@ pub struct Question {
     pub references: Vec<String>,
 }
 
-/// Whether a row is one of these.
+/// Whether a row is one of kvpress, by its fields.
 pub fn is_row(row: &Row) -> bool {
     let has = |name: &str| row.fields.contains_key(name);
     has("context") && has("question") && OWN.iter().any(|name| has(name))
@@ -55,7 +55,7 @@ pub fn question(row: &Row) -> Result<Question, UsageError> {
     })
 }
 
-/// The full name of RULER's task that a row is of; `None` if it is of another, or does not say.
+/// The full name of the task of RULER that a row belongs to; `None` if it names another or none.
 ///
 /// # Errors
 /// If the field is no text.
@@ -64,7 +64,7 @@ fn task(row: &Row) -> Result<Option<String>, UsageError> {
     Ok(name.filter(|name| Dataset::parse(name).is_ok()))
 }
 
-/// How a row is scored: as its task is.
+/// The metric of the task that a row names.
 ///
 /// # Errors
 /// If it names no task of RULER's.

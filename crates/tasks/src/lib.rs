@@ -1,22 +1,28 @@
 //! Tasks: what is asked, what the right answer is, and how a prediction is scored.
 //!
-//! A family of tasks is one folder or file (`ruler/`, `jsonl.rs`); prompts and parameters live as
-//! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
-//! a task sees a model only as a [`PromptCounter`].
+//! Prompts and parameters are data, in the repository's `tasks/*.toml`. No code here knows a model or an attention method: a task
+//! sees a model only as a [`PromptCounter`], which counts the tokens of a prompt, or as a
+//! [`TextEncoder`](likelihood::TextEncoder).
 //!
-//! What a task is stands in `task.rs`, which families there are in `registry.rs`. Rows for training the built-in model
-//! (`train/`) are made from the tasks, which do not know them.
+//! | where | what |
+//! |---|---|
+//! | `task.rs`, `likelihood.rs` | what a task is: one of generated answers, or one of given text |
+//! | `registry.rs` | which families of tasks there are, and which tasks a name stands for |
+//! | `ruler/`, `grid/`, `templated/`, `long_sets.rs`, `longbench.rs`, `perplexity.rs`, `jsonl/` | the families |
+//! | `kv_retrieval.rs`, `longeval.rs`, `kvpress.rs`, `turns.rs`, `summary.rs` | kinds of rows that prepared files may have |
+//! | `rows/`, `table/`, `question_places.rs` | reading files of rows |
+//! | `answers.rs`, `metrics/` | checking reference answers, scoring predictions |
+//! | `text/`, `seed.rs` | texts, words and random draws for generated examples |
+//! | `assets.rs`, `data_files.rs`, `published.rs` | files in the user's data folder, and whether they are the published ones |
 //!
-//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
+//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES` of `registry.rs`.
 
 pub mod answers;
 pub mod assets;
-mod choice;
 pub mod data_files;
 pub mod digest;
 #[cfg(test)]
 mod fuzz;
-mod generation;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
@@ -27,23 +33,19 @@ pub mod longbench;
 mod longeval;
 pub mod metrics;
 mod options;
-mod parquet_fields;
 mod perplexity;
 pub mod published;
+mod question_places;
 mod registry;
 pub mod rows;
 pub mod ruler;
 pub mod seed;
-mod shots;
 mod summary;
 mod table;
 mod task;
-mod templates;
+mod templated;
 pub mod text;
-mod thrift;
-pub mod train;
 mod turns;
-mod values;
 
 pub use registry::{Named, catalog, check_names, groups, resolve, resolve_each, stand_ins};
 pub use task::{Cut, Example, Family, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, ended};

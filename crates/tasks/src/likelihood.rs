@@ -1,12 +1,13 @@
-//! Tasks scored by teacher forcing: the model reads given text, and what counts is the probability it gave to it.
+//! Tasks that are scored by teacher forcing: the model reads given text, and its probability of that text is measured. Nothing is
+//! generated.
 //!
-//! Nothing is generated. A [`Passage`] is a prompt in tokens and one or more continuations of it; perplexity has
-//! one continuation, a multiple-choice question has one for each option.
+//! A [`Passage`] is a prompt in tokens with one or more continuations: perplexity has one, a multiple-choice question has one for
+//! each option.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Splits text into the evaluated model's tokens; neither chat template nor BOS are added.
+/// Splits text into the tokens of the evaluated model, without chat template and BOS.
 pub trait TextEncoder: Sync {
     /// The tokens of a text.
     ///
@@ -14,7 +15,7 @@ pub trait TextEncoder: Sync {
     /// If the tokenizer cannot split it.
     fn encode(&self, text: &str) -> Result<TextTokens>;
 
-    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    /// The tokens that the tokenizer puts in front of a text: for most models a BOS.
     fn front(&self) -> &[u32];
 }
 
@@ -23,7 +24,7 @@ pub trait TextEncoder: Sync {
 pub struct TextTokens {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Byte of the text where each token ends.
+    /// For each token, the byte of the text before which it ends.
     pub ends: Vec<usize>,
 }
 
@@ -38,9 +39,10 @@ pub struct Passage {
     pub index: usize,
     /// Where the text came from.
     pub source: String,
-    /// All tokens before the continuations, BOS included; empty only if every continuation has tokens that are given.
+    /// All tokens before the continuations, BOS included. It may be empty only if every continuation has tokens that are not
+    /// scored ([`Continuation::given`]).
     pub prompt: Vec<u32>,
-    /// What follows the prompt, each on its own; never empty.
+    /// The continuations, of which each follows the prompt on its own; there is at least one.
     pub continuations: Vec<Continuation>,
     /// How the probabilities become a score.
     pub scoring: Scoring,
@@ -49,13 +51,13 @@ pub struct Passage {
 /// A text whose probability after the prompt is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continuation {
-    /// Token ids; at least one more than are given.
+    /// Token ids; at least one of them is scored.
     pub tokens: Vec<u32>,
-    /// How many of the first are read like the prompt and not scored.
+    /// How many of the first tokens belong to the prompt, and so are not scored.
     pub given: usize,
-    /// The text, where someone may want to read it in the record.
+    /// The text for the record; empty for perplexity.
     pub text: String,
-    /// Words, split at white space, that begin in what is scored.
+    /// Number of words that begin in the scored text; words are separated by white space.
     pub words: usize,
     /// Bytes of the text that is scored.
     pub bytes: usize,
@@ -64,20 +66,19 @@ pub struct Continuation {
 /// How probabilities become a score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scoring {
-    /// Perplexity of the only continuation; every token is compared with what `full` makes of it.
+    /// Perplexity of the only continuation. Each token's likelihood is also compared with that under full attention.
     Perplexity,
     /// One of the continuations is right.
     Choice {
         /// Index of the right one.
         right: usize,
-        /// Whether the score is the accuracy by log-likelihood over characters (lm-eval's `acc_norm`) rather
-        /// than by log-likelihood (`acc`).
+        /// Whether options are compared by log-likelihood per character (lm-eval's `acc_norm`) instead of log-likelihood (`acc`).
         normalised: bool,
     },
 }
 
 impl Scoring {
-    /// What the score is.
+    /// What the score of such a passage is.
     pub fn measure(self) -> Measure {
         match self {
             Self::Perplexity => Measure::Perplexity,
@@ -90,15 +91,15 @@ impl Scoring {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
-    /// A share of what can be reached, averaged over examples, shown in percent: higher is better.
+    /// A number in 0..=1, averaged over examples and shown in percent; higher is better.
     #[default]
     Score,
-    /// Exponential of the mean negative log-likelihood over the scored tokens of all examples: lower is better.
+    /// Exponential of the mean negative log-likelihood over the scored tokens of all examples; lower is better.
     Perplexity,
 }
 
 impl Measure {
-    /// Whether this is the ordinary score, which records leave unsaid.
+    /// Whether it is the usual score, which records do not write down.
     pub fn is_score(&self) -> bool {
         *self == Self::Score
     }

@@ -1,10 +1,9 @@
 //! LongBench: 21 data sets of long texts (Bai et al. 2024, arXiv:2308.14508), and LongBench-E, 13 of them with even
 //! numbers of rows by length.
 //!
-//! Prompts and parameters are data in `tasks/longbench.toml`; how predictions are scored is in
-//! [`datasets`](super::metrics::datasets). Rows come from the published files, one a set: `hotpotqa.jsonl`, for
-//! LongBench-E `hotpotqa_e.jsonl`. A task of LongBench-E is one range of lengths of a set, since its scores are given
-//! by range: `longbench_e/hotpotqa/0-4k`.
+//! Prompts and parameters are data in `tasks/longbench.toml`; [`datasets`](super::metrics::datasets) says how predictions are scored.
+//! Rows come from the published files, one for each set: `hotpotqa.jsonl`, or `hotpotqa_e.jsonl` for LongBench-E. A task of LongBench-E
+//! is one range of lengths of a set (`longbench_e/hotpotqa/0-4k`), since its scores are published by range.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -21,7 +20,7 @@ use spattn_base::text::is_blank;
 
 const PREFIX: &str = "longbench/";
 const PREFIX_E: &str = "longbench_e/";
-/// How the files of LongBench-E end, and its sets' names in rows.
+/// The end of the names of LongBench-E's files, and of its sets in rows.
 const SUFFIX_E: &str = "_e";
 const FIELDS_HINT: &str =
     "LongBench's fields: context, input, answers (a list), length, and all_classes for trec and lsht";
@@ -47,7 +46,7 @@ struct File {
     sets: Vec<Set>,
 }
 
-/// One data set: its prompt, and what the published program does with it.
+/// A data set: its prompt, and how the published program treats it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Set {
@@ -89,7 +88,7 @@ enum Language {
 pub struct Prompt {
     /// The prompt up to the question.
     pub context: String,
-    /// The rest of it.
+    /// The rest of the prompt.
     pub question: String,
     /// Acceptable answers.
     pub answers: Vec<String>,
@@ -98,7 +97,7 @@ pub struct Prompt {
 }
 
 impl Set {
-    /// The set of that name; that of LongBench-E, with `_e` after it, is the same.
+    /// The set of that name, with or without the `_e` of LongBench-E; `None` if there is none.
     pub fn find(name: &str) -> Option<&'static Self> {
         let bare = name.strip_suffix(SUFFIX_E);
         SETS.iter().find(|set| set.name == name || (bare == Some(&set.name) && set.rows_by_length.is_some()))
@@ -115,7 +114,7 @@ impl Set {
         Dataset::parse(&format!("{PREFIX}{}", self.name)).expect("every set has a row in the table of data sets")
     }
 
-    /// What the published program does with prompt and prediction.
+    /// How the published program treats prompt and prediction.
     pub fn rules(&self) -> PromptRules {
         PromptRules {
             plain: !self.chat,
@@ -163,7 +162,7 @@ impl Set {
     }
 }
 
-/// The `length` of a row, by which LongBench-E sorts it.
+/// The `length` of a row in words, by which LongBench-E divides rows.
 ///
 /// # Errors
 /// If it is missing or no whole number from 0.
@@ -177,10 +176,10 @@ pub fn file_names() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(String::as_str)
 }
 
-/// A task's name, taken apart.
+/// The parts of a task's name.
 struct Name {
     set: &'static Set,
-    /// Whether it is of LongBench-E; then with its range, if it names one.
+    /// `None` for LongBench; for LongBench-E the range that the name has, if any.
     range: Option<Option<&'static LengthRange>>,
 }
 
@@ -208,7 +207,7 @@ impl Name {
 /// A group's name, and whether sets of a language are in it.
 type Group = (&'static str, fn(Language) -> bool);
 
-/// Groups by the language of their sets; the usual sixteen English ones are all that are not Chinese.
+/// Groups by the language of their sets. The sixteen English ones that are usually reported are all that are not Chinese.
 const GROUPS: [Group; 4] = [
     ("longbench", |_| true),
     ("longbench_en", |language| language != Language::Zh),
@@ -299,7 +298,7 @@ struct LongBenchTask {
     name: String,
     set: &'static Set,
     rows: Rows,
-    /// What is to be said of rows of whose answers nothing is compared.
+    /// The note on rows whose answers hold nothing that the metric compares.
     uncompared: Option<String>,
 }
 

@@ -12,8 +12,8 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// The field by which rows are recognised.
 pub const ANSWER: &str = "expected_number";
 
-/// The prompt and how it is scored.
-pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+/// The prompt, and how its answers are scored.
+pub static DEFINITION: LazyLock<LongEvalDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/longeval_lines.toml")).expect("tasks/longeval_lines.toml is well-formed")
 });
@@ -21,7 +21,7 @@ pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// What the definition file holds.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Definition {
+pub struct LongEvalDefinition {
     /// How predictions are scored.
     pub metric: Metric,
     /// Tokens to generate at most.
@@ -34,14 +34,14 @@ pub struct Definition {
     question_mark: String,
 }
 
-impl Definition {
-    /// The least and the largest number of a line.
+impl LongEvalDefinition {
+    /// The smallest and the largest number that a generated line may have.
     pub fn range(&self) -> (usize, usize) {
         (self.low, self.high)
     }
 }
 
-/// Context and question of lines with these keys and numbers.
+/// Context and question for lines of `(key, number)`, where the number of the key `asked` is asked for.
 pub fn prompt(lines: &[(String, String)], asked: &str) -> (String, String) {
     let line = |(key, value): &(String, String)| substitute(&DEFINITION.line, &[("key", key), ("value", value)]);
     let records: Vec<String> = lines.iter().map(line).collect();
@@ -51,10 +51,10 @@ pub fn prompt(lines: &[(String, String)], asked: &str) -> (String, String) {
 
 /// A row as a prompt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lookup {
+pub struct LineQuestion {
     /// Instruction and lines.
     pub context: String,
-    /// What is asked.
+    /// The question, which names the line.
     pub question: String,
     /// The number.
     pub answer: String,
@@ -67,11 +67,11 @@ struct Fields {
     correct_line: String,
 }
 
-/// Takes a row apart; `place` names it in errors.
+/// Splits the prompt of a row into context and question; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If a field is missing or of the wrong type, the prompt asks nothing, or does not hold the line with the number.
-pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageError> {
+/// If a field is missing or of the wrong type, or the prompt has no question or no line with the number.
+pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<LineQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}"))
             .hint("a row of LongEval's lines has prompt, correct_line (texts) and expected_number")
@@ -84,15 +84,15 @@ pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageE
     }
     let mark = &DEFINITION.question_mark;
     let at = prompt.rfind(mark.as_str()).ok_or_else(|| wrong(format!("the prompt does not go on with `{mark}`")))?;
-    Ok(Lookup { question: prompt[at..].to_owned(), context: prompt[..at].to_owned(), answer })
+    Ok(LineQuestion { question: prompt[at..].to_owned(), context: prompt[..at].to_owned(), answer })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<Lookup, UsageError> {
-        lookup(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "lines.jsonl:7")
+    fn row(text: &str) -> Result<LineQuestion, UsageError> {
+        question_of_row(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), "lines.jsonl:7")
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
             "correct_line": "line c-d: REGISTER_CONTENT is <34>\n",
             "expected_number": 34,
         });
-        assert_eq!(row(&row_text.to_string()).unwrap(), Lookup { context, question, answer: "34".to_owned() });
+        assert_eq!(row(&row_text.to_string()).unwrap(), LineQuestion { context, question, answer: "34".to_owned() });
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Perplexity of plain text: consecutive windows, of which the end is scored.
+//! Perplexity of plain text: a text is read in windows, and the last tokens of each window are scored.
 //!
-//! A text is split into tokens once; window `i` of a text holds what the tokenizer puts in front (a BOS) and the
-//! text's tokens from `i · stride` on, `--length` tokens together. Its last `scored` tokens are scored, the rest is
-//! their context. Without `stride` windows follow each other, so that no two share a token. Windows never cross
-//! the end of a text; of several texts, each gives its first window, then each its second, and so on.
+//! A text is split into tokens once. Window `i` holds the tokens that the tokenizer puts in front (a BOS) and the text's tokens from
+//! `i · stride` on, `--length` tokens in all. Its last `scored` tokens are scored, those before are their context. By default,
+//! windows follow each other without sharing a token. No window crosses the end of a text. If there are several texts, the task
+//! has the first window of each, then the second of each, and so on.
 //!
-//! WikiText-2 is read as the file has it (`wiki.test.raw`), not with its lines joined anew. With `detokenize=true` it is
-//! read as lm-eval reads it, and bytes and words are those of the file ([`Detokenised`]).
+//! WikiText-2 is read as the file has it (`wiki.test.raw`). With `detokenize=true` it is read as lm-eval reads it, while bytes and
+//! words are still counted in the file ([`Detokenised`]).
 
 use std::io::Read;
 use std::ops::Range;
@@ -29,23 +29,23 @@ use spattn_base::given;
 
 const PREFIX: &str = "ppl/";
 const FILE: &str = "file:";
-/// What may follow a name.
+/// The options that may follow a name.
 const OPTIONS: [&str; 3] = ["scored", "stride", "detokenize"];
-/// Tokens at the end of a window that are scored, if not said otherwise.
+/// Tokens at the end of a window that are scored by default.
 const SCORED: usize = 256;
 const FILE_HINT: &str = "ppl/file:PATH takes a text file (also .gz), or a folder with *.txt or *.txt.gz";
 
-/// Bytes of a text in a `.gz` or an archive at most; WikiText-103, the longest in use, has half of it.
+/// The most bytes that a text in a `.gz` or an archive may have; WikiText-103, the longest in use, has half as many.
 const MOST_UNPACKED: u64 = 1 << 30;
 
-/// A text that has a name.
+/// A published text that has a name here.
 struct Known {
     name: &'static str,
     about: &'static str,
     find: fn(&TaskOptions) -> Option<PathBuf>,
     files: fn() -> Vec<&'static str>,
     how: &'static str,
-    /// Whether it has WikiText's marks, which `detokenize=true` takes out.
+    /// Whether it has WikiText's marks (` @-@ `), which `detokenize=true` removes.
     is_wikitext: bool,
 }
 
@@ -122,7 +122,7 @@ impl Family for Perplexity {
     }
 }
 
-/// Which text, and how it is cut.
+/// The text of a task, and how it is cut into windows.
 struct Spec {
     text: TextName,
     scored: usize,
@@ -188,7 +188,7 @@ impl Spec {
         Ok(())
     }
 
-    /// The name in records: options that are not the defaults are part of it.
+    /// The name in records, with the options that are not the defaults.
     fn recorded(&self, path: &Path) -> String {
         let text = match self.text {
             TextName::Known(known) => known.name.to_owned(),
@@ -231,7 +231,7 @@ impl Text {
         }
     }
 
-    /// Words of the file that begin in some bytes of the text.
+    /// Number of words of the file that begin in these bytes of the text.
     fn words(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(text) => words_beginning(text, bytes.start, bytes.end),
@@ -239,7 +239,7 @@ impl Text {
         }
     }
 
-    /// Bytes of the file that some bytes of the text stand for.
+    /// Number of bytes of the file that these bytes of the text were made of.
     fn bytes(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(_) => bytes.len(),
@@ -255,7 +255,7 @@ struct Windows {
     texts: Vec<Text>,
     scored: usize,
     stride: Option<usize>,
-    /// The texts in tokens, split when first asked for; a task serves one model.
+    /// The texts in tokens, split when they are first needed. A task serves only one model.
     tokens: OnceLock<Vec<TextTokens>>,
 }
 
@@ -292,7 +292,7 @@ impl Windows {
         Ok(self.tokens.get_or_init(|| tokens))
     }
 
-    /// Tokens of the text in a window of `length`.
+    /// Tokens of the text in a window of `length` tokens: all but those in front.
     fn text_tokens(&self, length: usize, front: usize) -> Result<usize> {
         let text = length.saturating_sub(front);
         if length <= self.scored || text < self.scored || length < 2 {
@@ -419,8 +419,8 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(decode(bytes, path)?)
 }
 
-/// All that a packed text gives, unless it is more than `most` bytes: a small file may be packed from one that no memory
-/// holds, and a text is split into tokens as a whole.
+/// Unpacks a text, of at most `most` bytes: a small file may unpack to more than the memory holds, and a text is split into tokens
+/// as a whole.
 fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, UsageError> {
     let mut bytes = Vec::new();
     packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
@@ -436,183 +436,4 @@ fn unreadable(path: &Path, e: &std::io::Error) -> UsageError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::File;
-
-    /// One token a byte of text, with one in front.
-    struct Bytes;
-
-    impl TextEncoder for Bytes {
-        fn encode(&self, text: &str) -> Result<TextTokens> {
-            Ok(TextTokens { ids: text.bytes().map(u32::from).collect(), ends: (1..=text.len()).collect() })
-        }
-
-        fn front(&self) -> &[u32] {
-            &[1]
-        }
-    }
-
-    fn task(options: &str, texts: &[&str]) -> Box<dyn Task> {
-        let dir = tempfile::tempdir().unwrap();
-        for (i, text) in texts.iter().enumerate() {
-            std::fs::write(dir.path().join(format!("{i}.txt")), text).unwrap();
-        }
-        std::fs::write(dir.path().join("notes.md"), "no text of ours").unwrap();
-        let name = format!("ppl/file:{}{options}", dir.path().display());
-        Perplexity.make(&name, &TaskOptions::default()).unwrap()
-    }
-
-    fn windows(task: &dyn Task, length: usize) -> Vec<(String, String)> {
-        let task = task.likelihood().unwrap();
-        let text = |ids: &[u32]| ids.iter().map(|id| char::from(*id as u8)).collect::<String>();
-        (0..task.available(length, &Bytes).unwrap())
-            .map(|i| task.passage(length, i, 0, &Bytes).unwrap())
-            .map(|p| {
-                assert_eq!((p.prompt[0], p.prompt.len() + p.continuations[0].tokens.len()), (1, length));
-                (text(&p.prompt[1..]), text(&p.continuations[0].tokens))
-            })
-            .collect()
-    }
-
-    fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
-        expected.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
-    }
-
-    #[test]
-    fn windows_follow_each_other_and_stay_within_their_text() {
-        let task = task(":scored=2", &["abcdefghijk", "0123456"]);
-        let expected = pairs(&[("ab", "cd"), ("01", "23"), ("ef", "gh")]);
-        assert_eq!(windows(task.as_ref(), 5), expected);
-        assert_eq!(windows(task.as_ref(), 12), pairs(&[("abcdefghi", "jk")]));
-    }
-
-    #[test]
-    fn a_stride_lets_windows_overlap() {
-        let task = task(":scored=2,stride=2", &["abcdefgh"]);
-        assert_eq!(windows(task.as_ref(), 5), pairs(&[("ab", "cd"), ("cd", "ef"), ("ef", "gh")]));
-        assert!(task.name().ends_with(":scored=2,stride=2"), "{}", task.name());
-    }
-
-    #[test]
-    fn wikitext_is_read_as_lm_eval_reads_it_if_asked_and_counted_as_it_stands() {
-        let file = " = A = \n \n one , two @-@ three \n";
-        let passage = |options: &str| {
-            let task = task(options, &[file]);
-            let passage = task.likelihood().unwrap().passage(task_length(task.as_ref()), 0, 0, &Bytes).unwrap();
-            (task.name().to_owned(), passage)
-        };
-        let (name, read) = passage(":scored=15,detokenize=true");
-        assert!(name.ends_with(":scored=15,detokenize=true"), "{name}");
-        let scored = &read.continuations[0];
-        let text: String = scored.tokens.iter().map(|id| char::from(*id as u8)).collect();
-        assert_eq!(text, "one, two-three\n");
-        assert_eq!((scored.bytes, scored.words), (file.len() - file.find("one").unwrap(), 5));
-        let (name, plain) = passage(":scored=15,detokenize=false");
-        assert!(name.ends_with(":scored=15"), "{name}");
-        assert_eq!((plain.continuations[0].bytes, plain.continuations[0].words), (15, 3));
-        let hash = |source: &str| source.rsplit_once("sha256 ").map(|(_, hash)| hash.to_owned()).unwrap();
-        assert_eq!(hash(&plain.source), hash(&read.source), "the file is the same");
-        for (name, what) in
-            [("ppl/wikitext2:detokenize=yes", "true or false"), ("ppl/pg19:detokenize=true", "no marks of tokens")]
-        {
-            let error = Perplexity.make(name, &TaskOptions::default()).err().unwrap();
-            assert!(error.to_string().contains(what), "{name}: {error}");
-        }
-    }
-
-    /// The length of a window that has all of a task's only text.
-    fn task_length(task: &dyn Task) -> usize {
-        let task = task.likelihood().unwrap();
-        (1..200).rev().find(|length| task.available(*length, &Bytes).is_ok()).unwrap()
-    }
-
-    #[test]
-    fn words_count_where_they_begin() {
-        let text = "one two  thr\u{e9}e";
-        assert_eq!(words_beginning(text, 0, text.len()), 3);
-        assert_eq!(words_beginning(text, 1, 5), 1, "the rest of a word is none");
-        assert_eq!(words_beginning(text, 3, 4), 0);
-        assert_eq!((0..text.len()).map(|at| words_beginning(text, at, at + 1)).sum::<usize>(), 3);
-    }
-
-    #[test]
-    fn what_does_not_fit_is_said() {
-        let error = |task: &dyn Task, length: usize| {
-            let error = task.likelihood().unwrap().available(length, &Bytes).unwrap_err();
-            error.downcast::<UsageError>().unwrap().what
-        };
-        let short = task("", &["abc"]);
-        assert!(error(short.as_ref(), 256).contains("no context before 256 scored"));
-        assert!(error(short.as_ref(), 300).contains("3 tokens in a text at most"));
-        for (name, what) in [
-            ("ppl/file:", "names no text"),
-            ("ppl/file:/nowhere.txt", "cannot read /nowhere.txt"),
-            ("ppl/wikitext2", "needs a text"),
-            ("ppl/wikitext2:scored=0", "from 1"),
-            ("ppl/wikitext2:score=4", "unknown option"),
-        ] {
-            let error = Perplexity.make(name, &TaskOptions::default()).err().unwrap();
-            assert!(error.to_string().contains(what), "{name}: {error}");
-        }
-    }
-
-    #[test]
-    fn packed_text_is_unpacked() {
-        use std::io::Write as _;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("book.txt.gz");
-        let mut packed = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
-        packed.write_all("\u{feff}abcdef".as_bytes()).unwrap();
-        packed.finish().unwrap();
-        let task = Perplexity.make(&format!("ppl/file:{}:scored=1", path.display()), &TaskOptions::default()).unwrap();
-        assert_eq!(task.name(), "ppl/file:book:scored=1");
-        assert_eq!(windows(task.as_ref(), 4), pairs(&[("ab", "c"), ("de", "f")]));
-    }
-
-    #[test]
-    fn packed_text_that_would_fill_the_memory_is_refused() {
-        use std::io::Write as _;
-        let (most, path) = (2 << 20, Path::new("book.txt.gz"));
-        for (length, fits) in [(most, true), (most + 1, false), (64 << 20, false)] {
-            let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-            packer.write_all(&vec![b'a'; length as usize]).unwrap();
-            let packed = packer.finish().unwrap();
-            match unpack(&mut MultiGzDecoder::new(&packed[..]), most, path) {
-                Ok(bytes) => assert!(fits && bytes.len() as u64 == length, "{length}"),
-                Err(error) => {
-                    assert!(!fits && error.what == "cannot read book.txt.gz: longer than 2 MiB unpacked", "{error}");
-                    assert!(error.hint.unwrap().contains("unpack it"));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn known_texts_are_found_in_the_data_folder() {
-        use std::io::Write as _;
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("pg19/test")).unwrap();
-        std::fs::write(dir.path().join("wiki.test.raw"), "abcd").unwrap();
-        std::fs::write(dir.path().join("pg19/test/1.txt"), "efgh").unwrap();
-        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
-        // The same text in the published archive, whose file has the same name and so the same source in records.
-        let zipped = tempfile::tempdir().unwrap();
-        let mut zip = zip::ZipWriter::new(File::create(zipped.path().join("wikitext-2-raw-v1.zip")).unwrap());
-        zip.start_file("wikitext-2-raw/wiki.test.raw", zip::write::SimpleFileOptions::default()).unwrap();
-        zip.write_all(b"abcd").unwrap();
-        zip.finish().unwrap();
-        let of = |folder: &Path| {
-            let options = TaskOptions { data: Some(folder.to_owned()), ..TaskOptions::default() };
-            let task = Perplexity.make("ppl/wikitext2:scored=2", &options).unwrap();
-            format!("{:?}", task.likelihood().unwrap().passage(5, 0, 0, &Bytes).unwrap())
-        };
-        assert_eq!(of(zipped.path()), of(dir.path()));
-        for (name, window) in [("ppl/wikitext2:scored=2", ("ab", "cd")), ("ppl/pg19:scored=2", ("ef", "gh"))] {
-            assert_eq!(Perplexity.expand(name, &options), Some(vec![name.to_owned()]));
-            let task = Perplexity.make(name, &options).unwrap();
-            assert_eq!((task.name(), windows(task.as_ref(), 5)), (name, pairs(&[window])));
-        }
-        assert_eq!(Perplexity.expand("ppl/wikitext", &options), None);
-    }
-}
+mod tests;

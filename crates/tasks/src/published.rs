@@ -1,7 +1,7 @@
-//! Published data sets that tasks read: where to have them from, and whether those in a folder are the published ones.
+//! Published data sets that tasks read: where to get them, and whether the files in a folder are the published ones.
 //!
-//! They are listed in `tasks/datasets.toml`. A file's bytes are checked by its SHA-256 where a fixed version is
-//! published; its content by the very readers of the tasks, and by the numbers of rows that the publication states.
+//! `tasks/datasets.toml` lists them. The bytes of a file are compared by SHA-256, if a fixed version is published. Its content is
+//! read by the readers of the tasks, and the number of rows is compared with the number that the publication states.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -41,7 +41,7 @@ pub struct DataSet {
     /// How to get it by hand.
     pub how: String,
     content: Content,
-    /// Questions that are published.
+    /// Number of questions that are published, if it is known.
     questions: Option<usize>,
     /// Its files.
     pub files: Vec<DataFile>,
@@ -60,7 +60,7 @@ pub struct DataFile {
 }
 
 impl DataFile {
-    /// What is known of its bytes.
+    /// Number and SHA-256 of its bytes, as far as they are known.
     pub fn expected(&self) -> Expected<'_> {
         Expected { bytes: self.bytes, digest: self.sha256.as_deref().map(Digest::Sha256) }
     }
@@ -73,7 +73,7 @@ enum Content {
     LongBench,
     WordLists,
     Essays,
-    /// By reading the questions of a task.
+    /// By reading the questions of the task or group with this name.
     Task(String),
 }
 
@@ -88,23 +88,23 @@ impl From<String> for Content {
     }
 }
 
-/// Whether something is as published.
+/// Whether a file or a set's content is as published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// It is; with what was counted.
+    /// It is as published; the text says what was compared or counted.
     Right(String),
     /// It is not there.
     Missing,
-    /// It is there and something else.
+    /// It is there, but differs; the text says how.
     Wrong(String),
 }
 
-/// What was found of one file or one of a set's parts.
+/// What was found out about one file, or about the content of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The file, as a path in the data folder.
+    /// The path of the file in the data folder, or `content of SET`.
     pub what: String,
-    /// What it is.
+    /// Whether it is as published.
     pub state: State,
 }
 
@@ -123,7 +123,7 @@ impl DataSet {
         SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))
     }
 
-    /// What a folder has of it.
+    /// Compares the files in a data folder with the published ones.
     pub fn check(&self, folder: &Path) -> Vec<Finding> {
         let options = TaskOptions { data: Some(folder.to_owned()), ..TaskOptions::default() };
         let files = self.files.iter().map(|file| Finding { what: file.path.clone(), state: bytes_of(file, folder) });
@@ -144,7 +144,7 @@ impl DataSet {
         findings
     }
 
-    /// Whether the readers that need the data can read them, and find as many questions as are published.
+    /// Reads the data as the tasks do, and counts the questions.
     fn check_readable(&self, options: &TaskOptions) -> State {
         let readable = || "readable".to_owned();
         let read = match &self.content {
@@ -181,7 +181,7 @@ fn bytes_of(file: &DataFile, folder: &Path) -> State {
     }
 }
 
-/// Fields and numbers of rows of each published file.
+/// Checks the fields and the number of rows of each published file of LongBench.
 fn check_longbench(options: &TaskOptions) -> Vec<Finding> {
     let one = |file: &str| {
         let source = match assets::longbench(options, file) {

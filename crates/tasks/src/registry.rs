@@ -8,7 +8,9 @@ use anyhow::Result;
 
 use super::options::split_names;
 use super::task::{Family, Task, TaskInfo, TaskOptions};
-use super::{choice, generation, grid, jsonl, long_sets, longbench, perplexity, ruler};
+use super::templated::choice::MULTIPLE_CHOICE;
+use super::templated::generation::GENERATION;
+use super::{grid, jsonl, long_sets, longbench, perplexity, ruler};
 use spattn_base::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
@@ -19,8 +21,8 @@ static FAMILIES: [&dyn Family; 9] = [
     &longbench::LongBench,
     &long_sets::LongSets,
     &perplexity::Perplexity,
-    &choice::MultipleChoice,
-    &generation::Generation,
+    &MULTIPLE_CHOICE,
+    &GENERATION,
     &jsonl::Jsonl,
 ];
 
@@ -29,7 +31,8 @@ pub fn catalog() -> Vec<TaskInfo> {
     FAMILIES.iter().flat_map(|family| family.catalog()).collect()
 }
 
-/// Of `names`, the tasks that stand in for published ones, each with the one it stands in for; in the order given.
+/// Those of `names` that are synthetic stand-ins, each with the name of the published task whose place it takes, in the order
+/// given.
 pub fn stand_ins<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, String)> {
     let all = catalog();
     let published = |name: &str| all.iter().find(|task| task.name == name)?.stands_in_for.clone();
@@ -49,8 +52,8 @@ pub fn groups() -> Vec<(String, usize)> {
     all
 }
 
-/// The tasks that `names` stand for: full names, groups (`ruler`, `ruler/niah`) and files
-/// (`jsonl:PATH`), or several of them with commas, in the order given; a task named twice is made once.
+/// Makes the tasks that `names` stand for, in the order given. A name is a full name, a group (`ruler`, `ruler/niah`), a file
+/// (`jsonl:PATH`), or several of these with commas. A task that is named twice is made once.
 ///
 /// # Errors
 /// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
@@ -61,10 +64,10 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
     Ok(tasks)
 }
 
-/// A task by its name, or why it cannot be made.
+/// The full name of a task, with the task or the reason why it cannot be made.
 pub type Named = (String, Result<Box<dyn Task>>);
 
-/// The same, with the error of each task that cannot be made in its place.
+/// As [`resolve`], but the error of a task that cannot be made takes the task's place.
 ///
 /// # Errors
 /// A [`UsageError`] for an unknown name, or a data folder that is not there.
@@ -89,7 +92,8 @@ pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named
     Ok(wanted.into_iter().map(make).collect())
 }
 
-/// Files of the same name in different folders would be one task in the records.
+/// Checks that no two tasks have one name, as prepared files of the same name in different folders have: records could not tell
+/// them apart.
 ///
 /// # Errors
 /// A [`UsageError`] that names it.

@@ -90,7 +90,7 @@ impl Draw {
 }
 
 /// What the seeds of training rows hash in place of a task's name, or in front of it. No task's name starts with it.
-pub(crate) const TRAINING_DOMAIN: &str = "train/";
+pub const TRAINING_DOMAIN: &str = "train/";
 
 #[cfg(test)]
 mod tests {

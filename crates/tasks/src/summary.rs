@@ -1,7 +1,6 @@
 //! Rows of documents with their summaries, such as BookSum's (`tasks/summary.toml`).
 //!
-//! Which fields hold the document and its summary is told by their names. ROUGE is that of the other tasks
-//! (`metrics/rouge.rs`): one F a row, of the recorded metric and of those recorded beside it.
+//! The definition lists pairs of field names, and a row has a pair of them: document and summary.
 
 use std::sync::LazyLock;
 
@@ -13,8 +12,8 @@ use super::metrics::Metric;
 use super::ruler::template::substitute;
 use spattn_base::error::UsageError;
 
-/// The prompt and how it is scored.
-pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+/// The prompt, and how its answers are scored.
+pub static DEFINITION: LazyLock<SummaryDefinition> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/summary.toml")).expect("tasks/summary.toml is well-formed")
 });
@@ -22,10 +21,10 @@ pub static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// What the definition file holds.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Definition {
+pub struct SummaryDefinition {
     /// How predictions are scored.
     pub metric: Metric,
-    /// Metrics recorded beside it.
+    /// Metrics that are recorded beside it.
     pub also: Vec<Metric>,
     /// Tokens to generate at most.
     pub tokens_to_generate: usize,
@@ -43,10 +42,10 @@ struct FieldNames {
 
 /// A row as a prompt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
+pub struct SummaryQuestion {
     /// Instruction and document.
     pub context: String,
-    /// What opens the summary.
+    /// The text after the document, which asks for the summary.
     pub question: String,
     /// The summaries to compare with.
     pub references: Vec<String>,
@@ -61,11 +60,11 @@ pub fn is_row(fields: &Map<String, Value>) -> bool {
     names(fields).is_some()
 }
 
-/// Writes the prompt of a row; `place` names the row in errors.
+/// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If there is no document with a summary, or one is empty or no text (a summary may be several, in a list).
-pub fn row(fields: &Map<String, Value>, place: &str) -> Result<Summary, UsageError> {
+/// If there is no document with a summary, the document is blank or no text, or the summary is neither a text nor a list of texts.
+pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<SummaryQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}")).hint("a row has a document and its summary, both texts")
     };
@@ -81,7 +80,7 @@ pub fn row(fields: &Map<String, Value>, place: &str) -> Result<Summary, UsageErr
     if let [one] = references.as_slice() {
         check_one(one).map_err(|e| UsageError { hint: e.hint, ..wrong(e.what) })?;
     }
-    Ok(Summary {
+    Ok(SummaryQuestion {
         context: substitute(&DEFINITION.context_template, &[("document", &document)]),
         question: DEFINITION.question_template.clone(),
         references,
@@ -98,10 +97,11 @@ mod tests {
 
     #[test]
     fn documents_and_summaries_are_found_by_their_names() {
-        let of_book = row(&fields(r#"{"chapter": "A {x}.", "summary_text": "B.", "id": 1}"#), "f:1").unwrap();
+        let of_book =
+            question_of_row(&fields(r#"{"chapter": "A {x}.", "summary_text": "B.", "id": 1}"#), "f:1").unwrap();
         assert_eq!(of_book.context, "Read the following text and write a summary of it.\n\nA {x}.\n\n");
         assert_eq!((of_book.question.as_str(), of_book.references), ("Summary:", vec!["B.".to_owned()]));
-        let several = row(&fields(r#"{"document": "A.", "summary": ["B.", "C."]}"#), "f:1").unwrap();
+        let several = question_of_row(&fields(r#"{"document": "A.", "summary": ["B.", "C."]}"#), "f:1").unwrap();
         assert_eq!(several.references, ["B.", "C."]);
         assert!(!is_row(&fields(r#"{"document": "A."}"#)));
     }
@@ -114,7 +114,7 @@ mod tests {
             (r#"{"document": "x"}"#, "no document with a summary"),
             (r#"{"document": "x", "summary": "['a', 'b']"}"#, "a list that was written as a text"),
         ] {
-            let error = row(&fields(text), "f.jsonl:3").unwrap_err();
+            let error = question_of_row(&fields(text), "f.jsonl:3").unwrap_err();
             assert!(error.what.starts_with("f.jsonl:3: ") && error.what.contains(what), "{error}");
         }
     }

@@ -1,4 +1,5 @@
-//! What a task is: examples with answer keys, how a family of tasks makes them, and what a user chose for tasks in general.
+//! What a task is: it makes examples, each a prompt with its answers. Also what a family of tasks is, and the options of the
+//! user that apply to all tasks.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,22 +11,24 @@ use super::likelihood::LikelihoodTask;
 use super::metrics::{self, Metric};
 use spattn_base::error::UsageError;
 
-/// Counts tokens of a whole prompt as the evaluated model will see it:
-/// BOS, chat template, user turn and the opened answer included.
+/// Counts the tokens of a whole prompt as the evaluated model reads it: with BOS, chat template, user turn and answer prefix.
 pub trait PromptCounter: Sync {
-    /// Tokens of the prompt made of the user's text and the start of the answer.
+    /// Tokens of the prompt with the user turn `user`, in which the answer starts with `answer_prefix`.
+    ///
+    /// # Errors
+    /// If the tokenizer or the chat template fails.
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize>;
 }
 
-/// One prompt with its answer key.
+/// One prompt with its answers.
 ///
-/// The user's turn is `context + question`, byte for byte; `answer_prefix` opens the answer
-/// (after the assistant header, where the model has a chat template).
+/// The user turn is `context + question`, byte for byte. The answer starts with `answer_prefix`, which follows the assistant
+/// header where the model has a chat template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Example {
     /// Full task name as recorded, such as `ruler/vt`; synthetic stand-ins carry their own name.
     pub task: String,
-    /// The length asked for in tokens, prompt and answer together; 0 if a file fixes it.
+    /// The length that was asked for in tokens, prompt and answer together; 0 if a file fixes the prompt.
     pub length: usize,
     /// Position of the example in its task, from 0.
     pub index: usize,
@@ -35,7 +38,7 @@ pub struct Example {
     pub question: String,
     /// Start of the answer that the model continues; may be empty.
     pub answer_prefix: String,
-    /// Acceptable answers, or all parts of the answer, as the metric reads them.
+    /// The answers to compare with. The metric decides whether any one is enough or all are parts of the answer.
     pub references: Vec<String>,
     /// Class names for classification metrics; empty otherwise.
     pub all_classes: Vec<String>,
@@ -45,46 +48,47 @@ pub struct Example {
     pub also: Vec<Metric>,
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
-    /// How deep in the context lies what is asked for, in percent, where the task decides it.
+    /// Where in the context the text lies that is asked for, in percent (0 is the start), if the task chooses that place.
     pub depth: Option<f64>,
     /// Where text and words came from, such as `grammar` or `essays`; part of the record.
     pub source: String,
-    /// What the benchmark does with prompt and prediction besides.
+    /// How the benchmark treats prompt and prediction where it differs from the usual.
     pub rules: PromptRules,
 }
 
-/// What a benchmark's own program does with a prompt and a prediction, where it differs from the usual: all of the
-/// prompt in the model's chat template, and all of the prediction scored.
+/// What a benchmark's own program does with a prompt and a prediction, where it differs from the usual. Usual is: the whole prompt
+/// is put into the model's chat template, a prompt that is too long is an error, and the whole prediction is scored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PromptRules {
     /// The prompt is plain text, even for a model with a chat template.
     pub plain: bool,
-    /// What is cut out of a prompt that is too long.
+    /// What is left out of a prompt that is too long.
     pub cut: Cut,
-    /// A line break ends the answer, which has at least one token.
+    /// Generation stops at a line break, but not before one token is generated.
     pub ends_at_line: bool,
     /// Only the first line of the prediction is scored.
     pub first_line: bool,
-    /// Texts that end the answer where they come up in it, and do not belong to it.
+    /// The answer ends before the first of these texts that occurs in it.
     pub until: &'static [String],
-    /// Whether the prompt may be one that was put into a chat template before, which is then not put into another unasked.
+    /// Whether the prompt may already be in a chat template. If its text looks so, it is not put into another one unless the user
+    /// asks for that.
     pub may_be_templated: bool,
 }
 
-/// What a benchmark cuts out of a prompt that is too long.
+/// What a benchmark leaves out of a prompt that is too long.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Cut {
-    /// Nothing: such a prompt does not fit.
+    /// Nothing: such a prompt is an error.
     #[default]
     Nothing,
     /// The middle of the user's turn.
     Middle,
-    /// The end of the context, in whose place a text says so.
+    /// The end of the context; this text, which says so, takes its place.
     EndOfContext(String),
 }
 
 impl PromptRules {
-    /// A prediction up to where it ends.
+    /// The prediction up to the first of the texts in [`until`](Self::until).
     pub fn ended<'a>(&self, prediction: &'a str) -> &'a str {
         ended(prediction, self.until)
     }
@@ -102,54 +106,55 @@ impl Example {
         format!("{}{}", self.context, self.question)
     }
 
-    /// The score of a prediction in 0..=1, cleaned before as the benchmark does it.
+    /// The score of a prediction in 0..=1 by the example's metric. The prediction is first cleaned as the benchmark does it.
     pub fn score(&self, prediction: &str) -> f64 {
         self.score_by(self.metric, prediction)
     }
 
-    /// The same by another metric, such as one of [`also`](Self::also).
+    /// The score of a prediction by another metric, such as one of [`also`](Self::also).
     pub fn score_by(&self, metric: Metric, prediction: &str) -> f64 {
         let kept = if self.rules.first_line { metrics::first_line(prediction) } else { prediction };
         metric.score(&metric.postprocess(kept), &self.references, &self.all_classes)
     }
 }
 
-/// One task that can make examples, or passages ([`Task::likelihood`]).
+/// A task. It makes examples whose answers the model generates, or passages whose likelihood is measured
+/// ([`Task::likelihood`]).
 pub trait Task: Send + Sync {
     /// Full name as recorded, such as `ruler/vt`.
     fn name(&self) -> &str;
-    /// Number of samples if a file fixes it; `None` if they are generated, or it depends on the length.
+    /// Number of examples, if a file fixes it; `None` if they are generated without end, or the number depends on the length.
     fn available(&self) -> Option<usize>;
-    /// Examples that make up one sample at each length: the cells of a grid. The sample `s` is the examples
-    /// from `s · cells` to before `(s + 1) · cells`.
+    /// Number of examples that make up one sample at a length. It is 1 except for grids, which have one example for each depth:
+    /// sample `s` consists of the examples `s · cells .. (s + 1) · cells`.
     fn cells(&self) -> usize {
         1
     }
-    /// The index of the first example that asks about the same context as the one at `index`, or one that begins
-    /// alike. Those are run one after the other, so that what they share is read once, and draws that concern
-    /// a context alone are the same for all of them.
+    /// The index of the first example whose context is that of the example at `index`, or begins alike. Examples with equal
+    /// values are run one after the other, so that the model prefills what they share only once. Random draws that concern
+    /// only a context use this index as well, and so are the same for all of them.
     fn context_of(&self, index: usize) -> usize {
         index
     }
-    /// Tokens that every example has at least, as far as that is known without making one. What is more than the model
-    /// can read is refused before an example is made.
+    /// A lower bound of the tokens of any example, as far as it is known without making one. If it exceeds what the model can
+    /// read, the task is refused before an example is made.
     fn least_tokens(&self) -> usize {
         0
     }
-    /// Whether examples are generated to a length (then `example` fills `length` tokens).
+    /// Whether examples are generated to fill a length in tokens.
     fn is_sized(&self) -> bool;
-    /// Whether examples that are too long may be cut ([`PromptRules::cut`]): lengths are then limits.
+    /// Whether prompts that are too long are shortened ([`PromptRules::cut`]). A length is then a limit, not a size.
     fn is_cut(&self) -> bool {
         false
     }
-    /// Digest of everything that its examples are made of besides program, length, index, seed and tokenizer: options and
-    /// data ([`digest::of`](super::digest::of)). Where it is the same, so are the examples.
+    /// Digest of the task's options and data ([`digest::of`](super::digest::of)): all that its examples depend on besides
+    /// program, length, index, seed and tokenizer. Tasks with equal digests make equal examples.
     fn inputs(&self) -> String;
-    /// Whether a file fixes the prompts, which a model may be unable to read as they are: they are looked at before a run.
+    /// Whether a file fixes the prompts. They may be too long for the model, so all of them are counted before a run.
     fn is_given(&self) -> bool {
         self.available().is_some() && !self.is_sized() && !self.is_cut()
     }
-    /// Where the example at `index` stands in a file, as messages name it.
+    /// File and line of the example at `index`, for messages; `None` if it is generated.
     fn place_of(&self, _index: usize) -> Option<String> {
         None
     }
@@ -157,8 +162,8 @@ pub trait Task: Send + Sync {
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
-    /// The example at `index`. `seed` is the run's seed: the same `(seed, length, index)` gives the
-    /// same example for the same tokenizer, whatever was generated before.
+    /// The example at `index`, with prompt and answer in `length` tokens. `seed` is the run's seed. Equal `(seed, length, index)`
+    /// and tokenizer give the same example, whatever was made before.
     ///
     /// # Errors
     /// If the task cannot fit `length` tokens, its data is malformed, or nothing is generated in it
@@ -167,8 +172,7 @@ pub trait Task: Send + Sync {
         let what = format!("`{}` is scored by the likelihood of given text: it has no prompt to answer", self.name());
         Err(UsageError::new(what).hint("spattn eval runs it").into())
     }
-    /// The task as one of passages, if the model is scored by the likelihood of given text rather than by what it
-    /// generates.
+    /// The task as one of passages, if the model's likelihood of given text is scored; `None` if the model generates answers.
     fn likelihood(&self) -> Option<&dyn LikelihoodTask> {
         None
     }
@@ -181,8 +185,8 @@ pub enum Positions {
     /// Every shuffle is drawn anew for every example.
     #[default]
     Varied,
-    /// As the published generators do it, their fixed shuffles included: RULER's `qa`, `cwe` and `fwe`
-    /// then place what is asked for at the same depth in every example of the same size.
+    /// Shuffled by the fixed seeds of the published generators. In RULER's `qa`, `cwe` and `fwe`, what is asked for then lies at
+    /// the same depth in every example of the same size.
     Published,
 }
 
@@ -198,14 +202,14 @@ impl FromStr for Positions {
     }
 }
 
-/// What the user chose for tasks in general.
+/// The options of the user that apply to all tasks.
 #[derive(Debug, Clone, Default)]
 pub struct TaskOptions {
     /// A folder with data sets, essays and word lists (`--data`); see [`assets`](super::assets) for what is looked for.
     pub data: Option<PathBuf>,
     /// How examples are placed and ordered.
     pub positions: Positions,
-    /// Whether malformed rows of files are left out, and noted, instead of being an error.
+    /// Whether malformed rows of files are left out and mentioned in a note (`--skip-bad`). Otherwise they are errors.
     pub skip_bad: bool,
 }
 
@@ -220,23 +224,23 @@ pub struct TaskInfo {
     pub metric: Option<Metric>,
     /// Tokens to generate at most; `None` if that depends on the file, 0 if given text is scored.
     pub max_new_tokens: Option<usize>,
-    /// Parameters and their values, in order of name.
+    /// Options of the task with their defaults.
     pub parameters: Vec<(String, String)>,
-    /// The published task that it stands in for with synthetic data, by its full name: their scores are not the same.
+    /// Full name of the published task whose place it takes with synthetic data. Scores of the two are not comparable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stands_in_for: Option<String>,
 }
 
-/// A family of tasks.
+/// A family of tasks: tasks that one piece of code makes. `registry.rs` lists all families.
 pub trait Family: Sync {
-    /// Every task of the family.
+    /// Every task of the family, for listing.
     fn catalog(&self) -> Vec<TaskInfo>;
     /// Names that stand for several tasks.
     fn groups(&self) -> Vec<String>;
-    /// The full task names that `name` (a task, a group, or a file) stands for; `None` if `name` is
-    /// not of this family.
+    /// The full names of the tasks that `name` stands for, which names a task, a group or a file; `None` if it belongs to another
+    /// family.
     fn expand(&self, name: &str, options: &TaskOptions) -> Option<Vec<String>>;
-    /// The task with the full name `name`, one of those that [`Family::expand`] gives.
+    /// Makes the task with the full name `name`, which [`Family::expand`] gave.
     ///
     /// # Errors
     /// A [`UsageError`] if the task needs data that is not there; other errors if data is malformed.

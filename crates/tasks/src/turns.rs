@@ -1,17 +1,17 @@
 //! Rows with several questions on one context: `context`, and `turns` (or SCBench's `multi_turns`), a list of objects
 //! with a `question` (or `input`) and its `answers` (or `answer`: one text or several).
 //!
-//! Every question is an example of its own. It follows the context after an empty line, and does not see the
-//! questions before it, so that all of them can be asked of one prefill.
+//! Every question is an example of its own. Its prompt is the context, an empty line and the question, without the questions before
+//! it, so all questions of a row can use one prefill of the context.
 
 use serde_json::{Map, Value};
 
 use super::answers::{check_one, check_same};
-use super::values::text_or_number;
+use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// Names of the list, of a question and of its answers.
+/// The names that the list of questions, a question, and its answers may have.
 const LISTS: [&str; 2] = ["turns", "multi_turns"];
 const QUESTIONS: [&str; 2] = ["question", "input"];
 const ANSWERS: [&str; 2] = ["answers", "answer"];
@@ -31,12 +31,12 @@ fn first<'a>(fields: &'a Map<String, Value>, names: &[&str]) -> Option<&'a Value
     names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()))
 }
 
-/// How many questions a row has, if it is one with several.
+/// The number of questions in a row's list; `None` if the row has no such list.
 pub fn count(fields: &Map<String, Value>) -> Option<usize> {
     Some(first(fields, &LISTS)?.as_array().map_or(1, |turns| turns.len().max(1)))
 }
 
-/// The question at `number` of a row; `place` names the row in errors.
+/// Question number `number` of a row, from 0; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
 /// If context, question or answers are missing or no text.

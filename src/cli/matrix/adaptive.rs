@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::reporter::ProgressReporter;
-use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::records::record::Record;
 use crate::tune::Batch;
 use spattn_tasks::Task;
@@ -30,7 +30,7 @@ pub(in crate::cli) struct ForwardingObserver<'a> {
 }
 
 impl RunObserver for ForwardingObserver<'_> {
-    fn progress(&mut self, progress: Progress<'_>) {
+    fn progress(&mut self, progress: RunProgress<'_>) {
         self.source.take(progress.records);
         self.reporter.progress(progress);
     }

@@ -25,10 +25,11 @@ use crate::eval::plan::shard_statement::{self, Stated};
 use crate::eval::records::manifest_keys::NOTES;
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
-use crate::eval::run::runner::{End, Runner};
+use crate::eval::run::run_plan::RunEnd;
+use crate::eval::run::runner::Runner;
 use crate::eval::run::stopwatch::PhaseTimes;
 use crate::eval::summary::prefill_savings::PrefillSavings;
-use crate::eval::summary::self_checks::in_short;
+use crate::eval::summary::warnings::in_short;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
 use crate::tune::Batch;
@@ -39,8 +40,8 @@ use spattn_model::engine::GpuUse;
 use spattn_model::source::recorded;
 
 impl RunRequest {
-    /// Runs what is not recorded yet, draws the results and prints the table.
-    pub fn start(self) -> Result<Done> {
+    /// Runs what is not recorded yet, and prints the table.
+    pub fn run_matrix(self) -> Result<Done> {
         self.run(Self::stated, Self::run_all, Self::finish)
     }
 
@@ -88,7 +89,7 @@ impl RunRequest {
             &mut Store,
             &AtomicBool,
             &mut ProgressReporter,
-        ) -> Result<(End, RunTiming)>,
+        ) -> Result<(RunEnd, RunTiming)>,
         finish: impl FnOnce(&Self, RunTiming) -> Result<()>,
     ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
@@ -114,8 +115,8 @@ impl RunRequest {
         let ran = work(&self, &mut ready, &mut store, &stop, &mut reporter);
         reporter.meter.end();
         let ending = match &ran {
-            Ok((End::Complete, _)) => Ending::Done,
-            Ok((End::Interrupted, _)) => Ending::Stopped,
+            Ok((RunEnd::Complete, _)) => Ending::Done,
+            Ok((RunEnd::Interrupted, _)) => Ending::Stopped,
             Err(_) => Ending::Error,
         };
         if let Some(log) = reporter.log.take() {
@@ -146,7 +147,7 @@ impl RunRequest {
         store: &mut Store,
         stop: &AtomicBool,
         reporter: &mut ProgressReporter,
-    ) -> Result<(End, RunTiming)> {
+    ) -> Result<(RunEnd, RunTiming)> {
         let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
@@ -164,11 +165,11 @@ impl RunRequest {
             gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
             let (end, of_model) = ran?;
             spent += of_model;
-            if end == End::Interrupted {
+            if end == RunEnd::Interrupted {
                 return Ok((end, RunTiming { all: start.elapsed(), spent, gpu }));
             }
         }
-        Ok((End::Complete, RunTiming { all: start.elapsed(), spent, gpu }))
+        Ok((RunEnd::Complete, RunTiming { all: start.elapsed(), spent, gpu }))
     }
 
     /// Runs the source's batches on the first model, until there are no more or `stop` is raised.
@@ -179,7 +180,7 @@ impl RunRequest {
         stop: &AtomicBool,
         reporter: &mut ProgressReporter,
         source: &mut dyn AdaptiveSource,
-    ) -> Result<(End, RunTiming)> {
+    ) -> Result<(RunEnd, RunTiming)> {
         let (start, mut spent) = (Instant::now(), PhaseTimes::default());
         let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
             return Err(anyhow!("there is no model to run"));
@@ -187,7 +188,7 @@ impl RunRequest {
         let model = model.load(config.device)?;
         source.check(&ready.tasks)?;
         source.take(store.records());
-        let mut end = End::Complete;
+        let mut end = RunEnd::Complete;
         while let Some(Batch { labels, samples }) = source.next(&ready.tasks) {
             let is_asked = |m: &Configured| m.label() == REFERENCE || labels.contains(&m.label());
             let methods: Vec<Configured> = config.methods.iter().filter(|m| is_asked(m)).cloned().collect();
@@ -198,7 +199,7 @@ impl RunRequest {
             let plan = runner.plan(&mut told)?;
             let (ended, of_batch) = runner.run(plan, store, stop, &mut told)?;
             spent += of_batch;
-            if ended == End::Interrupted {
+            if ended == RunEnd::Interrupted {
                 end = ended;
                 break;
             }

@@ -6,9 +6,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::cli::numbers::{duration, megabytes};
-use crate::eval::plan::planner::{Cell, Planner};
-use crate::eval::run::estimate::{Estimate, estimate_by_products};
-use crate::eval::run::runner::{RemainingWork, Runner};
+use crate::eval::plan::planner::{PlanCell, Planner};
+use crate::eval::run::estimate::{RunEstimate, estimate_by_products};
+use crate::eval::run::run_plan::RemainingWork;
+use crate::eval::run::runner::Runner;
 
 /// The remaining work on a model.
 pub(super) struct PlanSummary {
@@ -20,14 +21,14 @@ pub(super) struct PlanSummary {
     /// Task, length and number of examples.
     pub(super) cells: Vec<(String, usize, usize)>,
     pub(super) records: usize,
-    pub(super) estimate: Estimate,
+    pub(super) estimate: RunEstimate,
 }
 
 impl PlanSummary {
     pub(super) fn outlined(planner: &Planner<'_>) -> Result<Self> {
         let (plan, config) = (planner.outline()?, planner.config);
-        let cell = |c: &Cell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
-        let examples: usize = plan.cells.iter().map(Cell::examples).sum();
+        let cell = |c: &PlanCell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        let examples: usize = plan.cells.iter().map(PlanCell::examples).sum();
         Ok(Self {
             model: planner.model.id.clone(),
             methods: config.methods.iter().map(|m| m.label()).collect(),
@@ -42,7 +43,7 @@ impl PlanSummary {
 
     pub(super) fn new(runner: &Runner<'_>, left: &RemainingWork) -> Result<Self> {
         let config = runner.config;
-        let cell = |c: &Cell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        let cell = |c: &PlanCell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
         Ok(Self {
             model: runner.model.id.clone(),
             methods: config.methods.iter().map(|m| m.label()).collect(),
@@ -59,7 +60,7 @@ impl PlanSummary {
 pub(super) fn as_json(models: &[PlanSummary]) -> Value {
     let one = |d: &PlanSummary| {
         let cell = |(task, length, examples): &(String, usize, usize)| json!({ "task": task, "length": length, "examples": examples });
-        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        let RunEstimate { prefill, index, steps, bytes } = d.estimate;
         json!({
             "model": d.model,
             "methods": d.methods,
@@ -102,7 +103,7 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
             let length = if *length > 0 { length.to_string() } else { "by file".to_owned() };
             let _ = writeln!(text, "{task:<32} {length:>8} {examples:>width$}");
         }
-        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        let RunEstimate { prefill, index, steps, bytes } = d.estimate;
         let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
         let _ = writeln!(
             text,
@@ -127,7 +128,7 @@ mod tests {
             system_prompt: Some("Be brief.".to_owned()),
             cells: vec![("ruler/vt".to_owned(), 1024, 3), ("jsonl:rows".to_owned(), 0, 2)],
             records: 10,
-            estimate: Estimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
+            estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
         }
     }
 

@@ -14,7 +14,7 @@ use crate::eval::config::run_config::RunConfig;
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::plan::manifest::ModelPart;
 use crate::eval::plan::memory::example_bytes;
-use crate::eval::plan::planner::{Plan, Planner, gpu_need};
+use crate::eval::plan::planner::{Planner, RunPlan, gpu_need};
 use crate::eval::plan::renamed::Recorded;
 use crate::eval::records::manifest_keys::MANIFEST;
 use crate::eval::records::store::{OpenMode, load_manifest};
@@ -46,7 +46,7 @@ pub(super) type Tasks = Vec<Box<dyn Task>>;
 /// A model, and the plan of its runs.
 pub(super) struct ModelJob {
     pub(super) config: RunConfig,
-    pub(super) plan: Plan,
+    pub(super) plan: RunPlan,
     pub(super) part: ModelPart,
     pub(super) model: ModelHandle,
 }

@@ -6,10 +6,10 @@ use anyhow::{Result, anyhow};
 
 use super::request::OnFailure;
 use crate::cli::progress::Meter;
-use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::eval::folder::attempts::Log;
 use crate::eval::records::record::Record;
-use crate::eval::summary::running_scores::{Place, Scored, Scores};
+use crate::eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 use spattn_base::error::in_one_line;
 
 /// The most failed parts that are listed at the end. A sweep's folder has all of them.
@@ -81,13 +81,16 @@ impl ProgressReporter {
 }
 
 impl RunObserver for ProgressReporter {
-    fn progress(&mut self, p: Progress<'_>) {
+    fn progress(&mut self, p: RunProgress<'_>) {
         p.records.iter().for_each(|record| self.scores.add(&record.into()));
         let scores = &self.scores;
         self.meter.at(p.work_done, p.work, p.work_found, || {
             let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
-            let scores =
-                p.records.last().map(|record| scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
+            let scores = p
+                .records
+                .last()
+                .map(|record| scores.line(&ScorePlace::of(&ScoredSample::from(record))))
+                .unwrap_or_default();
             format!("{}/{} examples  {place}  {scores}", p.done, p.total)
         });
         if p.ends_cell {

@@ -29,7 +29,7 @@ use spattn_tasks::Task;
 use spattn_tasks::seed::{Draw, example_seed};
 use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
-use spattn_tasks::train::{Books, Encoder, Trainer};
+use spattn_train_rows::{Books, Encoder, Trainer};
 
 /// The most bytes of a file with imported nets.
 const MOST_OF_IMPORT: u64 = 16 << 30;
@@ -276,15 +276,15 @@ impl Encoder for RowEncoder<'_> {
 
 /// An artefact to make, and how.
 #[derive(Clone)]
-pub struct Order {
-    /// The calibration that makes it.
+pub struct CalibrationOrder {
+    /// Who makes it.
     pub calibration: &'static Calibration,
     /// Its settings as the user gave them.
     pub spec: MethodSpec,
 }
 
-impl Order {
-    /// Reads `kind` or `kind:setting=value,...`, each kind once. Without any, all kinds are ordered.
+impl CalibrationOrder {
+    /// Reads `kind` or `kind:setting=value,...`, each kind once; all kinds there are if none is given.
     ///
     /// # Errors
     /// If a kind is unknown or given twice.
@@ -340,11 +340,11 @@ impl Order {
     }
 }
 
-/// The plan of a calibration.
-pub struct Plan<'a> {
-    /// The artefacts to make.
-    pub orders: &'a [Order],
-    /// The texts, which are read in turn, one block each.
+/// What to calibrate with.
+pub struct CalibrationPlan<'a> {
+    /// Which artefacts to make.
+    pub orders: &'a [CalibrationOrder],
+    /// Read in turn, a block each.
     pub texts: &'a [Text],
     /// Tokens to read, in all blocks together.
     pub tokens: usize,
@@ -390,8 +390,8 @@ pub struct Made {
 /// Imports nets that others trained for a model.
 ///
 /// # Errors
-/// A [`UsageError`] if `order`'s kind cannot be imported, or the file cannot be read or does not fit the model.
-pub fn import(order: &Order, path: &Path, model: &OpenModel) -> Result<Made> {
+/// A [`UsageError`] if such files are not read for `order`, or the file cannot be read or does not fit the model.
+pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Result<Made> {
     let (kind, label) = (order.calibration.kind, path.display());
     if let Some((key, _)) = order.spec.params.first() {
         return Err(UsageError::new(format!(
@@ -430,8 +430,8 @@ pub fn import(order: &Order, path: &Path, model: &OpenModel) -> Result<Made> {
     Ok(Made { kind, bytes, notes: collected.notes, held_out: None })
 }
 
-/// The result of a calibration.
-pub struct Outcome {
+/// What calibrating gave.
+pub struct CalibrationOutcome {
     /// One for each order of the plan, in its order.
     pub made: Vec<Made>,
     /// Sequences read.
@@ -451,8 +451,8 @@ struct Read {
     tokens: usize,
 }
 
-impl Plan<'_> {
-    /// Checks that the settings are right and that the model can read the blocks.
+impl CalibrationPlan<'_> {
+    /// Makes sure that settings are right and that the model can read the blocks.
     ///
     /// # Errors
     /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are longer than the model's context.
@@ -565,7 +565,7 @@ impl Plan<'_> {
         model: &Model,
         checkpoints: Option<&Checkpoints>,
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Option<CalibrationOutcome>> {
         let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
         let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
         let mut read = match checkpoints {
@@ -597,7 +597,7 @@ impl Plan<'_> {
             Made { kind, bytes, notes: collected.notes, held_out: collected.held_out }
         });
         let (made, data) = (made.collect(), self.data());
-        Ok(Some(Outcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))
+        Ok(Some(CalibrationOutcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))
     }
 
     /// The text, in words.
@@ -698,8 +698,8 @@ mod tests {
         Text::File { label: "a file".into(), ids: ids.into_iter().collect() }
     }
 
-    fn plan(texts: &[Text], tokens: usize, length: usize) -> Plan<'_> {
-        Plan { orders: &[], texts, tokens, length, held_out: 0, seed: 1 }
+    fn plan(texts: &[Text], tokens: usize, length: usize) -> CalibrationPlan<'_> {
+        CalibrationPlan { orders: &[], texts, tokens, length, held_out: 0, seed: 1 }
     }
 
     fn model() -> Model {
@@ -795,27 +795,27 @@ mod tests {
         assert!(refused(&[Text::Generated], 10 * limit, limit + 1).contains("beyond the context"));
     }
 
-    fn orders(specs: &[&str]) -> Vec<Order> {
-        Order::parse(&specs.iter().map(|spec| (*spec).to_owned()).collect::<Vec<_>>()).unwrap()
+    fn orders(specs: &[&str]) -> Vec<CalibrationOrder> {
+        CalibrationOrder::parse(&specs.iter().map(|spec| (*spec).to_owned()).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
     fn orders_are_sorted_by_kind_each_of_which_is_made_once() {
-        let kinds = |orders: &[Order]| orders.iter().map(|o| o.calibration.kind).collect::<Vec<_>>();
+        let kinds = |orders: &[CalibrationOrder]| orders.iter().map(|o| o.calibration.kind).collect::<Vec<_>>();
         let all = ["double_sparsity", "loki", "duo_attention", "hash_attention"];
         assert_eq!(kinds(&orders(&[])), all);
         assert_eq!(kinds(&orders(&["loki", "double_sparsity"])), ["double_sparsity", "loki"]);
         let refused = |specs: &[&str]| {
-            Order::parse(&specs.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).err().map(|e| e.what)
+            CalibrationOrder::parse(&specs.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).err().map(|e| e.what)
         };
         assert_eq!(refused(&["loki", "loki"]).unwrap(), "`loki` is to be calibrated twice");
         assert!(refused(&["quest"]).unwrap().contains("quest"));
         // The first two kinds read the same text. A long training has a reading of its own.
         let orders = orders(&[]);
-        let readings: Vec<_> = Order::by_reading(&orders).map(kinds).collect();
+        let readings: Vec<_> = CalibrationOrder::by_reading(&orders).map(kinds).collect();
         assert_eq!(readings[0], all[..2]);
         assert!(readings.iter().all(|kinds| kinds.len() == 1 || !kinds.contains(&"hash_attention")));
-        assert_eq!(Order::reading(&orders[1..]), Reading::STATISTICS);
+        assert_eq!(CalibrationOrder::reading(&orders[1..]), Reading::STATISTICS);
     }
 
     #[test]
@@ -823,7 +823,7 @@ mod tests {
         let model = model();
         let orders = orders(&["loki", "double_sparsity"]);
         let texts = [file(100..300), Text::Generated];
-        let plan = Plan { orders: &orders, held_out: 1, ..plan(&texts, 150, 70) };
+        let plan = CalibrationPlan { orders: &orders, held_out: 1, ..plan(&texts, 150, 70) };
         let mut told = Vec::new();
         let mut watch = |done, all| {
             told.push((done, all));
@@ -877,11 +877,11 @@ mod tests {
         let model = model();
         let orders = orders(&["hash_attention:steps=1,queries=1,top=1"]);
         let texts = [file(100..400)];
-        let plan = Plan { orders: &orders, ..plan(&texts, 35 * 16, 16) };
+        let plan = CalibrationPlan { orders: &orders, ..plan(&texts, 35 * 16, 16) };
         let dir = tempfile::tempdir().unwrap();
         let begin = Checkpoints { folder: dir.path().to_owned(), resume: false };
         let go_on = Checkpoints { resume: true, ..begin.clone() };
-        let refused = |plan: &Plan<'_>, checkpoints: &Checkpoints| {
+        let refused = |plan: &CalibrationPlan<'_>, checkpoints: &Checkpoints| {
             plan.run(&model, Some(checkpoints), |_, _| ControlFlow::Break(())).err().unwrap().to_string()
         };
         assert!(refused(&plan, &go_on).starts_with("there is no checkpoint to go on from: no "));
@@ -909,10 +909,12 @@ mod tests {
         assert_eq!((told, resumed.blocks, resumed.tokens), (vec![(35, 35)], 35, 35 * 16));
         let whole = plan.run(&model, None, |_, _| ControlFlow::Continue(())).unwrap().unwrap();
         assert!(resumed.made[0].bytes == whole.made[0].bytes, "as if it had not been stopped");
-        let other = refused(&Plan { seed: 2, ..plan }, &go_on);
+        let other = refused(&CalibrationPlan { seed: 2, ..plan }, &go_on);
         assert!(other.ends_with("begun with seed 1 on a file, 16 tokens a block"), "{other}");
-        assert!(refused(&Plan { length: 17, ..plan }, &go_on).contains("begun with seed 1 on a file, 16 tokens"));
-        assert!(refused(&Plan { tokens: 36 * 16, ..plan }, &go_on).contains("planned_tokens"));
+        assert!(
+            refused(&CalibrationPlan { length: 17, ..plan }, &go_on).contains("begun with seed 1 on a file, 16 tokens")
+        );
+        assert!(refused(&CalibrationPlan { tokens: 36 * 16, ..plan }, &go_on).contains("planned_tokens"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::calibrate::{Order, Plan, Text};
+use super::calibrate::{CalibrationOrder, CalibrationPlan, Text};
 use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::eval::papers::learning::{Learned, Learning, by_layer};
 use crate::eval::papers::seen::AnalysisTables;
@@ -112,12 +112,12 @@ impl Lesson<'_> {
         OpenModel::open(&ModelSource::parse(&self.learning.model)?, None, TokenizerOptions::default())
     }
 
-    fn orders(&self) -> Result<Vec<Order>, UsageError> {
+    fn orders(&self) -> Result<Vec<CalibrationOrder>, UsageError> {
         let orders = self.learning.calibrations.iter().map(|spec| {
-            let mut orders = Order::parse(std::slice::from_ref(spec))?;
+            let mut orders = CalibrationOrder::parse(std::slice::from_ref(spec))?;
             let order = orders.pop().filter(|_| orders.is_empty());
             let order = order.ok_or_else(|| UsageError::new(format!("`{spec}` stands for several calibrations")))?;
-            match Order::reading(std::slice::from_ref(&order)).held_out {
+            match CalibrationOrder::reading(std::slice::from_ref(&order)).held_out {
                 0 => Err(UsageError::new(format!("`{spec}` is measured on no held-out text"))
                     .hint("hash_attention is what learns and is measured")),
                 _ => Ok(order),
@@ -127,7 +127,7 @@ impl Lesson<'_> {
     }
 
     fn held_out(&self, at: usize) -> Result<usize, UsageError> {
-        Ok(Order::reading(&self.orders()?[at..=at]).held_out)
+        Ok(CalibrationOrder::reading(&self.orders()?[at..=at]).held_out)
     }
 
     fn path(&self, at: usize) -> std::path::PathBuf {
@@ -165,15 +165,15 @@ impl Lesson<'_> {
         }
     }
 
-    /// Trains a calibration and returns its measurements on held-out text; `None` if it was stopped.
-    fn measured(&self, order: &Order, model: &Model, stop: &AtomicBool) -> Result<Option<String>> {
+    /// Learns, and gives what was measured on text that nothing was learned from; `None` if it was stopped.
+    fn measured(&self, order: &CalibrationOrder, model: &Model, stop: &AtomicBool) -> Result<Option<String>> {
         let orders = std::slice::from_ref(order);
-        let plan = Plan {
+        let plan = CalibrationPlan {
             orders,
             texts: &[Text::from(order.text()?)],
             tokens: self.learning.tokens,
             length: self.learning.length,
-            held_out: Order::reading(orders).held_out,
+            held_out: CalibrationOrder::reading(orders).held_out,
             seed: self.learning.seed,
         };
         plan.check(model)?;

@@ -2,19 +2,21 @@
 
 use std::collections::HashSet;
 
+use super::bounds::MOST_METHODS;
 use super::protocol::Protocol;
-use super::settings::{MOST_METHODS, Settings, values};
+use super::settings::Settings;
+use super::value::{Given, alternatives, meanings};
 use spattn_attention::methods::configure;
-use spattn_attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
+use spattn_attention::{Configured, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
 
 /// All combinations of sinks, windows, dense layers and tails. Methods run under them unless their specs say otherwise.
 fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
-    let sinks = values("sink", s.sink.as_ref(), default.sink)?;
-    let locals = values("local", s.local.as_ref(), default.local)?;
-    let dense = values("dense_layers", s.dense_layers.as_ref(), default.dense_layers.to_string())?;
-    let tails = values("tail", s.tail.as_ref(), default.tail.to_string())?;
+    let sinks = alternatives("sink", s.sink.as_ref(), default.sink)?;
+    let locals = alternatives("local", s.local.as_ref(), default.local)?;
+    let dense = alternatives("dense_layers", s.dense_layers.as_ref(), Given::meant(default.dense_layers))?;
+    let tails = alternatives("tail", s.tail.as_ref(), Given::meant(default.tail))?;
     let count = [locals.len(), dense.len(), tails.len()].into_iter().fold(sinks.len(), usize::saturating_mul);
     if count > MOST_METHODS {
         return Err(UsageError::new(format!(
@@ -23,10 +25,9 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
         .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
     }
     let mut policies = Vec::new();
-    for layers in dense {
-        let dense_layers = DenseLayers::parse(&layers)?;
-        for tail in &tails {
-            let tail: Tail = tail.parse()?;
+    let tails = meanings(&tails)?;
+    for dense_layers in meanings(&dense)? {
+        for &tail in &tails {
             for &sink in &sinks {
                 let of = |&local| Policy {
                     sink,

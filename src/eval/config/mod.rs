@@ -1,7 +1,16 @@
-//! The user's request: settings as given, and the configuration of a run that they resolve to.
+//! What a user asked for: settings as they are given, and the configuration of a run that they resolve to.
+//!
+//! [`flags`] is the table of all flags and keys. From its rows [`settings`] makes what users give, with the types of [`value`], and
+//! [`run_config`] what a run is told. [`file`] reads configs, of which [`shipped`] are those of the program. How arguments are
+//! taken apart is in [`cli`](crate::cli).
 
+pub(crate) mod bounds;
 pub(crate) mod file;
+pub mod flag;
+pub(crate) mod flags;
 pub(crate) mod methods;
 pub mod protocol;
 pub mod run_config;
 pub mod settings;
+pub mod shipped;
+pub mod value;

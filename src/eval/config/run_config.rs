@@ -1,12 +1,15 @@
 //! The configuration of a run on one model: [`RunConfig`], resolved from flags over a config file over the defaults.
 
-use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::bounds::MOST_VALUES;
+use super::flags::with_settings;
 use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
-use super::settings::{MOST_VALUES, SHIPPED, Settings, parse_dtype, parse_matmul_precision, system_text, values};
+use super::settings::Settings;
+use super::shipped::SHIPPED;
+use super::value::{Given, Item, alternatives, meanings};
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_attention::kv::KvDtype;
@@ -24,56 +27,90 @@ pub struct Variant {
     pub protocol: Protocol,
 }
 
-/// All of the user's choices for a run on one model, checked.
-#[derive(Debug, Clone)]
-pub struct RunConfig {
-    /// The resolved settings, including those for other models, for the manifest.
-    pub settings: Arc<Settings>,
-    /// The model as the user named it.
-    pub model: String,
-    /// Task names and groups.
-    pub tasks: Vec<String>,
-    /// Lengths in tokens.
-    pub lengths: Vec<usize>,
-    /// The lengths that the user gave: rows of files that are too long are cut to each of them, or to the model's context if there are
-    /// none.
-    pub limits: Vec<usize>,
-    /// The methods to run, `full` first unless it is left out.
-    pub methods: Vec<Configured>,
-    /// Examples for each task and length.
-    pub samples: usize,
-    /// Seeds of the run.
-    pub seeds: Vec<u64>,
-    /// Where sparse attention starts.
-    pub protocols: Vec<Protocol>,
-    /// Whether to compare each step with exact attention.
-    pub fidelity: bool,
-    /// The kind of step times.
-    pub latency: Latency,
-    /// Storage type; the checkpoint's if `None`.
-    pub dtype: Option<KvDtype>,
-    /// The precision of the factors of matrix products on a CPU.
-    pub matmul_precision: MatmulPrecision,
-    /// The device that models run on.
-    pub device: Device,
-    /// The data set as the user named it: a folder, or `hub:` and a hub id.
-    pub data: Option<PathBuf>,
-    /// Folder with calibration artefacts; the model's own if `None`.
-    pub calibration: Option<PathBuf>,
-    /// How examples are placed.
-    pub positions: Positions,
-    /// Whether chat templates are used.
-    pub chat: bool,
-    /// The system message of the chat template.
-    pub system_prompt: Option<String>,
-    /// Whether lengths beyond the model's context are allowed.
-    pub allow_extrapolation: bool,
-    /// Whether malformed rows of files are left out, with a note.
-    pub skip_bad: bool,
-    /// Whether prompts are stored beside the records.
-    pub keep_prompts: bool,
-    /// Whether the user's data is hidden in what is written.
-    pub anonymous: bool,
+/// Makes [`RunConfig`]: fields of its own, and one for each setting that a run is told as it is.
+macro_rules! define_run_config {
+    ($(
+        $(#[doc = $doc:literal])* $(#[serde($($serde:tt)*)])?
+        $key:ident: $type:ty $(=> $run:ty = $default:expr)?, $flag:expr;
+    )*) => {
+        /// Everything about a run on one model that the user decides, checked.
+        #[derive(Debug, Clone)]
+        pub struct RunConfig {
+            /// The settings as resolved, those of other models included; goes into the manifest.
+            pub settings: Arc<Settings>,
+            /// Model as named.
+            pub model: String,
+            /// Task names and groups.
+            pub tasks: Vec<String>,
+            /// Lengths in tokens.
+            pub lengths: Vec<usize>,
+            /// The lengths that the user named himself: rows of files that are too long are cut to each of them, or, if there
+            /// are none, to the model's context.
+            pub limits: Vec<usize>,
+            /// Methods to run, `full` first unless left out.
+            pub methods: Vec<Configured>,
+            /// Seeds of the run.
+            pub seeds: Vec<u64>,
+            /// Where sparse attention starts.
+            pub protocols: Vec<Protocol>,
+            $($(
+                #[doc = concat!("The setting `", stringify!($key), "`, or its default.")]
+                pub $key: $run,
+            )?)*
+        }
+
+        impl RunConfig {
+            /// A configuration whose own fields are those of `matrix`, and the others those of the settings.
+            fn assemble(settings: Settings, matrix: Matrix) -> Result<Self, UsageError> {
+                let Matrix { tasks, lengths, limits, methods, seeds, protocols } = matrix;
+                Ok(Self {
+                    $($(
+                        $key: match &settings.$key {
+                            Some(value) => <$run>::from(value.meaning()?),
+                            None => $default,
+                        },
+                    )?)*
+                    settings: Arc::new(settings),
+                    model: String::new(),
+                    tasks,
+                    lengths,
+                    limits,
+                    methods,
+                    seeds,
+                    protocols,
+                })
+            }
+        }
+    };
+}
+
+with_settings!(define_run_config);
+
+/// What all combinations are run of, but the models.
+struct Matrix {
+    tasks: Vec<String>,
+    lengths: Vec<usize>,
+    limits: Vec<usize>,
+    methods: Vec<Configured>,
+    seeds: Vec<u64>,
+    protocols: Vec<Protocol>,
+}
+
+impl Matrix {
+    fn resolve(s: &Settings, limits: Vec<usize>) -> Result<Self, UsageError> {
+        let protocols = alternatives("sparse_from", s.sparse_from.as_ref(), Given::meant(Protocol::Question))?;
+        let protocols = meanings(&protocols)?;
+        let methods = resolve_methods(s)?;
+        protocols.iter().try_for_each(|protocol| check_prefill(*protocol, &methods))?;
+        Ok(Self {
+            tasks: s.tasks.clone().unwrap_or_default(),
+            lengths: s.lengths.clone().unwrap_or_default(),
+            limits,
+            methods,
+            seeds: alternatives("seed", s.seed.as_ref(), 42)?,
+            protocols,
+        })
+    }
 }
 
 impl RunConfig {
@@ -85,38 +122,12 @@ impl RunConfig {
         settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
         let mut s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
-        s.system_prompt = s.system_prompt.as_deref().map(system_text).transpose()?;
-        let protocols = values("sparse_from", s.sparse_from.as_ref(), Protocol::Question.to_string())?;
-        let protocols = protocols.iter().map(|p| p.parse()).collect::<Result<Vec<Protocol>, _>>()?;
-        let methods = resolve_methods(&s)?;
-        protocols.iter().try_for_each(|protocol| check_prefill(*protocol, &methods))?;
-        let config = Self {
-            model: String::new(),
-            tasks: s.tasks.clone().unwrap_or_default(),
-            lengths: s.lengths.clone().unwrap_or_default(),
-            limits,
-            methods,
-            samples: s.samples.unwrap_or(10),
-            seeds: values("seed", s.seed.as_ref(), 42)?,
-            protocols,
-            fidelity: s.fidelity.unwrap_or(false),
-            latency: s.latency.unwrap_or_default(),
-            dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
-            matmul_precision: s.matmul_precision.as_deref().map_or(Ok(MatmulPrecision::F32), parse_matmul_precision)?,
-            device: s.device.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-            data: s.data.clone(),
-            calibration: s.calibration.clone(),
-            positions: s.positions.unwrap_or_default(),
-            chat: s.chat.unwrap_or(true),
-            system_prompt: s.system_prompt.clone(),
-            allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
-            skip_bad: s.skip_bad.unwrap_or(false),
-            keep_prompts: s.keep_prompts.unwrap_or(false),
-            anonymous: s.anonymous.unwrap_or(false),
-            settings: Arc::new(s),
-        };
+        // A manifest holds the text of a file, not its name.
+        s.system_prompt = s.system_prompt.map(|given| given.meaning()).transpose()?.map(Given::meant);
+        let matrix = Matrix::resolve(&s, limits)?;
+        let config = Self::assemble(s, matrix)?;
         config.check()?;
-        let models = values("model", config.settings.model.as_ref(), "builtin".to_owned())?;
+        let models = alternatives("model", config.settings.model.as_ref(), "builtin".to_owned())?;
         let variants = config.seeds.len().saturating_mul(config.protocols.len());
         if models.len().saturating_mul(variants) > MOST_VALUES {
             let (models, seeds, protocols) = (models.len(), config.seeds.len(), config.protocols.len());
@@ -133,19 +144,9 @@ impl RunConfig {
     /// As [`RunConfig::resolve`]; if there are several values.
     pub fn resolve_single(settings: Settings) -> Result<Self, UsageError> {
         let mut configs = Self::resolve(settings)?;
-        let s = &configs[0].settings;
-        let counts = [
-            ("model", s.model.as_ref().map(|v| v.0.len())),
-            ("seed", s.seed.as_ref().map(|v| v.0.len())),
-            ("sparse_from", s.sparse_from.as_ref().map(|v| v.0.len())),
-            ("sink", s.sink.as_ref().map(|v| v.0.len())),
-            ("local", s.local.as_ref().map(|v| v.0.len())),
-            ("dense_layers", s.dense_layers.as_ref().map(|v| v.0.len())),
-            ("tail", s.tail.as_ref().map(|v| v.0.len())),
-        ];
-        match counts.into_iter().find(|(_, count)| count.is_some_and(|count| count > 1)) {
+        match configs[0].settings.key_of_several() {
             None => Ok(configs.swap_remove(0)),
-            Some((key, _)) => Err(UsageError::new(format!("`{key}` has several values"))
+            Some(key) => Err(UsageError::new(format!("`{key}` has several values"))
                 .hint("`spattn sweep CONFIG` runs a matrix of them; `spattn eval` takes one")),
         }
     }

@@ -5,8 +5,8 @@ use anyhow::Result;
 use crate::eval::records::record::Record;
 
 /// Progress of a run after an example.
-pub struct Progress<'a> {
-    /// Examples done, counted for each seed and protocol, including those found in the store.
+pub struct RunProgress<'a> {
+    /// Examples done, each under each seed and protocol; those found in the store included.
     pub done: usize,
     /// Examples of this shard.
     pub total: usize,
@@ -38,7 +38,7 @@ pub struct SkippedWork {
 /// Receives the callbacks of a run.
 pub trait RunObserver {
     /// An example is done.
-    fn progress(&mut self, progress: Progress<'_>);
+    fn progress(&mut self, progress: RunProgress<'_>);
 
     /// A part cannot be run.
     ///

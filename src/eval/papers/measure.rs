@@ -10,7 +10,7 @@ use super::times::{Timed, Times};
 use super::values::Value;
 use crate::eval::config::settings::Settings;
 use crate::eval::records::record::Record;
-use crate::eval::summary::cells::{Cell, group};
+use crate::eval::summary::cells::{SummaryCell, group};
 use crate::eval::summary::summarize;
 use spattn_base::error::UsageError;
 use spattn_stats::several::mean_of;
@@ -32,7 +32,7 @@ pub struct Measured<'a> {
     variant: Variant,
     /// The settings of the run; `None` if nothing is run.
     settings: Option<Settings>,
-    cells: Vec<Cell<'a>>,
+    cells: Vec<SummaryCell<'a>>,
     seen: &'a [AnalysisTables],
     times: Option<Times>,
 }
@@ -49,7 +49,7 @@ pub enum Spot<'s, 'a> {
 
 /// Records of a cell.
 pub struct Scored<'s, 'a> {
-    parts: Vec<&'s Cell<'a>>,
+    parts: Vec<&'s SummaryCell<'a>>,
     value: Value,
     scale: f64,
 }
@@ -117,10 +117,11 @@ impl<'a> Measured<'a> {
     fn scored(&self, select: &Select, value: Value, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(spec), Some(settings)) = (&select.method, &self.settings) else { return Ok(None) };
         let method = Item::method(spec, settings)?;
-        let here: Vec<&Cell<'a>> = self.cells.iter().filter(|cell| is_of(select, cell.head())).collect();
-        let is_method = |cell: &&&Cell<'a>| cell.head().method == method.name && cell.head().params == method.params;
-        let parts: Vec<&Cell<'a>> = here.iter().filter(is_method).copied().collect();
-        let places = |cells: &[&Cell<'a>]| cells.iter().map(|cell| place(cell.head())).collect::<BTreeSet<_>>();
+        let here: Vec<&SummaryCell<'a>> = self.cells.iter().filter(|cell| is_of(select, cell.head())).collect();
+        let is_method =
+            |cell: &&&SummaryCell<'a>| cell.head().method == method.name && cell.head().params == method.params;
+        let parts: Vec<&SummaryCell<'a>> = here.iter().filter(is_method).copied().collect();
+        let places = |cells: &[&SummaryCell<'a>]| cells.iter().map(|cell| place(cell.head())).collect::<BTreeSet<_>>();
         let is_whole = !parts.is_empty() && places(&parts) == places(&here);
         Ok(is_whole.then_some(Spot::Records(Scored { parts, value, scale })))
     }
@@ -218,7 +219,7 @@ impl Scored<'_, '_> {
 
     /// The mean over tasks and lengths, with its 95 % interval; `None` if it was not measured.
     fn estimate(&self) -> Option<Estimate> {
-        let of_part = |cell: &&Cell<'_>| match (self.is_perplexity(), self.value.is_score()) {
+        let of_part = |cell: &&SummaryCell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summarize::perplexity_estimate(cell),
             (_, true) => spattn_stats::score(&cell.sample(|r| r.score)),
             _ => mean_interval(&of_cell(cell, self.value)?),
@@ -229,7 +230,7 @@ impl Scored<'_, '_> {
 
     /// The difference on common examples if both have the same model, protocol, tasks and lengths; `None` otherwise.
     fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
-        let pair = |cell: &Cell<'_>| other.parts.iter().find(|o| place(o.head()) == place(cell.head())).copied();
+        let pair = |cell: &SummaryCell<'_>| other.parts.iter().find(|o| place(o.head()) == place(cell.head())).copied();
         let pairs: Option<Vec<_>> = self.parts.iter().map(|cell| Some((*cell, pair(cell)?))).collect();
         let is_paired = self.value == other.value && self.parts.len() == other.parts.len();
         match pairs.filter(|_| is_paired) {
@@ -245,13 +246,13 @@ impl Scored<'_, '_> {
     }
 }
 
-/// The value of every record of a cell; `None` if a record lacks it.
-fn of_cell(cell: &Cell<'_>, value: Value) -> Option<Sample> {
+/// The value of every record of a cell; `None` if one lacks it.
+fn of_cell(cell: &SummaryCell<'_>, value: Value) -> Option<Sample> {
     cell.records.iter().all(|r| value.of(r).is_some()).then(|| cell.sample(|r| value.of(r).unwrap_or(0.0)))
 }
 
-/// The mean of `a − factor·b` on common examples.
-fn paired(a: &Cell<'_>, b: &Cell<'_>, value: Value, factor: f64) -> Option<Estimate> {
+/// Mean of `a − factor·b` on common examples.
+fn paired(a: &SummaryCell<'_>, b: &SummaryCell<'_>, value: Value, factor: f64) -> Option<Estimate> {
     let pairs = a.pairs(b);
     let each = pairs.into_iter().map(|(context, a, b)| Some((context, value.of(a)? - factor * value.of(b)?)));
     let sample = Sample::new(each.collect::<Option<Vec<_>>>()?);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::planner::{LENGTH_HINT, Place, Plan, Planner, ShardedCell};
+use super::planner::{LENGTH_HINT, Planner, RunPlan, ShardedCell, TaskLength};
 use crate::eval::examples::example_input::{self, ExampleInput};
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::examples::truncate::TruncatedExample;
@@ -25,8 +25,8 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// What `watch` returns.
-    pub(crate) fn check_given(&self, plan: &mut Plan, watch: &mut dyn RunObserver) -> Result<()> {
-        let Plan { cells, notes, .. } = plan;
+    pub(crate) fn check_given(&self, plan: &mut RunPlan, watch: &mut dyn RunObserver) -> Result<()> {
+        let RunPlan { cells, notes, .. } = plan;
         let mut emptied = Vec::new();
         for cell in cells.iter_mut().filter(|cell| self.tasks[cell.place.task].is_given()) {
             let unreadable = self.unreadable(cell.place, cell.contexts.iter().flatten().collect());
@@ -71,8 +71,8 @@ impl Planner<'_> {
         Ok(cells)
     }
 
-    /// The examples of a task at a length that the model cannot read, in order, each with the reason.
-    fn unreadable(&self, of: Place, mut indices: Vec<usize>) -> Vec<(usize, UsageError)> {
+    /// The examples of a task at a length that the model cannot read, each with the reason, in their order.
+    fn unreadable(&self, of: TaskLength, mut indices: Vec<usize>) -> Vec<(usize, UsageError)> {
         indices.sort_unstable();
         let why = |index: usize| {
             let error = self.given(of, index).err()?.downcast::<UsageError>().ok()?;
@@ -83,20 +83,20 @@ impl Planner<'_> {
         indices.into_par_iter().filter_map(why).collect()
     }
 
-    /// Makes an example from a file, and checks it against the model.
-    fn given(&self, place: Place, index: usize) -> Result<()> {
+    /// Makes an example of a file, and checks it against the model.
+    fn given(&self, place: TaskLength, index: usize) -> Result<()> {
         let task = self.tasks[place.task].as_ref();
         let material =
             example_input::make(task, place.length, index, self.config.seeds[0], self.model, self.most_tokens())?;
         Ok(self.check_fits(task, &material)?)
     }
 
-    fn place_of(&self, place: Place, index: usize) -> String {
+    fn place_of(&self, place: TaskLength, index: usize) -> String {
         self.tasks[place.task].place_of(index).unwrap_or_else(|| format!("example {index}"))
     }
 
-    /// The examples' places as text: `rows.jsonl:3, rows.jsonl:5 ...`.
-    fn places(&self, place: Place, unreadable: &[(usize, UsageError)]) -> String {
+    /// `rows.jsonl:3, rows.jsonl:5 ...`.
+    fn places(&self, place: TaskLength, unreadable: &[(usize, UsageError)]) -> String {
         let named = unreadable.iter().take(PLACES_NAMED).map(|(index, _)| self.place_of(place, *index));
         let more = if unreadable.len() > PLACES_NAMED { " ..." } else { "" };
         format!("{}{more}", named.collect::<Vec<_>>().join(", "))
@@ -155,7 +155,7 @@ mod tests {
     struct Told(Vec<String>);
 
     impl RunObserver for Told {
-        fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
+        fn progress(&mut self, _: crate::eval::examples::observer::RunProgress<'_>) {}
 
         fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             let hint = failure.error.downcast_ref::<UsageError>().and_then(|e| e.hint.clone()).unwrap_or_default();

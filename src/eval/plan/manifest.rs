@@ -113,7 +113,7 @@ impl ModelPart {
             model: json!({
                 "id": model.id,
                 "revision": model.revision,
-                "architecture": c.architecture.class_name(),
+                "architecture": c.family.class,
                 "layers": c.layers,
                 "heads": c.heads,
                 "kv_heads": c.kv_heads,

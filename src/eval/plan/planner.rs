@@ -11,7 +11,7 @@ use crate::eval::config::run_config::{RunConfig, Variant};
 use crate::eval::examples::example_input;
 use crate::eval::examples::observer::{RunObserver, SkippedWork};
 use crate::eval::examples::token_counter::Counter;
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, KvShape};
 use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
@@ -22,7 +22,7 @@ use spattn_tasks::Task;
 
 /// A task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct TaskLength {
     /// Index of the task.
     pub task: usize,
     /// The requested length; 0 if a file fixes it.
@@ -31,14 +31,14 @@ pub struct Place {
 
 /// The examples of a task at a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
-    /// The task and length.
-    pub place: Place,
-    /// The examples of this shard, grouped by context.
+pub struct PlanCell {
+    /// Which task at which length.
+    pub place: TaskLength,
+    /// Indices of this share's examples, those on one context together.
     pub contexts: Contexts,
 }
 
-impl Cell {
+impl PlanCell {
     /// Number of examples.
     pub fn examples(&self) -> usize {
         self.contexts.examples()
@@ -47,24 +47,24 @@ impl Cell {
 
 /// The work on a model.
 #[derive(Debug, Clone, Default)]
-pub struct Plan {
-    /// The cells, by task and length in the user's order.
-    pub cells: Vec<Cell>,
-    /// Methods that are left out, each for a place and variant.
-    holes: HashSet<(Place, Variant, String)>,
-    /// Notes for the user about what was left out, one line each.
+pub struct RunPlan {
+    /// By task and length, in the order asked for.
+    pub cells: Vec<PlanCell>,
+    /// What of them cannot be run.
+    holes: HashSet<(TaskLength, Variant, String)>,
+    /// What the user should know of what was left out, one line each.
     pub notes: Vec<String>,
 }
 
-impl Plan {
-    /// Leaves methods out at a place, under some variants.
-    pub(crate) fn leave_out(&mut self, place: Place, variants: &[Variant], methods: &[Configured]) {
+impl RunPlan {
+    /// Leaves methods out at a place under some variants.
+    pub(crate) fn leave_out(&mut self, place: TaskLength, variants: &[Variant], methods: &[Configured]) {
         let holes = variants.iter().flat_map(|v| methods.iter().map(move |m| (place, *v, m.label())));
         self.holes.extend(holes);
     }
 
     /// Whether a method is to be run at a place under a variant.
-    pub fn has(&self, place: Place, variant: Variant, method: &Configured) -> bool {
+    pub fn has(&self, place: TaskLength, variant: Variant, method: &Configured) -> bool {
         self.holes.is_empty() || !self.holes.contains(&(place, variant, method.label()))
     }
 }
@@ -103,9 +103,9 @@ pub struct Planner<'a> {
 /// The examples of a task at a length, assigned to shards.
 #[derive(Debug)]
 pub struct ShardedCell {
-    /// The task and length.
-    pub place: Place,
-    /// The estimated work of its contexts.
+    /// Which task at which length.
+    pub place: TaskLength,
+    /// Work of its contexts, estimated.
     pub work: Work,
     all: UnassignedContexts,
     deal: ShardAssignment,
@@ -145,20 +145,25 @@ impl Planner<'_> {
     /// depth. Failures are reported to `watch`, and their parts left out.
     ///
     /// # Errors
-    /// If no length is given but one is needed, or files cannot be read; what `watch` returns.
-    pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<Plan> {
+    /// If no length was given where one is needed, or files cannot be read; what `watch` returns.
+    pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<RunPlan> {
         if self.config.lengths.is_empty() && self.tasks.iter().any(|t| t.is_sized()) {
             return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
         }
-        let mut plan = Plan::default();
+        let mut plan = RunPlan::default();
         for cell in self.dealt()? {
             match cell.failure {
                 Some(error) => watch.failed(SkippedWork { what: self.name_of(cell.place), error })?,
-                None => plan.cells.push(Cell { place: cell.place, contexts: cell.of_shard(self.shard) }),
+                None => plan.cells.push(PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
         self.check_methods(&mut plan, watch)?;
         self.check_given(&mut plan, watch)?;
+        if self.config.device != Device::Cpu {
+            let PromptShape { kv_heads, d, .. } = self.model.dimensions.prompt_shape(1);
+            let shape = KvShape { kv_heads, d, dtype: self.model.dimensions.dtype() };
+            plan.notes.extend(host_selection_note(&self.config.methods, shape));
+        }
         Ok(plan)
     }
 
@@ -166,9 +171,9 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// If files cannot be read.
-    pub fn outline(&self) -> Result<Plan> {
-        let mut plan = Plan::default();
-        let of_shard = |cell: ShardedCell| Cell { place: cell.place, contexts: cell.of_shard(self.shard) };
+    pub fn outline(&self) -> Result<RunPlan> {
+        let mut plan = RunPlan::default();
+        let of_shard = |cell: ShardedCell| PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) };
         plan.cells = self.dealt()?.into_iter().map(of_shard).collect();
         Ok(plan)
     }
@@ -191,7 +196,7 @@ impl Planner<'_> {
                 let is_dealt = !is_short && self.is_within_context(task.as_ref(), length);
                 let all = if is_dealt { self.contexts_of(task.as_ref(), length)? } else { UnassignedContexts::none() };
                 let work = sample.map_or(Work::default(), |sample| self.work(task.as_ref(), length, sample));
-                let place = Place { task: at, length };
+                let place = TaskLength { task: at, length };
                 cells.push(ShardedCell { place, work, all, deal: ShardAssignment::Each(Vec::new()), failure });
             }
         }
@@ -272,17 +277,19 @@ impl Planner<'_> {
         Some(self.check_length(tokens, what, LENGTH_HINT).err()?.into())
     }
 
-    /// Reports methods that do not fit the model, or a length, and leaves them out.
-    fn check_methods(&self, plan: &mut Plan, watch: &mut dyn RunObserver) -> Result<()> {
-        let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+    /// Methods that do not fit the model, and those that do not fit a length.
+    fn check_methods(&self, plan: &mut RunPlan, watch: &mut dyn RunObserver) -> Result<()> {
+        let places: Vec<TaskLength> = plan.cells.iter().map(|cell| cell.place).collect();
         let variants = self.config.variants();
         for method in &self.config.methods {
             let alone = std::slice::from_ref(method);
-            let what = |place: Option<Place>| match place {
+            let what = |place: Option<TaskLength>| match place {
                 None => format!("{}, {}", self.model.id, method.label()),
                 Some(place) => format!("{}, {}", self.name_of(place), method.label()),
             };
-            let fits = |part: &Configured| self.check_layers(part).and_then(|()| self.check_width(part));
+            let fits = |part: &Configured| {
+                self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
+            };
             if let Err(error) = method.parts().try_for_each(fits) {
                 watch.failed(SkippedWork { what: what(None), error: error.into() })?;
                 places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
@@ -322,8 +329,19 @@ impl Planner<'_> {
         }
     }
 
-    /// The number of records of an example, under all variants.
-    pub fn records_of_example(&self, plan: &Plan, place: Place) -> usize {
+    /// Refuses a method that would compute something else than the model's attention.
+    fn check_attention(&self, method: &Configured) -> Result<(), UsageError> {
+        let reasons = method.unsupported(self.model.dimensions.layer_specs());
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        let what = format!("method `{}` cannot honour how {} attends", method.name, self.model.id);
+        Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
+    }
+
+    /// How many records an example gives, under all variants.
+    pub fn records_of_example(&self, plan: &RunPlan, place: TaskLength) -> usize {
         let of = |variant| self.config.methods.iter().filter(|m| plan.has(place, variant, m)).count();
         self.config.variants().into_iter().map(of).sum()
     }
@@ -338,8 +356,8 @@ impl Planner<'_> {
         Ok(UnassignedContexts::new(task, samples, available.is_some()))
     }
 
-    /// Model, task and length as text.
-    pub(crate) fn name_of(&self, place: Place) -> String {
+    /// Model, task and length, to read.
+    pub(crate) fn name_of(&self, place: TaskLength) -> String {
         let (model, task) = (&self.model.id, self.tasks[place.task].name());
         match place.length {
             0 => format!("{model}, {task}"),
@@ -418,11 +436,22 @@ pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     ])
 }
 
-/// The most bytes of GPU memory that indexes and selection lists need, for methods that select there. Methods share equal indexes.
+/// Which methods select on the host although a GPU holds keys and values of this shape, each with its reasons; `None` if none does.
+fn host_selection_note(methods: &[Configured], shape: KvShape) -> Option<String> {
+    let of_method = |method: &Configured| {
+        let selects = !method.method.is_static_only() && !method.method.decodes_densely();
+        let reasons: Vec<String> = method.host_reasons(shape).iter().map(ToString::to_string).collect();
+        (selects && !reasons.is_empty()).then(|| format!("{} ({})", method.label(), reasons.join("; ")))
+    };
+    let on_host: Vec<String> = methods.iter().filter_map(of_method).collect();
+    (!on_host.is_empty()).then(|| format!("tokens are selected on the host, not on the GPU, by {}", on_host.join(", ")))
+}
+
+/// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
 fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
     let mut known = HashSet::new();
     let of_method = |method: &Configured| {
-        let Some(form) = method.method.device_form() else { return 0 };
+        let Ok(form) = method.method.device_form() else { return 0 };
         let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
         // Selections that later tokens reuse are kept by layer.
@@ -437,6 +466,22 @@ mod tests {
     use super::*;
     use crate::eval::config::settings::Settings;
     use spattn_attention::methods::configure;
+
+    #[test]
+    fn methods_that_select_on_the_host_are_named_with_their_reasons() {
+        let note = |specs: &[&str]| {
+            let of = |spec: &&str| configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
+            let methods: Vec<Configured> = specs.iter().map(of).collect();
+            host_selection_note(&methods, KvShape { kv_heads: 2, d: 256, dtype: KvDtype::Bf16 })
+        };
+        assert_eq!(note(&["topk", "full", "streaming_llm", "minference", "hip:k=64"]), None);
+        assert_eq!(
+            note(&["topk:tail=indexed", "quest", "knn:k=8", "sparq"]).unwrap(),
+            "tokens are selected on the host, not on the GPU, by topk:k=64,tail=indexed (tokens after the prefix become \
+             candidates (tail)), knn:k=8 (it has no form on a GPU), sparq:k=64 (heads are 256 wide, and the kernels take up \
+             to 128)"
+        );
+    }
     use spattn_attention::{Policy, expand_grid};
     use spattn_model::config::RopeScaling;
     use spattn_model::decoder::Dimensions;
@@ -448,7 +493,7 @@ mod tests {
     struct Told(Vec<(String, String)>);
 
     impl RunObserver for Told {
-        fn progress(&mut self, _: crate::eval::examples::observer::Progress<'_>) {}
+        fn progress(&mut self, _: crate::eval::examples::observer::RunProgress<'_>) {}
 
         fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             self.0.push((failure.what, failure.error.to_string()));
@@ -470,7 +515,27 @@ mod tests {
         })
     }
 
-    /// The lengths of the cells, and the failures.
+    #[test]
+    fn shards_are_dealt_by_the_work_that_progress_and_estimates_count() {
+        use crate::eval::plan::work::prefill_work;
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 1024]\nseed = [1, 2]";
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let shard = Shard::WHOLE;
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard, is_elsewhere: false };
+        let (c, weights) = (model.dimensions.config(), model.dimensions.weight_numbers());
+        for cell in planner.dealt().unwrap() {
+            let tokens = cell.place.length;
+            // By all weights, and of every query with half of the keys in the mean.
+            let products = tokens * (weights + c.layers * c.heads * c.head_dim * (tokens / 2));
+            let expected = (products as f64 / 1e6).ceil() as u64;
+            let of_cell = prefill_work(&model.dimensions, tokens);
+            assert_eq!((of_cell, cell.work.context), (expected, 2 * expected), "under two seeds");
+        }
+    }
+
+    /// The lengths of the cells, and what failed.
     fn planned(text: &str) -> (Vec<usize>, Vec<(String, String)>) {
         let mut told = Told::default();
         let plan = with_planner(text, |planner| planner.plan(&mut told)).unwrap();
@@ -509,7 +574,7 @@ mod tests {
             let plan = planner.plan(&mut Told::default()).unwrap();
             let cells: Vec<_> = plan.cells.iter().map(|c| (c.place.length, c.examples())).collect();
             assert_eq!(cells, [(700, 3), (512, 3)]);
-            let name = |length| planner.name_of(Place { task: 0, length });
+            let name = |length| planner.name_of(TaskLength { task: 0, length });
             assert_eq!([0, 512].map(name), ["builtin, ruler/niah_single_1", "builtin, ruler/niah_single_1 at 512"]);
             assert_eq!(planner.lengths_of(planner.tasks[0].as_ref()), [700, 512]);
         });
@@ -609,7 +674,7 @@ mod tests {
         with_planner(text, |planner| {
             let plan = planner.plan(&mut told).unwrap();
             let variant = planner.config.variants()[0];
-            let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+            let places: Vec<TaskLength> = plan.cells.iter().map(|cell| cell.place).collect();
             let runs = |m: &Configured| places.iter().map(|p| plan.has(*p, variant, m)).collect::<Vec<_>>();
             let found: Vec<_> = planner.config.methods.iter().map(runs).collect();
             assert_eq!(found, [[true; 2], [true; 2], [false; 2], [true; 2], [false; 2]]);
@@ -630,10 +695,10 @@ mod tests {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nmethods = ['topk']";
         with_planner(text, |planner| {
             let [full, topk] = &planner.config.methods[..] else { panic!("two methods") };
-            let (here, there) = (Place { task: 0, length: 512 }, Place { task: 0, length: 600 });
+            let (here, there) = (TaskLength { task: 0, length: 512 }, TaskLength { task: 0, length: 600 });
             let variant = planner.config.variants()[0];
             let other = Variant { seed: variant.seed + 1, ..variant };
-            let mut plan = Plan::default();
+            let mut plan = RunPlan::default();
             assert!(plan.has(here, variant, topk));
             plan.leave_out(here, &[variant], std::slice::from_ref(topk));
             assert!(!plan.has(here, variant, topk));

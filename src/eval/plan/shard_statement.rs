@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::contexts::Shard;
-use super::planner::{Plan, Planner, ShardedCell};
+use super::planner::{Planner, RunPlan, ShardedCell};
 
 /// Key of the manifest.
 const SHARD: &str = "shard";
@@ -57,10 +57,10 @@ impl Stated {
     }
 }
 
-/// The number of records that a plan makes.
-pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
+/// Records that a plan makes.
+pub fn records(planner: &Planner<'_>, plan: &RunPlan) -> usize {
     let of_cell =
-        |cell: &super::planner::Cell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
+        |cell: &super::planner::PlanCell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
     plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
 }
 
@@ -68,7 +68,7 @@ pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
 ///
 /// # Errors
 /// If files cannot be read.
-pub fn whole(planner: &Planner<'_>, plan: &Plan) -> Result<usize> {
+pub fn whole(planner: &Planner<'_>, plan: &RunPlan) -> Result<usize> {
     let of_cell = |cell: &ShardedCell| {
         let sizes = cell.sizes(planner.shard.count);
         let examples = sizes.iter().map(|size| size.examples).fold(0, usize::saturating_add);

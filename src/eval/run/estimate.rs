@@ -8,17 +8,18 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::generate::{GenerationRequest, run_example};
+use super::example_request::ExampleRequest;
+use super::example_runner::ExampleRunner;
+use super::generate::Generation;
 use super::runner::Runner;
 use super::solo;
-use super::stopwatch::PhaseTimes;
 use crate::eval::config::protocol::Protocol;
 use crate::eval::config::run_config::RunConfig;
 use crate::eval::config::settings::Settings;
 use crate::eval::examples::example_input::ExampleInput;
 use crate::eval::plan::contexts::Shard;
 use crate::eval::plan::memory::example_bytes;
-use crate::eval::plan::planner::{Cell, Plan, Planner};
+use crate::eval::plan::planner::{PlanCell, Planner, RunPlan};
 use crate::eval::plan::work::{expected_tokens, prefill_work};
 use crate::eval::records::timing::Latency;
 use spattn_attention::Configured;
@@ -35,7 +36,7 @@ const PROBE_ANSWER: usize = 8;
 
 /// The time and memory of a matrix on one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Estimate {
+pub struct RunEstimate {
     /// Seconds of prefill.
     pub prefill: f64,
     /// Seconds of building indexes.
@@ -46,8 +47,8 @@ pub struct Estimate {
     pub bytes: usize,
 }
 
-impl Estimate {
-    /// The seconds of all phases.
+impl RunEstimate {
+    /// Seconds of all.
     pub fn seconds(&self) -> f64 {
         self.prefill + self.index + self.steps
     }
@@ -68,13 +69,13 @@ const USUAL_ANSWER: usize = 32;
 ///
 /// # Errors
 /// If the built-in model cannot be run.
-pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estimate> {
+pub fn estimate_by_products(planner: &Planner<'_>, plan: &RunPlan) -> Result<RunEstimate> {
     let (dimensions, config) = (&planner.model.dimensions, planner.config);
     let rate = built_in_rate()?;
     let steps = config.protocols.len() * config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER);
-    let mut estimate = Estimate {
+    let mut estimate = RunEstimate {
         bytes: dimensions.weight_bytes().saturating_add(example_bytes(config, planner.model)),
-        ..Estimate::default()
+        ..RunEstimate::default()
     };
     for cell in &plan.cells {
         let tokens = expected_tokens(cell.place.length);
@@ -140,10 +141,10 @@ fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
     if slope <= 0.0 { of(short).max(of(long)) } else { (of(long) + slope * (tokens - long.tokens)).max(0.0) }
 }
 
-/// The estimate for all examples of `sizes` under one seed, if prompts are read `readings` times: prefill in proportion to `products`,
-/// everything else along the lines through the samples.
-fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: impl Fn(usize) -> f64) -> Estimate {
-    let mut sum = Estimate::default();
+/// What all examples of the sizes take under one seed, whose prompts are read `readings` times: that by the number of its
+/// `products` for so many tokens, all else along the lines through the samples.
+fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: impl Fn(usize) -> f64) -> RunEstimate {
+    let mut sum = RunEstimate::default();
     for size in sizes {
         let growth = products(size.longest()) / products(samples[1].tokens as usize);
         let examples = size.examples as f64;
@@ -169,11 +170,11 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// If an example cannot be made or run.
-    pub fn estimate(&self, plan: &Plan) -> Result<Estimate> {
+    pub fn estimate(&self, plan: &RunPlan) -> Result<RunEstimate> {
         let weights = self.model.decoder.weight_bytes();
         let Some(prompt) = plan.cells.iter().find_map(|cell| self.first(cell)).map(|first| first.prompt().to_vec())
         else {
-            return Ok(Estimate { bytes: weights, ..Estimate::default() });
+            return Ok(RunEstimate { bytes: weights, ..RunEstimate::default() });
         };
         let sizes = self.sizes(plan);
         let samples = self.probe(&prompt)?;
@@ -185,7 +186,7 @@ impl Runner<'_> {
         let seconds = seconds.times(self.config.seeds.len());
         let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
         let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
-        Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
+        Ok(RunEstimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
     }
 
     /// How many times a prompt is read by a mask; methods with the same mask share a reading. Each is assumed to take as long as dense
@@ -197,15 +198,15 @@ impl Runner<'_> {
         protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
     }
 
-    /// The sizes of cells that have examples. For a task with very many lengths, only some examples are made, and the other sizes are
-    /// shifted by the difference in length.
-    fn sizes(&self, plan: &Plan) -> Vec<Sized> {
+    /// The sizes of cells, as far as there are any. Of a task at very many lengths the examples of some are made, and the
+    /// others are as much longer or shorter as was asked for.
+    fn sizes(&self, plan: &RunPlan) -> Vec<Sized> {
         let mut sizes = Vec::new();
         for of_task in plan.cells.chunk_by(|a, b| a.place.task == b.place.task) {
             let made = spread(&of_task.iter().collect::<Vec<_>>(), MOST_MADE);
             let made: Vec<(usize, Sized)> =
                 made.into_iter().filter_map(|cell| Some((cell.place.length, self.size(cell)?))).collect();
-            let of_cell = |cell: &Cell| {
+            let of_cell = |cell: &PlanCell| {
                 let length = cell.place.length;
                 let (known, size) = made.iter().min_by_key(|(known, _)| known.abs_diff(length))?;
                 Some(Sized { examples: cell.examples(), ..size.as_of(*known, length) })
@@ -216,13 +217,13 @@ impl Runner<'_> {
     }
 
     /// A cell's first example; `None` if there is none or it cannot be made.
-    fn first(&self, cell: &Cell) -> Option<ExampleInput> {
+    fn first(&self, cell: &PlanCell) -> Option<ExampleInput> {
         let index = *cell.contexts.iter().next()?.first()?;
         self.material(cell.place, index, self.config.seeds[0]).ok()
     }
 
     /// The size of a cell's first example; `None` if there is none or it cannot be made.
-    fn size(&self, cell: &Cell) -> Option<Sized> {
+    fn size(&self, cell: &PlanCell) -> Option<Sized> {
         let material = self.first(cell)?;
         let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
@@ -241,29 +242,29 @@ impl Runner<'_> {
         let methods = spread(&self.config.methods, MOST_PROBED);
         // Methods that were not run are assumed to take as much as those that were, on average.
         let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
-        let request = GenerationRequest {
+        let request = ExampleRequest {
             prompt: &text,
             prefix_tokens: tokens - PROBE_QUESTION,
             longer: &[],
             methods: &methods,
-            max_new_tokens: PROBE_ANSWER,
-            line_end: None,
-            until: &[],
-            seed: 0,
+            index_seed: 0,
             step_seed: 0,
             fidelity: self.config.fidelity,
             solo: false,
         };
-        let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false))?;
-        let (spent, runs) = outcome.map_or((PhaseTimes::default(), Vec::new()), |o| (o.spent, o.runs));
+        let tokenizer = &self.model.tokenizer;
+        let policy = Generation { tokenizer, max_new_tokens: PROBE_ANSWER, line_end: None, until: &[] };
+        let never = AtomicBool::new(false);
+        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
+        let (spent, runs) = (result.spent, result.runs);
         let c = self.model.decoder.config();
-        let steps = runs.iter().map(|r| r.steps).max().unwrap_or(0).max(1);
+        let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
         Ok(Sample {
             tokens: tokens as f64,
             prefill: spent.prefill.as_secs_f64(),
             index: share * spent.index.as_secs_f64(),
             step: share * spent.steps.as_secs_f64() / steps as f64,
-            index_bytes: share * runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0
+            index_bytes: share * runs.iter().map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
                 * (tokens * c.kv_heads * c.layers) as f64,
         })
     }
@@ -297,7 +298,7 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::examples::observer::{Progress, RunObserver, SkippedWork};
+    use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
     use spattn_tasks::{TaskOptions, resolve};
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
         close(sum.prefill, 3.0 * 2.0 * (4.0 * 2.0) + 2.0 * 2.0 * (0.04 * 2.0));
         close(sum.index, 3.0 * (4.0 + 3.0) + 2.0 * 0.4);
         close(sum.steps, 3.0 * (15.0 * 0.4 + 115.0 * 0.3) + 2.0 * (11.0 * 0.04));
-        let seeds = Estimate { bytes: 7, ..sum }.times(3);
+        let seeds = RunEstimate { bytes: 7, ..sum }.times(3);
         close(seeds.seconds(), 3.0 * (sum.prefill + sum.index + sum.steps));
         for (all, one) in [(seeds.prefill, sum.prefill), (seeds.index, sum.index), (seeds.steps, sum.steps)] {
             close(all, 3.0 * one);
@@ -373,7 +374,7 @@ mod tests {
     struct Silent;
 
     impl RunObserver for Silent {
-        fn progress(&mut self, _: Progress<'_>) {}
+        fn progress(&mut self, _: RunProgress<'_>) {}
 
         fn failed(&mut self, failure: SkippedWork) -> Result<()> {
             Err(failure.error)
@@ -418,8 +419,8 @@ mod tests {
             let known = runner.model.decoder.weight_bytes() + example_bytes(runner.config, runner.model);
             assert!(estimate.bytes > known && ((estimate.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
             assert!(estimate.prefill > 0.0 && estimate.index > 0.0 && estimate.steps > 0.0);
-            let nothing = Estimate { bytes: runner.model.decoder.weight_bytes(), ..Estimate::default() };
-            assert_eq!(runner.estimate(&Plan::default()).unwrap(), nothing);
+            let nothing = RunEstimate { bytes: runner.model.decoder.weight_bytes(), ..RunEstimate::default() };
+            assert_eq!(runner.estimate(&RunPlan::default()).unwrap(), nothing);
             assert_eq!(runner.own_readings(), 0);
         });
     }

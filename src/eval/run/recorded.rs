@@ -11,9 +11,9 @@ use serde_json::Value;
 use crate::eval::examples::example_input;
 use crate::eval::examples::question_digest;
 use crate::eval::plan::planner::Planner;
+use crate::eval::records::loaded::LoadedRecords;
 use crate::eval::records::manifest_keys::INPUTS;
 use crate::eval::records::record::Record;
-use crate::eval::records::store::Loaded;
 use crate::version;
 use spattn_attention::Configured;
 use spattn_base::error::UsageError;
@@ -69,9 +69,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Removes records of other forms of a method than this program's, and adds a notice. They stay in their file, where a report keeps
-    /// them apart, and their examples are run again.
-    pub fn leave_out_other_forms(&self, loaded: &mut Loaded) {
+    /// Leaves out records of other forms of a method than this program has, and notes it: they stay in their file, where a
+    /// report keeps them apart, and their examples are run again.
+    pub fn leave_out_other_forms(&self, loaded: &mut LoadedRecords) {
         let form_of = |r: &Record| {
             let is_it = |m: &&Configured| m.name == *r.method && m.params == *r.params;
             self.config.methods.iter().find(is_it).map(|method| method.revision)

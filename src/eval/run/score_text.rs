@@ -1,57 +1,27 @@
-//! One passage under many methods: prefill once, fork, and read the continuations under every method.
+//! Scoring text that is given: every token is fed through the model, and the logits before it say how likely it was.
 //!
-//! The scores are those of decoding: each token is attended by its method, one after the other, over the keys that the method itself has
-//! left. Only the products with weights handle several tokens at once, which changes no bit. If distributions are compared with `full`'s, a
-//! lane of `full` always runs ahead of the others, whether `full` was requested or not, so that no record depends on the other methods.
+//! What is scored is what decoding would see: each token is attended by its method, one after the other, over the keys and
+//! values that the method itself has kept. Only the products with the weights are shared by several tokens at a time, which
+//! changes no bit.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
 use rayon::prelude::*;
 
-use super::generate::lanes_together;
-use super::method_result::MethodResult;
-use super::prefix_reuse::{PreparedPrefix, ReusablePrefix, SharedPrefix};
-use super::shared_prefill;
-use super::solo::{self, Script};
-use super::stopwatch::{PhaseTimes, Stopwatch};
-use super::time_attribution::{Clock, Piece, Step, pool_weights, share_out};
+use super::decoding_policy::{DecodingPolicy, Feed};
 use crate::eval::records::fidelity::four_digits;
-use crate::eval::records::record::REFERENCE;
-use crate::eval::records::timing::StepTime;
-use spattn_attention::methods::configure;
-use spattn_attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
-use spattn_base::error::UsageError;
 use spattn_kernels::topk::argmax;
-use spattn_model::decoder::Decoder;
-use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
+use spattn_model::engine::READ_AT_ONCE;
 use spattn_tasks::likelihood::Continuation;
 
-/// The approximate number of bytes of logits in memory at a time.
+/// Bytes of logits that are in memory at a time, about.
 const LOGIT_BYTES: usize = 64 << 20;
 
-/// The inputs of a passage's run.
+/// Feeding and scoring continuations of a prompt.
 #[derive(Debug, Clone, Copy)]
-pub struct ScoringRequest<'a> {
-    /// All tokens before the continuations.
-    pub prompt: &'a [u32],
-    /// How many of its tokens are the dense prefix.
-    pub prefix_tokens: usize,
-    /// Lengths of the next passages' prefixes that begin with this one, each continuing the one before; ascending.
-    pub longer: &'a [usize],
-    /// The continuations to score, each after the prompt.
-    pub continuations: &'a [TextToScore<'a>],
-    /// Methods to run, all from the same prefix.
-    pub methods: &'a [Configured],
-    /// Seed of the example.
-    pub seed: u64,
-    /// Whether to compare each step with exact attention.
-    pub fidelity: bool,
+pub struct GivenText<'a> {
+    /// What is scored, each after the prompt.
+    pub texts: &'a [TextToScore<'a>],
     /// Whether to compare each distribution with that of `full`.
     pub compare: bool,
-    /// Whether each method is also timed alone afterwards.
-    pub solo: bool,
 }
 
 /// A continuation of a prompt.
@@ -61,6 +31,13 @@ pub struct TextToScore<'a> {
     pub tokens: &'a [u32],
     /// The number of first tokens that are read but not scored; at least one if the prompt is empty.
     pub given: usize,
+}
+
+impl<'a> TextToScore<'a> {
+    /// The tokens that are fed: all but the last, which is only predicted.
+    fn fed(&self) -> &'a [u32] {
+        &self.tokens[..self.tokens.len().saturating_sub(1)]
+    }
 }
 
 impl<'a> From<&'a [u32]> for TextToScore<'a> {
@@ -76,29 +53,7 @@ impl<'a> From<&'a Continuation> for TextToScore<'a> {
     }
 }
 
-/// The results of a passage.
-pub struct ScoringResult {
-    /// Time of the shared prefill. Tokens that were read for an earlier passage count with the time that took.
-    pub prefill: Duration,
-    /// The part that was spent for an earlier passage.
-    pub reused: Duration,
-    /// The number of reused tokens.
-    pub reused_tokens: usize,
-    /// Where the time went.
-    pub spent: PhaseTimes,
-    /// The results of each method, in their order.
-    pub runs: Vec<TextResult>,
-}
-
-/// The results of one method.
-pub struct TextResult {
-    /// Counters and times over all continuations.
-    pub run: MethodResult,
-    /// The sums of each continuation, in their order.
-    pub sums: Vec<Sums>,
-}
-
-/// A method's results on a continuation.
+/// What a method made of a continuation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sums {
     /// Negative log-likelihood of its tokens, in nats.
@@ -112,8 +67,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds the distribution at one token, compared with that of `full` if it is given.
-    fn take(&mut self, logits: &[f32], target: u32, full: Option<&Distribution>) {
+    /// Takes in the distribution at one token, and that of `full` there if they are to be compared.
+    pub(super) fn take(&mut self, logits: &[f32], target: u32, full: Option<&Distribution>) {
         let log_z = log_sum_exp(logits);
         self.nll += log_z - f64::from(logits[target as usize]);
         let Some(full) = full else { return };
@@ -124,8 +79,8 @@ impl Sums {
     }
 }
 
-/// The next token's distribution under `full`.
-struct Distribution {
+/// What `full` makes of the next token, of a vocabulary.
+pub struct Distribution {
     logits: Vec<f32>,
     log_z: f64,
     probabilities: Vec<f64>,
@@ -133,7 +88,7 @@ struct Distribution {
 }
 
 impl Distribution {
-    fn new(logits: &[f32]) -> Self {
+    pub(super) fn new(logits: &[f32]) -> Self {
         let log_z = log_sum_exp(logits);
         let probabilities = logits.iter().map(|l| (f64::from(*l) - log_z).exp()).collect();
         Self { logits: logits.to_vec(), log_z, probabilities, top: argmax(logits) }
@@ -148,387 +103,76 @@ impl Distribution {
 }
 
 /// `ln Σ exp(logit)`, summed in 64 bits in the order of the vocabulary.
-fn log_sum_exp(logits: &[f32]) -> f64 {
+pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     max + logits.iter().map(|l| (f64::from(*l) - max).exp()).sum::<f64>().ln()
 }
 
-/// Runs a passage under its methods; `None` if `stop` was raised in the meantime. `held` is the prefix left by the passage before, and is
-/// replaced by this one's.
-///
-/// # Errors
-/// [`EngineError`]. If the shared prompt cannot be read, the error says that no single method is at fault.
-pub fn run_passage(
-    decoder: &Decoder,
-    request: ScoringRequest<'_>,
-    held: &mut Option<ReusablePrefix>,
-    stop: &AtomicBool,
-) -> Result<Option<ScoringResult>> {
-    let ScoringRequest { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
-    let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
-    // The last token of a continuation is predicted, and not read.
-    let read: usize = continuations.iter().map(|c| c.tokens.len().saturating_sub(1)).sum();
-    let (given, reader, step_seed) = (read / continuations.len().max(1), None, seed);
-    let shared =
-        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
-    let (mut laps, mut spent) = (Stopwatch::start(), PhaseTimes::default());
-    let mut prepared = shared.prepared(decoder, held.take())?;
-    spent.prefill = laps.lap();
-    if stop.load(Ordering::Relaxed) {
-        return Ok(None);
-    }
-    let mut lanes: Vec<ScoringRun> = methods.iter().flat_map(|m| lanes_of(m, prepared.held.cache(), request)).collect();
-    // The lanes of `full` for each continuation: the requested ones, or additional ones.
-    let mut reference = Vec::new();
-    let own = methods.iter().position(|m| m.name == REFERENCE);
-    if request.compare {
-        reference = match own {
-            Some(at) => lanes.drain(at * continuations.len()..(at + 1) * continuations.len()).collect(),
-            None => {
-                lanes_of(&reference_method()?, prepared.held.cache(), ScoringRequest { fidelity: false, ..request })
-            }
-        };
-    }
-    spent.index = laps.lap();
-    let prefill = prepared.prefill();
-    let PreparedPrefix { held: read, reused, reused_tokens } = prepared;
-    let read = held.insert(read);
-    let streams = lanes.len() + reference.len();
-    read_all(decoder, &mut lanes, &mut reference, read.logits(), prompt.len(), stop)?;
-    spent.steps = laps.lap();
-    if stop.load(Ordering::Relaxed) {
-        return Ok(None);
-    }
-    let mut all: Vec<(&mut StepTime, usize)> =
-        lanes.iter_mut().chain(&mut reference).map(|lane| (&mut lane.parts, lane.read)).collect();
-    pool_weights(&mut all);
-    share_out(all.into_iter().map(|(parts, _)| parts), spent.steps);
-    if let Some(at) = own.filter(|_| request.compare) {
-        let place = at * continuations.len();
-        lanes.splice(place..place, reference);
-    }
-    let mut alone = Vec::new();
-    if request.solo {
-        let scripts: Vec<Script> = lanes.chunks(continuations.len()).map(|lanes| lanes[0].script()).collect();
-        let times = solo::time(decoder, read.cache(), &scripts, prompt.len(), stop)?;
-        let Some(times) = times else { return Ok(None) };
-        alone = times;
-        spent.solo = laps.lap();
-    }
-    let (mut lanes, mut alone) = (lanes.into_iter(), alone.into_iter());
-    let mut of_method = |lanes: Vec<ScoringRun<'_>>| {
-        let scored = finish(lanes);
-        TextResult { run: MethodResult { together: streams, solo: alone.next().flatten(), ..scored.run }, ..scored }
-    };
-    let runs = methods.iter().map(|_| of_method(lanes.by_ref().take(continuations.len()).collect())).collect();
-    Ok(Some(ScoringResult { prefill, reused, reused_tokens, spent, runs }))
-}
+impl DecodingPolicy for GivenText<'_> {
+    type Answer = Sums;
+    /// What `full` makes of each token that is scored.
+    type Prediction = Vec<Option<Distribution>>;
 
-/// Reads a passage under each method in one pass over all tokens, with its prefill pattern, as papers measure perplexity. This is how
-/// passages run when sparse from the first token; for `full` it also checks [`run_passage`]. `None` if `stop` was raised in the meantime.
-///
-/// # Errors
-/// As [`run_passage`].
-pub fn run_in_parallel(
-    decoder: &Decoder,
-    request: ScoringRequest<'_>,
-    stop: &AtomicBool,
-) -> Result<Option<ScoringResult>> {
-    let ScoringRequest { methods, compare, .. } = request;
-    let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
-        true => shared_prefill::shared(true, || Ok(Pass::read_all(decoder, request, None, stop)?))?,
-        false => Some(Vec::new()),
-    };
-    let Some(mut dense) = dense else { return Ok(None) };
-    let time = |passes: &[Pass]| passes.iter().map(|pass| pass.time).sum::<Duration>();
-    let (prefill, mut spent, mut runs) = (time(&dense), PhaseTimes::default(), Vec::new());
-    for method in methods {
-        let mut own = match method.masks_prefill() {
-            true => match Pass::read_all(decoder, request, Some(method.reads()), stop)? {
-                None => return Ok(None),
-                read => read,
-            },
-            false => None,
-        };
-        let forks = own.as_mut().unwrap_or(&mut dense).iter_mut().map(|pass| pass.cache.fork(method, false)).collect();
-        let passes = own.as_ref().unwrap_or(&dense);
-        let sums = passes.iter().enumerate().map(|(i, pass)| pass.sums(decoder, dense.get(i).filter(|_| compare)));
-        let sums = sums.collect::<Result<_, _>>()?;
-        let own_time = own.as_deref().map(time);
-        spent.prefill += own_time.unwrap_or_default();
-        runs.push(TextResult {
-            run: MethodResult { prefill: own_time, ..together(forks, 0, StepTime::default()) },
-            sums,
-        });
-    }
-    spent.prefill += prefill;
-    Ok(Some(ScoringResult { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs }))
-}
+    const SCORES_EACH_TOKEN: bool = true;
 
-/// A prompt with one continuation, read in one pass.
-struct Pass<'a> {
-    cache: IndexCache,
-    /// `[token][hidden]` after the last layer, for the tokens that predict scored ones.
-    rows: Vec<f32>,
-    /// The position of the first of these tokens.
-    from: usize,
-    scored: &'a [u32],
-    time: Duration,
-}
-
-impl<'a> Pass<'a> {
-    /// A pass for each continuation, with a method's prefill mask or densely; `None` if `stop` was raised.
-    fn read_all(
-        decoder: &Decoder,
-        request: ScoringRequest<'a>,
-        method: Option<&Configured>,
-        stop: &AtomicBool,
-    ) -> Result<Option<Vec<Self>>, EngineError> {
-        let read = |continuation: &TextToScore<'a>| {
-            (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, request, *continuation, method)).transpose()
-        };
-        let passes: Vec<Option<Self>> = request.continuations.iter().map(read).collect::<Result<_, _>>()?;
-        Ok(passes.into_iter().collect())
+    fn answers(&self) -> usize {
+        self.texts.len()
     }
 
-    fn read(
-        decoder: &Decoder,
-        request: ScoringRequest<'_>,
-        continuation: TextToScore<'a>,
-        method: Option<&Configured>,
-    ) -> Result<Self, EngineError> {
-        let start = Instant::now();
-        // The last token predicts nothing that is scored.
-        let read = [request.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
-        let from = request.prompt.len() + continuation.given - 1;
-        let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.config().layers, request.seed));
-        let mut sparse = sparse.map(|sparse| sparse.with_rotation(decoder.rotation(read.len())));
-        let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut())?;
-        let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed);
-        let cache = match sparse {
-            Some(sparse) => cache.with_reading(sparse.into_costs()),
-            None => cache,
-        };
-        Ok(Self { cache, rows, from, scored: &continuation.tokens[continuation.given..], time: start.elapsed() })
+    fn longest_answer(&self) -> usize {
+        self.texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0)
     }
 
-    /// The sums over the scored tokens, compared with a pass of `full` if there is one.
-    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, EngineError> {
-        /// Tokens whose logits are in memory at a time.
-        const AT_ONCE: usize = 64;
-        let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
-        let logits_of = |pass: &Pass<'_>, block: usize, tokens: usize| {
-            let first = block * AT_ONCE;
-            decoder.logits(&pass.rows[first * hidden..(first + tokens) * hidden], |row| pass.from + first + row)
-        };
-        let mut sums = Sums::default();
-        for (block, scored) in self.scored.chunks(AT_ONCE).enumerate() {
-            let full = full.map(|full| logits_of(full, block, scored.len())).transpose()?;
-            let full: Option<Vec<Distribution>> =
-                full.map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
-            let logits = logits_of(self, block, scored.len())?;
-            for (i, (logits, token)) in logits.chunks_exact(vocab).zip(scored).enumerate() {
-                sums.take(logits, *token, full.as_ref().map(|full| &full[i]));
-            }
-        }
-        Ok(sums)
-    }
-}
-
-fn reference_method() -> Result<Configured, UsageError> {
-    let specs = expand_grid(REFERENCE)?;
-    configure(&specs[0], &Policy::default())
-}
-
-/// The run of one continuation under one method.
-struct ScoringRun<'a> {
-    fork: Sequence,
-    /// Prompt tokens still to be read when it starts.
-    unread: &'a [u32],
-    continuation: TextToScore<'a>,
-    /// The index of the continuation in the passage.
-    number: usize,
-    /// Tokens read so far.
-    read: usize,
-    sums: Sums,
-    parts: StepTime,
-}
-
-/// A lane for each continuation, with a shared index.
-fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: ScoringRequest<'a>) -> Vec<ScoringRun<'a>> {
-    let mut lanes: Vec<ScoringRun> = Vec::new();
-    for (number, continuation) in request.continuations.iter().enumerate() {
-        // Parameters for a density are solved only once.
-        let method = lanes.first().map_or(method, |first| first.fork.method()).clone();
-        lanes.push(ScoringRun {
-            fork: cache.fork(&method, request.fidelity),
-            unread: &request.prompt[request.prefix_tokens..],
-            continuation: *continuation,
-            number,
-            read: 0,
-            sums: Sums::default(),
-            parts: StepTime::default(),
-        });
-    }
-    lanes
-}
-
-/// The result of one method from its lanes, of which there is at least one.
-fn finish(mut lanes: Vec<ScoringRun<'_>>) -> TextResult {
-    let sums = lanes.iter_mut().map(|lane| std::mem::take(&mut lane.sums)).collect();
-    let (steps, mut parts) = (lanes.iter().map(|lane| lane.read).sum(), StepTime::default());
-    lanes.iter().for_each(|lane| parts += lane.parts);
-    TextResult { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, parts), sums }
-}
-
-/// The result of one method from its forks, of which there is at least one.
-fn together(mut forks: Vec<Sequence>, steps: usize, parts: StepTime) -> MethodResult {
-    let solved = forks[0].solved().map(str::to_owned);
-    // The memory kept at the end is that of the longest fork.
-    let longest = argmax(&forks.iter().map(|fork| fork.tokens() as f32).collect::<Vec<_>>());
-    let mut fork = forks.swap_remove(longest);
-    forks.iter().for_each(|other| fork.merge_counters(other));
-    MethodResult { solved, ..MethodResult::of(&fork, steps, parts) }
-}
-
-impl ScoringRun<'_> {
-    /// The token at an index of what is read: the rest of the prompt, then the continuation without its last token.
-    fn token(&self, at: usize) -> u32 {
-        match at.checked_sub(self.unread.len()) {
-            None => self.unread[at],
-            Some(at) => self.continuation.tokens[at],
-        }
+    fn known_tokens(&self) -> usize {
+        let fed: usize = self.texts.iter().map(|text| text.fed().len()).sum();
+        fed / self.texts.len().max(1)
     }
 
-    /// The number of tokens to read.
-    fn length(&self) -> usize {
-        self.unread.len() + self.continuation.tokens.len() - 1
+    fn has_reference(&self) -> bool {
+        self.compare
     }
 
-    /// All tokens that it read.
-    fn script(&self) -> Script {
-        let tokens = (0..self.length()).map(|at| self.token(at)).collect();
-        Script { method: self.fork.method().clone(), of_prompt: self.unread.len(), tokens }
+    fn tokens_per_step(&self, sequences: usize, vocab_size: usize) -> usize {
+        (LOGIT_BYTES / (4 * vocab_size * sequences.max(1))).clamp(1, READ_AT_ONCE)
     }
 
-    /// The next tokens, at most `most`; empty when all are read.
-    fn next(&self, most: usize) -> Vec<u32> {
-        (self.read..self.length().min(self.read + most)).map(|at| self.token(at)).collect()
+    fn begin(&self, number: usize, unread: &[u32]) -> (Feed, Sums) {
+        (Feed::new(unread, self.texts[number].fed()), Sums::default())
     }
 
-    /// The distributions of `full` for the scored tokens among the next ones, from their logits.
-    fn distributions(&self, logits: &[f32], vocab: usize) -> Vec<Option<Distribution>> {
-        let first = (self.unread.len() + self.continuation.given).saturating_sub(self.read + 1);
-        let scored = |i: usize| i >= first;
-        let rows = logits.par_chunks_exact(vocab).enumerate();
-        rows.map(|(i, logits)| scored(i).then(|| Distribution::new(logits))).collect()
+    fn predict(&self, number: usize, feed: &Feed, rows: &[&[f32]]) -> Self::Prediction {
+        let targets: Vec<Option<u32>> = self.targets(number, feed, rows.len()).collect();
+        let rows = rows.par_iter().zip(targets);
+        rows.map(|(logits, target)| target.map(|_| Distribution::new(logits))).collect()
     }
 
-    /// Adds the logits after the next tokens, and the distributions of `full` for them.
-    fn take(&mut self, logits: &[f32], vocab: usize, full: &[Option<Distribution>]) {
-        for (i, logits) in logits.chunks_exact(vocab).enumerate() {
-            // The logits after the last prompt token predict the continuation's first token.
-            let target = (self.read + 1).checked_sub(self.unread.len()).filter(|at| *at >= self.continuation.given);
+    fn take_logits(
+        &self,
+        number: usize,
+        feed: &mut Feed,
+        sums: &mut Sums,
+        rows: &[&[f32]],
+        reference: Option<&Self::Prediction>,
+    ) {
+        for (i, target) in self.targets(number, feed, rows.len()).enumerate() {
             if let Some(target) = target {
-                self.sums.take(logits, self.continuation.tokens[target], full.get(i).and_then(Option::as_ref));
+                sums.take(rows[i], target, reference.and_then(|full| full.get(i)?.as_ref()));
             }
-            self.read += 1;
         }
     }
 }
 
-/// Reads all lanes to their end in lock-step, those of `full` ahead of the others.
-fn read_all<'a>(
-    decoder: &Decoder,
-    lanes: &mut [ScoringRun<'a>],
-    reference: &mut [ScoringRun<'a>],
-    prefix_logits: &[f32],
-    prompt_tokens: usize,
-    stop: &AtomicBool,
-) -> Result<(), EngineError> {
-    let vocab = decoder.config().vocab_size;
-    let count = lanes.len() + reference.len();
-    let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
-    let compare = !reference.is_empty();
-    // If the prefix is the whole prompt, its last logits are the same for all lanes.
-    let at_start = |lane: &&mut ScoringRun| lane.unread.is_empty() && lane.continuation.given == 0;
-    for lane in lanes.iter_mut().chain(reference.iter_mut()).filter(at_start) {
-        let full = compare.then(|| Distribution::new(prefix_logits));
-        lane.sums.take(prefix_logits, lane.continuation.tokens[0], full.as_ref());
+impl GivenText<'_> {
+    /// The token that each of the last rows of logits is scored by; `None` where nothing is scored.
+    fn targets(&self, number: usize, feed: &Feed, rows: usize) -> impl Iterator<Item = Option<u32>> {
+        let TextToScore { tokens, given } = self.texts[number];
+        feed.predicted(rows).map(move |at| at.filter(|at| *at >= given).map(|at| tokens[at]))
     }
-    let together = lanes_together(decoder, lanes.len());
-    let clock = Clock::of_groups(lanes.len(), together);
-    while !stop.load(Ordering::Relaxed) && lanes.iter().chain(reference.iter()).any(|l| l.read < l.length()) {
-        let mut round = || -> Result<(), EngineError> {
-            let full = read_ahead(decoder, reference, most, prompt_tokens, clock)?;
-            lanes.par_chunks_mut(together).try_for_each(|lanes| {
-                let logits = step(decoder, lanes, most, prompt_tokens, clock)?;
-                for (lane, logits) in lanes.iter_mut().zip(&logits) {
-                    let scoring = Piece::begin(clock);
-                    lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
-                    lane.parts.beside += scoring.end().as_secs_f64();
-                }
-                Ok(())
-            })
-        };
-        // The processor clock measures one thread, which must therefore take part in the work.
-        match clock {
-            Clock::Wall => round(),
-            Clock::Processor => rayon::scope(|_| round()),
-        }?;
-    }
-    decoder.collect_device_counters(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
-}
-
-/// Feeds the lanes of `full` their next tokens, one lane after the other, and returns their distributions at scored tokens.
-fn read_ahead(
-    decoder: &Decoder,
-    reference: &mut [ScoringRun<'_>],
-    most: usize,
-    prompt_tokens: usize,
-    clock: Clock,
-) -> Result<Vec<Vec<Option<Distribution>>>, EngineError> {
-    let vocab = decoder.config().vocab_size;
-    let read = |lane: &mut ScoringRun<'_>| {
-        let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens, clock)?.concat();
-        let scoring = Piece::begin(clock);
-        let full = lane.distributions(&logits, vocab);
-        lane.take(&logits, vocab, &full);
-        lane.parts.beside += scoring.end().as_secs_f64();
-        Ok(full)
-    };
-    reference.iter_mut().map(read).collect()
-}
-
-/// Feeds each lane its next tokens, at most `most`, and returns the logits `[token][vocab_size]` after each; empty for a finished lane.
-fn step(
-    decoder: &Decoder,
-    lanes: &mut [ScoringRun<'_>],
-    most: usize,
-    prompt_tokens: usize,
-    clock: Clock,
-) -> Result<Vec<Vec<f32>>, EngineError> {
-    let measured = Step::begin(clock, lanes.iter().map(|lane| &lane.fork));
-    let tokens: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.next(most)).collect();
-    let busy = lanes.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
-    let mut streams: Vec<Stream> = busy.map(|(lane, tokens)| Stream { fork: &mut lane.fork, tokens }).collect();
-    let mut logits = match streams.is_empty() {
-        true => Vec::new(),
-        false => decoder.step_all(&mut streams, prompt_tokens)?,
-    }
-    .into_iter();
-    let rows: Vec<usize> = tokens.iter().map(Vec::len).collect();
-    let parts = measured.end(lanes.iter().map(|lane| &lane.fork), &rows);
-    lanes.iter_mut().zip(parts).for_each(|(lane, parts)| lane.parts += parts);
-    Ok(tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spattn_model::Model;
-    use spattn_model::source::ModelSource;
-    use spattn_model::tokenizer::TokenizerOptions;
 
     #[test]
     fn logits_become_probabilities_and_a_divergence() {
@@ -553,164 +197,5 @@ mod tests {
         assert!((sums.nll + (0.3f64 * 0.6 * 0.5).ln()).abs() < 1e-3);
         assert!((sums.kl_sum - divergence).abs() < 1e-3 && (sums.kl[0] - divergence).abs() < 1e-3);
         assert_eq!((sums.same_top, sums.kl.len(), sums.kl[1]), (1, 2, 0.0));
-    }
-
-    fn model() -> (Model, Vec<u32>) {
-        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
-        let text: String = (0..24).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
-        let ids = model.tokenizer.encode_text(&text, true).unwrap();
-        assert!(ids.len() > 200, "{}", ids.len());
-        (model, ids)
-    }
-
-    fn methods(specs: &[&str]) -> Vec<Configured> {
-        let policy = Policy { sink: 1, local: 4, ..Policy::default() };
-        specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
-    }
-
-    fn run(model: &Model, request: ScoringRequest<'_>) -> ScoringResult {
-        run_passage(&model.decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
-    }
-
-    /// Negative log-likelihood of `ids` after those before `from`, of one dense pass.
-    fn in_one_pass(model: &Model, ids: &[u32], from: usize) -> f64 {
-        let (_, rows) = model.decoder.prefill_rows(&ids[..ids.len() - 1], from - 1, None).unwrap();
-        let logits = model.decoder.logits(&rows, |row| row).unwrap();
-        let rows = logits.chunks_exact(model.decoder.config().vocab_size);
-        rows.zip(&ids[from..]).map(|(row, id)| log_sum_exp(row) - f64::from(row[*id as usize])).sum()
-    }
-
-    #[test]
-    fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
-        let (model, ids) = model();
-        let prompt = 150;
-        // More tokens than one step reads, and neither continuation continues the other.
-        let texts = [
-            TextToScore { tokens: &ids[prompt..], given: 0 },
-            TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 },
-        ];
-        let methods = methods(&["topk:k=4", "full"]);
-        for prefix_tokens in [prompt, prompt - 1] {
-            let request = ScoringRequest {
-                prompt: &ids[..prompt],
-                prefix_tokens,
-                longer: &[],
-                continuations: &texts,
-                methods: &methods,
-                seed: 1,
-                fidelity: false,
-                compare: true,
-                solo: false,
-            };
-            let outcome = run(&model, request);
-            assert_eq!((outcome.reused_tokens, outcome.runs.len()), (0, 2));
-            let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
-            let dense = [in_one_pass(&model, &ids, prompt), in_one_pass(&model, &ids[..prompt + 9], prompt + 4)];
-            let scored = [ids.len() - prompt, 5];
-            for at in 0..2 {
-                assert!((full.sums[at].nll - dense[at]).abs() < 1e-2 * dense[at], "{:?}, {dense:?}", full.sums[at].nll);
-                assert_eq!((full.sums[at].kl_sum, full.sums[at].same_top), (0.0, scored[at]), "of itself");
-                assert_eq!(topk.sums[at].kl.len(), scored[at]);
-                let listed: f64 = topk.sums[at].kl.iter().sum();
-                assert!((listed - topk.sums[at].kl_sum).abs() < 1e-3 * listed && listed > 0.0);
-            }
-            // Each continuation reads the rest of the prompt and all of its tokens but the last.
-            let left = prompt - prefix_tokens;
-            assert_eq!((full.run.steps, topk.run.steps), (2 * left + scored[0] + 9 - 2, full.run.steps));
-            assert_eq!((full.run.density, full.run.together), (1.0, 4));
-            assert!(topk.run.density < 1.0 && topk.run.decode > Duration::ZERO);
-            assert_eq!(full.run.kv_tokens.context, ids.len() - 1, "the longest");
-
-            let alone = run(&model, ScoringRequest { methods: &methods[..1], ..request });
-            assert_eq!(alone.runs[0].sums, topk.sums, "the lane of `full` is there, asked for or not");
-            assert_eq!(alone.runs[0].run.together, 4);
-            let plain = run(&model, ScoringRequest { compare: false, ..request });
-            assert!(plain.runs[0].sums[0].kl.is_empty() && plain.runs[0].sums[0].nll == topk.sums[0].nll);
-            assert_eq!((plain.runs[1].sums[0].same_top, plain.runs[1].sums[0].nll), (0, full.sums[0].nll));
-        }
-    }
-
-    #[test]
-    fn a_prefix_that_the_budget_covers_is_attended_whole() {
-        let (model, ids) = model();
-        let methods = methods(&["topk:k=4", "full"]);
-        // The rest of the longer prompt is read in two steps.
-        for prompt in [60, 150] {
-            let texts = [TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 }];
-            let request = ScoringRequest {
-                prompt: &ids[..prompt],
-                prefix_tokens: 7,
-                longer: &[],
-                continuations: &texts,
-                methods: &methods,
-                seed: 1,
-                fidelity: false,
-                compare: true,
-                solo: false,
-            };
-            let outcome = run(&model, request);
-            let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
-            // Selected tokens are summed after the others, so rounding differs.
-            assert_eq!((topk.run.density, topk.sums[0].kl.len()), (1.0, 5));
-            assert!(topk.sums[0].kl_sum < 1e-2, "{}", topk.sums[0].kl_sum);
-            let near = |nll: f64, other: f64| (nll - other).abs() < 1e-2 * other;
-            let dense = in_one_pass(&model, &ids[..prompt + 9], prompt + 4);
-            assert!(near(full.sums[0].nll, dense) && near(topk.sums[0].nll, dense), "{dense}");
-        }
-    }
-
-    #[test]
-    fn one_pass_gives_what_decoding_gives() {
-        let (model, ids) = model();
-        let texts = [TextToScore::from(&ids[90..]), TextToScore { tokens: &ids[90..99], given: 2 }];
-        let methods = methods(&["full", "streaming_llm:window=16"]);
-        let request = ScoringRequest {
-            prompt: &ids[..90],
-            prefix_tokens: 90,
-            longer: &[],
-            continuations: &texts,
-            methods: &methods,
-            seed: 1,
-            fidelity: false,
-            compare: true,
-            solo: false,
-        };
-        let never = AtomicBool::new(false);
-        let outcome = run_in_parallel(&model.decoder, request, &never).unwrap().unwrap();
-        let dense = [in_one_pass(&model, &ids, 90), in_one_pass(&model, &ids[..99], 92)];
-        let [full, window] = [&outcome.runs[0], &outcome.runs[1]];
-        for (at, scored) in [ids.len() - 90, 7].into_iter().enumerate() {
-            assert!((full.sums[at].nll - dense[at]).abs() < 1e-3 * dense[at]);
-            assert_eq!((full.sums[at].same_top, full.sums[at].kl_sum), (scored, 0.0));
-            assert!(window.sums[at].kl_sum > 0.0 && window.sums[at].kl.len() == scored);
-        }
-        assert!(full.run.prefill.is_none() && window.run.prefill.is_some_and(|time| time > Duration::ZERO));
-        assert_eq!((full.run.steps, outcome.reused_tokens), (0, 0));
-        assert_eq!(outcome.spent.prefill, outcome.prefill + window.run.prefill.unwrap());
-        let plain =
-            run_in_parallel(&model.decoder, ScoringRequest { compare: false, ..request }, &never).unwrap().unwrap();
-        assert_eq!(plain.runs[1].sums[0].nll, window.sums[0].nll);
-        assert!(plain.runs[1].sums[0].kl.is_empty());
-    }
-
-    #[test]
-    fn a_run_that_is_stopped_gives_nothing() {
-        let (model, ids) = model();
-        let texts = [TextToScore::from(&ids[60..70])];
-        let methods = methods(&["full"]);
-        let request = ScoringRequest {
-            prompt: &ids[..60],
-            prefix_tokens: 60,
-            longer: &[],
-            continuations: &texts,
-            methods: &methods,
-            seed: 1,
-            fidelity: false,
-            compare: false,
-            solo: false,
-        };
-        let raised = AtomicBool::new(true);
-        assert!(run_passage(&model.decoder, request, &mut None, &raised).unwrap().is_none());
-        assert!(run_in_parallel(&model.decoder, request, &raised).unwrap().is_none());
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::decoding_policy::Feed;
 use crate::eval::records::fidelity::four_digits;
 use crate::eval::records::timing::Solo;
 use spattn_attention::{Configured, IndexCache, Sequence};
@@ -19,50 +20,41 @@ pub const STEPS: usize = 16;
 /// The number of turns that count.
 pub const REPEATS: usize = 5;
 
-/// What a method reads again.
-pub(crate) struct Script {
-    /// The method, with its solved parameters.
-    pub method: Configured,
-    /// All tokens that it read after the prefix.
-    pub tokens: Vec<u32>,
-    /// How many of them belong to the prompt.
-    pub of_prompt: usize,
+/// The tokens of a feed that are read first, and those whose steps are timed: the first tokens of the answer, and as many
+/// before them as it takes to have enough.
+fn split(feed: &Feed) -> (&[u32], &[u32]) {
+    let tokens = feed.tokens();
+    let first = feed.prompt_tokens().min(tokens.len().saturating_sub(STEPS));
+    let (before, timed) = tokens.split_at(first);
+    (before, &timed[..timed.len().min(STEPS)])
 }
 
-impl Script {
-    /// The tokens that are read first, and the tokens that are timed: the first generated ones, preceded by earlier ones if they are too
-    /// few.
-    fn split(&self) -> (&[u32], &[u32]) {
-        let first = self.of_prompt.min(self.tokens.len().saturating_sub(STEPS));
-        let (before, timed) = self.tokens.split_at(first);
-        (before, &timed[..timed.len().min(STEPS)])
-    }
-}
-
-/// Times the steps of each method alone; `None` for a method without steps. `None` altogether if `stop` was raised.
+/// Times the steps of each method alone, on a sequence of its own that is fed the same tokens again; nothing for a method
+/// that took none. `runs` are the methods, with what was solved for them. `None` if `stop` was raised.
 ///
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn time(
     decoder: &Decoder,
-    cache: &mut IndexCache,
-    scripts: &[Script],
+    indexes: &mut IndexCache,
+    runs: &[(&Configured, &Feed)],
     prompt_tokens: usize,
     stop: &AtomicBool,
 ) -> Result<Option<Vec<Option<Solo>>>, EngineError> {
-    let times = in_turns(scripts.len(), REPEATS, |i| match stop.load(Ordering::Relaxed) {
+    let times = in_turns(runs.len(), REPEATS, |i| match stop.load(Ordering::Relaxed) {
         true => Ok(None),
         false => {
-            let mut fork = cache.fork(&scripts[i].method, false);
-            // Inside the thread pool, so that no thread has to be woken for every product.
-            rayon::scope(|_| step_ms(decoder, &mut fork, &scripts[i], prompt_tokens))
+            let (method, feed) = runs[i];
+            let mut sequence = indexes.fork(method, false);
+            // Among the threads, so that none has to be woken for every product.
+            rayon::scope(|_| step_ms(decoder, &mut sequence, feed, prompt_tokens))
         }
     })?;
-    let solo = |(script, ms): (&Script, Vec<Option<f64>>)| {
+    let solo = |((_, feed), ms): (&(&Configured, &Feed), Vec<Option<f64>>)| {
         let ms: Vec<f64> = ms.into_iter().flatten().map(four_digits).collect();
-        (!ms.is_empty()).then(|| Solo { steps: script.split().1.len(), ms })
+        (!ms.is_empty()).then(|| Solo { steps: split(feed).1.len(), ms })
     };
-    Ok((!stop.load(Ordering::Relaxed)).then(|| scripts.iter().zip(times).map(solo).collect()))
+    Ok((!stop.load(Ordering::Relaxed)).then(|| runs.iter().zip(times).map(solo).collect()))
 }
 
 /// The results of `take` for each of `count`, in turns: one turn that does not count, and then `repeats` turns.
@@ -82,14 +74,14 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
 /// The median of the milliseconds of single-token steps; `None` without steps.
 fn step_ms(
     decoder: &Decoder,
-    fork: &mut Sequence,
-    script: &Script,
+    sequence: &mut Sequence,
+    feed: &Feed,
     prompt_tokens: usize,
 ) -> Result<Option<f64>, EngineError> {
-    let (before, timed) = script.split();
+    let (before, timed) = split(feed);
     let mut step = |tokens: &[u32]| -> Result<Duration, EngineError> {
         let start = Instant::now();
-        decoder.step(&mut [Stream { fork: &mut *fork, tokens }], prompt_tokens)?;
+        decoder.step(&mut [Stream { fork: &mut *sequence, tokens }], prompt_tokens)?;
         Ok(start.elapsed())
     };
     before.chunks(READ_AT_ONCE).try_for_each(|tokens| step(tokens).map(drop))?;
@@ -100,9 +92,6 @@ fn step_ms(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spattn_attention::Policy;
-    use spattn_attention::expand_grid;
-    use spattn_attention::methods::configure;
 
     #[test]
     fn methods_take_turns_and_the_first_turn_does_not_count() {
@@ -119,11 +108,10 @@ mod tests {
 
     #[test]
     fn what_is_timed_is_generated_if_enough_of_it_is() {
-        let spec = &expand_grid("full").unwrap()[0];
-        let method = configure(spec, &Policy::default()).unwrap();
         let split = |tokens: usize, of_prompt: usize| {
-            let script = Script { method: method.clone(), tokens: (0..tokens as u32).collect(), of_prompt };
-            let (before, timed) = script.split();
+            let tokens: Vec<u32> = (0..tokens as u32).collect();
+            let feed = Feed::new(&tokens[..of_prompt], &tokens[of_prompt..]);
+            let (before, timed) = super::split(&feed);
             (before.len(), timed.first().copied(), timed.len())
         };
         assert_eq!(split(100, 40), (40, Some(40), STEPS), "of a long answer the first tokens");

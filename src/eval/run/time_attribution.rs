@@ -13,16 +13,16 @@ use spattn_base::clock::Section;
 /// The clock that measures steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// The wall clock: one group of lanes has all threads. Lanes that attend at the same time share that time.
+    /// The wall's: one group of sequences has all threads. Sequences that attend at the same time share the time that it takes.
     Wall,
     /// The processor's clock: groups step in parallel, each on its own thread, and may have to wait for one.
     Processor,
 }
 
 impl Clock {
-    /// The clock for lanes that step in groups of `together`.
-    pub fn of_groups(lanes: usize, together: usize) -> Self {
-        if lanes > together { Self::Processor } else { Self::Wall }
+    /// Of sequences that step in groups of so many.
+    pub fn of_groups(sequences: usize, together: usize) -> Self {
+        if sequences > together { Self::Processor } else { Self::Wall }
     }
 }
 
@@ -48,36 +48,36 @@ impl Piece {
     }
 }
 
-/// A step of some lanes, while it is measured.
-pub(crate) struct Step {
+/// A step of some sequences that is being measured.
+pub(crate) struct StepTimer {
     piece: Piece,
-    /// Each lane's attention time before the step.
+    /// What attention had taken each sequence before.
     before: Vec<AttentionTime>,
 }
 
-impl Step {
-    /// Starts, before the lanes with these forks take the step.
-    pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Sequence>) -> Self {
-        Self { before: forks.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
+impl StepTimer {
+    /// Begins, before these sequences take it.
+    pub fn begin<'f>(clock: Clock, sequences: impl Iterator<Item = &'f Sequence>) -> Self {
+        Self { before: sequences.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
     }
 
-    /// The time of each lane. `rows` are the rows that each lane read.
-    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Sequence>, rows: &[usize]) -> Vec<StepTime> {
+    /// What each sequence took, which read so many rows.
+    pub fn end<'f>(self, sequences: impl Iterator<Item = &'f Sequence>, rows: &[usize]) -> Vec<StepTime> {
         let (clock, whole) = (self.piece.clock, self.piece.end());
         let attention: Vec<AttentionTime> =
-            forks.zip(&self.before).map(|(fork, before)| fork.attention_time() - *before).collect();
+            sequences.zip(&self.before).map(|(sequence, before)| sequence.attention_time() - *before).collect();
         parts(clock, whole, &attention, rows)
     }
 }
 
-/// The time of each lane in a step that took `whole`: its attention, and a part of the rest in proportion to its rows.
+/// What each sequence took of a step that took `whole`, which read so many rows: its attention, and a part of the rest by rows.
 fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<StepTime> {
     let rest = match clock {
         Clock::Wall => whole.saturating_sub(attention.iter().map(|time| time.elapsed).sum()),
         Clock::Processor => whole,
     };
     let all_rows = rows.iter().sum::<usize>().max(1) as f64;
-    let of_lane = |(time, rows): (&AttentionTime, &usize)| {
+    let of_sequence = |(time, rows): (&AttentionTime, &usize)| {
         let worked = time.worked().as_secs_f64();
         let factor = match clock {
             Clock::Wall if worked > 0.0 => time.elapsed.as_secs_f64() / worked,
@@ -91,25 +91,25 @@ fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usi
             beside: factor * time.compare.as_secs_f64(),
         }
     };
-    attention.iter().zip(rows).map(of_lane).collect()
+    attention.iter().zip(rows).map(of_sequence).collect()
 }
 
-/// Scales the parts of all lanes so that they add up to the time that passed.
-pub(crate) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut StepTime>, passed: Duration) {
-    let lanes: Vec<&mut StepTime> = lanes.into_iter().collect();
-    let measured: f64 = lanes.iter().map(|parts| parts.all()).sum();
+/// Scales the parts of all sequences so that they add up to the time that passed.
+pub(crate) fn share_out<'p>(sequences: impl IntoIterator<Item = &'p mut StepTime>, passed: Duration) {
+    let sequences: Vec<&mut StepTime> = sequences.into_iter().collect();
+    let measured: f64 = sequences.iter().map(|parts| parts.all()).sum();
     if measured > 0.0 {
         let factor = passed.as_secs_f64() / measured;
-        lanes.into_iter().for_each(|parts| *parts = parts.scaled(factor));
+        sequences.into_iter().for_each(|parts| *parts = parts.scaled(factor));
     }
 }
 
-/// Divides the weights' time of all lanes again, in proportion to the rows that each read. A lane that reads alone what others read
-/// together has not cost its method more work.
-pub(crate) fn pool_weights(lanes: &mut [(&mut StepTime, usize)]) {
-    let weights: f64 = lanes.iter().map(|(parts, _)| parts.weights).sum();
-    let rows = lanes.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
-    lanes.iter_mut().for_each(|(parts, own)| parts.weights = weights * *own as f64 / rows);
+/// Shares the weights of all sequences anew by the rows that each read: what sequences read by themselves that others read together
+/// is no more work for the method.
+pub(crate) fn pool_weights(sequences: &mut [(&mut StepTime, usize)]) {
+    let weights: f64 = sequences.iter().map(|(parts, _)| parts.weights).sum();
+    let rows = sequences.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
+    sequences.iter_mut().for_each(|(parts, own)| parts.weights = weights * *own as f64 / rows);
 }
 
 #[cfg(test)]
@@ -149,9 +149,9 @@ mod tests {
     #[test]
     fn parts_are_scaled_to_what_passed() {
         let part = |select, attend, weights, beside| StepTime { select, attend, weights, beside };
-        let mut lanes = [part(1.0, 2.0, 3.0, 0.0), part(0.0, 0.0, 3.0, 1.0)];
-        share_out(&mut lanes, MS(5000));
-        assert_eq!(lanes, [part(0.5, 1.0, 1.5, 0.0), part(0.0, 0.0, 1.5, 0.5)]);
+        let mut sequences = [part(1.0, 2.0, 3.0, 0.0), part(0.0, 0.0, 3.0, 1.0)];
+        share_out(&mut sequences, MS(5000));
+        assert_eq!(sequences, [part(0.5, 1.0, 1.5, 0.0), part(0.0, 0.0, 1.5, 0.5)]);
         let mut none = [StepTime::default()];
         share_out(&mut none, MS(5));
         assert_eq!(none, [StepTime::default()], "who took no step has no share");

@@ -15,7 +15,7 @@ use spattn_tasks::likelihood::Measure;
 
 /// The records of one row, one for each sample, in order.
 #[derive(Debug, Clone)]
-pub struct Cell<'a> {
+pub struct SummaryCell<'a> {
     /// The records, sorted by seed and sample; never empty.
     pub records: Vec<&'a Record>,
     /// The number of further records that repeat a sample, and are left out.
@@ -24,14 +24,14 @@ pub struct Cell<'a> {
     contexts: OnceLock<Vec<Context>>,
 }
 
-impl PartialEq for Cell<'_> {
-    /// Cells are equal whether or not their contexts are computed.
+impl PartialEq for SummaryCell<'_> {
+    /// Whether anybody asked for the contexts is no difference.
     fn eq(&self, other: &Self) -> bool {
         (&self.records, self.repeated) == (&other.records, other.repeated)
     }
 }
 
-impl<'a> Cell<'a> {
+impl<'a> SummaryCell<'a> {
     fn of(records: Vec<&'a Record>, repeated: usize) -> Self {
         Self { records, repeated, contexts: OnceLock::new() }
     }
@@ -98,13 +98,13 @@ impl<'a> Cell<'a> {
         Sample::new(self.contexts().iter().zip(self.records.iter().map(|r| of(r))))
     }
 
-    /// The differences of a number to another cell's, on common examples.
-    pub fn differences(&self, other: &Cell, of: impl Fn(&Record) -> f64) -> Sample {
+    /// The difference of a number to another cell's, on the examples that both have.
+    pub fn differences(&self, other: &SummaryCell, of: impl Fn(&Record) -> f64) -> Sample {
         Sample::new(self.pairs(other).into_iter().map(|(context, ours, theirs)| (context, of(ours) - of(theirs))))
     }
 
-    /// The pairs of records on common examples.
-    pub(crate) fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
+    /// The records of the examples that both have.
+    pub(crate) fn pairs<'b>(&self, other: &SummaryCell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
         let mut theirs = other.records.iter().copied().peekable();
         let mut pairs = Vec::with_capacity(self.records.len().min(other.records.len()));
         for (context, ours) in self.contexts().iter().zip(&self.records) {
@@ -137,7 +137,7 @@ impl<'a> Cell<'a> {
     }
 
     /// The cell of `full` on the same model, protocol, task and length.
-    pub fn reference<'b>(&self, cells: &'b [Cell<'a>]) -> Option<&'b Cell<'a>> {
+    pub fn reference<'b>(&self, cells: &'b [SummaryCell<'a>]) -> Option<&'b SummaryCell<'a>> {
         cells.iter().find(|other| other.head().method == REFERENCE && place(other.head()) == place(self.head()))
     }
 
@@ -170,21 +170,21 @@ fn example(r: &Record) -> (u64, usize) {
 }
 
 /// The records by row, in the order of the summary.
-pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
+pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<SummaryCell<'a>> {
     let row = |r: &'a Record| (place(r), r.method.as_str(), r.params.as_str());
     let mut groups: HashMap<_, Vec<&Record>> = HashMap::new();
     for r in records {
         groups.entry(row(r)).or_default().push(r);
     }
-    let mut cells: Vec<Cell> = groups.into_values().collect::<Vec<_>>().into_par_iter().map(cell).collect();
+    let mut cells: Vec<SummaryCell> = groups.into_values().collect::<Vec<_>>().into_par_iter().map(cell).collect();
     let given = Given::of(order);
     cells.sort_by(|a, b| compare(a.head(), b.head(), &given).then_with(|| row(a.head()).cmp(&row(b.head()))));
     cells
 }
 
 /// Sorts by example and keeps one record of each.
-fn cell(mut records: Vec<&Record>) -> Cell<'_> {
-    // Equal keys with different contents cannot come from a run. Comparing all content makes the choice deterministic.
+fn cell(mut records: Vec<&Record>) -> SummaryCell<'_> {
+    // Equal keys with different contents are no run's work; comparing all of it keeps the choice defined.
     let content = |r: &Record| serde_json::to_string(r).unwrap_or_default();
     records.sort_by(|a, b| match example(a).cmp(&example(b)) {
         Ordering::Equal => a.key.cmp(&b.key).then_with(|| content(a).cmp(&content(b))),
@@ -193,12 +193,17 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
     let all = records.len();
     records.dedup_by_key(|r| example(r));
     let repeated = all - records.len();
-    Cell::of(records, repeated)
+    SummaryCell::of(records, repeated)
 }
 
 /// The exponential of the total nats over the total units of some sums.
 pub(crate) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
     ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
+}
+
+/// The cells of each model, protocol, task and length.
+pub(super) fn by_place<'b, 'a>(cells: &'b [SummaryCell<'a>]) -> Vec<&'b [SummaryCell<'a>]> {
+    cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect()
 }
 
 #[cfg(test)]

@@ -3,10 +3,15 @@
 //! Nothing here runs a model, and nothing is drawn.
 
 pub mod cells;
+pub mod column_value;
+pub mod columns;
+pub mod over_tasks;
 pub mod paired;
 pub mod prefill_savings;
 pub mod running_scores;
 pub mod self_checks;
 pub mod summarize;
-pub mod summary_row;
 pub mod times;
+pub mod warnings;
+
+mod comparisons;

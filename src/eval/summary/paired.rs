@@ -3,15 +3,16 @@
 //! A setting is given by its cells, one for each task and length, with equal weights. An example is easy or hard for all methods alike, so
 //! paired differences are more precise than two separate means.
 
-use super::cells::Cell;
+use super::cells::SummaryCell;
 use super::summarize::perplexity_difference;
 use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
 use spattn_tasks::likelihood::Measure;
 
-/// The mean difference of scores, first minus second, in points, with an interval at `level`; for a single task and length with
-/// perplexities, their difference. `None` if the settings have different tasks and lengths, or no common examples.
-pub fn difference(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<Estimate> {
+/// The mean difference of the scores, first minus second, in points, with an interval that is as sure as the level says; of a
+/// single task and length the difference of the perplexities. `None` where the settings have not the same tasks and lengths, or no
+/// example in common.
+pub fn difference(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -> Option<Estimate> {
     let pairs = matched(ours, theirs)?;
     match (measure(&pairs)?, pairs.as_slice()) {
         (Measure::Perplexity, [(ours, theirs)]) => perplexity_difference(ours, theirs, level),
@@ -26,9 +27,9 @@ pub fn difference(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<Esti
     }
 }
 
-/// Whether the first setting is better than the second beyond noise at a level; `None` if that cannot be decided, because there are too few
-/// common examples or no [`difference`].
-pub fn is_better(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<bool> {
+/// Whether the first setting is better than the second beyond noise at a level; `None` where that cannot be told: examples in
+/// common are too few, or there is no [`difference`].
+pub fn is_better(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -> Option<bool> {
     let pairs = matched(ours, theirs)?;
     match (measure(&pairs)?, pairs.as_slice()) {
         (Measure::Perplexity, [(ours, theirs)]) => {
@@ -41,12 +42,12 @@ pub fn is_better(ours: &[&Cell], theirs: &[&Cell], level: Level) -> Option<bool>
     }
 }
 
-type Pair<'p, 'a, 'b> = (&'p Cell<'a>, &'p Cell<'b>);
+type Pair<'p, 'a, 'b> = (&'p SummaryCell<'a>, &'p SummaryCell<'b>);
 
-/// The pairs of cells by task and length; `None` if the settings have different ones.
-fn matched<'p, 'a, 'b>(ours: &[&'p Cell<'a>], theirs: &[&'p Cell<'b>]) -> Option<Vec<Pair<'p, 'a, 'b>>> {
-    let place = |cell: &Cell| (cell.head().task.clone(), cell.head().length);
-    let pair = |cell: &&'p Cell<'a>| Some((*cell, *theirs.iter().find(|other| place(other) == place(cell))?));
+/// The cells of each task and length; `None` where one setting has others than the other.
+fn matched<'p, 'a, 'b>(ours: &[&'p SummaryCell<'a>], theirs: &[&'p SummaryCell<'b>]) -> Option<Vec<Pair<'p, 'a, 'b>>> {
+    let place = |cell: &SummaryCell| (cell.head().task.clone(), cell.head().length);
+    let pair = |cell: &&'p SummaryCell<'a>| Some((*cell, *theirs.iter().find(|other| place(other) == place(cell))?));
     ours.iter().map(pair).collect::<Option<Vec<_>>>().filter(|_| ours.len() == theirs.len())
 }
 
@@ -67,8 +68,8 @@ mod tests {
     use crate::eval::records::record::tests::{perplexity, record};
     use crate::eval::summary::cells::group;
 
-    /// Applies `use_it` to the cells of two methods, sorted by task.
-    fn with<R>(records: &[Record], use_it: impl FnOnce(&[&Cell], &[&Cell]) -> R) -> R {
+    /// What `use_it` makes of the cells of two methods, which come by task.
+    fn with<R>(records: &[Record], use_it: impl FnOnce(&[&SummaryCell], &[&SummaryCell]) -> R) -> R {
         let cells = group(records, &[]);
         let of = |method: &str| cells.iter().filter(|c| c.head().method == *method).collect::<Vec<_>>();
         use_it(&of("loki"), &of("quest"))

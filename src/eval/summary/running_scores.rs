@@ -11,7 +11,7 @@ use spattn_tasks::likelihood::Measure;
 
 /// The fields of a record that current scores need.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Scored<'a> {
+pub struct ScoredSample<'a> {
     #[serde(borrow)]
     model: Cow<'a, str>,
     #[serde(borrow)]
@@ -28,7 +28,7 @@ pub struct Scored<'a> {
     score: f64,
 }
 
-impl<'a> From<&'a Record> for Scored<'a> {
+impl<'a> From<&'a Record> for ScoredSample<'a> {
     fn from(r: &'a Record) -> Self {
         let [model, task, protocol] = [&r.model, &r.task, &r.protocol].map(|text| Cow::from(text.as_str()));
         let [method, params] = [&r.method, &r.params].map(|text| Cow::from(text.as_str()));
@@ -38,22 +38,22 @@ impl<'a> From<&'a Record> for Scored<'a> {
 
 /// Records that can be compared with each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ScorePlace {
     model: String,
     task: String,
     length: usize,
     protocol: String,
 }
 
-impl Place {
-    /// The place of a record.
-    pub fn of(r: &Scored<'_>) -> Self {
+impl ScorePlace {
+    /// Of a record.
+    pub fn of(r: &ScoredSample<'_>) -> Self {
         let [model, task, protocol] = [&r.model, &r.task, &r.protocol].map(|text| text.clone().into_owned());
         Self { model, task, length: r.length, protocol }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ScorePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, task, length, protocol } = self;
         let length = if *length > 0 { format!(" {length}") } else { String::new() };
@@ -92,15 +92,15 @@ impl Sum {
 /// Mean scores so far, by place and method.
 #[derive(Debug, Default, Clone)]
 pub struct Scores {
-    sums: BTreeMap<Place, BTreeMap<String, Sum>>,
-    /// Places with new records since the last [`take_current`](Self::take_current).
-    current: BTreeSet<Place>,
+    sums: BTreeMap<ScorePlace, BTreeMap<String, Sum>>,
+    /// Places that records were added at since they were last told of.
+    current: BTreeSet<ScorePlace>,
 }
 
 impl Scores {
     /// Adds a record.
-    pub fn add(&mut self, r: &Scored<'_>) {
-        let place = Place::of(r);
+    pub fn add(&mut self, r: &ScoredSample<'_>) {
+        let place = ScorePlace::of(r);
         let label = if r.params.is_empty() { r.method.to_string() } else { format!("{}:{}", r.method, r.params) };
         let sum = self.sums.entry(place.clone()).or_default().entry(label).or_default();
         sum.measure = r.measure;
@@ -123,13 +123,13 @@ impl Scores {
         }
     }
 
-    /// The places with new records since the last call.
-    pub fn take_current(&mut self) -> BTreeSet<Place> {
+    /// The places that records were added at since this was last asked.
+    pub fn take_current(&mut self) -> BTreeSet<ScorePlace> {
         std::mem::take(&mut self.current)
     }
 
-    /// The scores of the reference, and of the best and worst other method.
-    pub fn line(&self, place: &Place) -> String {
+    /// The reference, the best and the worst of the other methods.
+    pub fn line(&self, place: &ScorePlace) -> String {
         let Some(sums) = self.sums.get(place) else { return String::new() };
         let full = sums.get(REFERENCE).map(|sum| format!("{REFERENCE} {:.1}", sum.mean()));
         let mut others: Vec<(&String, &Sum)> = sums.iter().filter(|(label, _)| *label != REFERENCE).collect();
@@ -184,6 +184,6 @@ mod tests {
         let mut scores = Scores::default();
         scores.add(&serde_json::from_str(&line).unwrap());
         let place = scores.take_current().pop_first().unwrap();
-        assert_eq!((scores.line(&place), place), ("topk:k=\"1\" 50.0".to_owned(), Place::of(&(&record).into())));
+        assert_eq!((scores.line(&place), place), ("topk:k=\"1\" 50.0".to_owned(), ScorePlace::of(&(&record).into())));
     }
 }

@@ -4,9 +4,9 @@
 
 use rayon::prelude::*;
 
-use super::cells::{Cell, group, perplexity, place};
-use super::summary_row::SummaryRow;
-use super::times::{Times, prevailing};
+use super::cells::{SummaryCell, group, perplexity, place};
+use super::columns::SummaryRow;
+use super::times::{RowTimes, prevailing};
 use crate::eval::records::fidelity::{Fidelity, FidelitySpread, Spread};
 use crate::eval::records::record::{REFERENCE, Record};
 use crate::eval::records::text_scores::{Choice, Likelihood};
@@ -23,17 +23,17 @@ pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryR
     rows(&group(records, order))
 }
 
-/// The rows of cells, in their order. `full` is looked up among them.
-pub fn rows(cells: &[Cell]) -> Vec<SummaryRow> {
-    let of_place = |cells: &[Cell]| -> Vec<SummaryRow> {
+/// The rows of cells, in their order; `full` is looked for among them.
+pub fn rows(cells: &[SummaryCell]) -> Vec<SummaryRow> {
+    let of_place = |cells: &[SummaryCell]| -> Vec<SummaryRow> {
         let around = prevailing(cells);
-        cells.par_iter().map(|cell| row(cell, cell.reference(cells), Times::of(cell, around))).collect()
+        cells.par_iter().map(|cell| row(cell, cell.reference(cells), RowTimes::of(cell, around))).collect()
     };
-    let places: Vec<&[Cell]> = cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect();
+    let places: Vec<&[SummaryCell]> = cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect();
     places.into_par_iter().flat_map_iter(of_place).collect()
 }
 
-fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
+fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> SummaryRow {
     let (score, delta) = (score(cell), reference.and_then(|full| delta(cell, full)));
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
     let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
@@ -124,7 +124,7 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
 }
 
 /// The score over all examples.
-fn score(cell: &Cell) -> Estimate {
+fn score(cell: &SummaryCell) -> Estimate {
     let found = match cell.measure() {
         Measure::Perplexity => perplexity_estimate(cell),
         Measure::Score => spattn_stats::score(&cell.sample(|r| r.score)).map(|score| score.scaled(100.0)),
@@ -132,8 +132,8 @@ fn score(cell: &Cell) -> Estimate {
     found.unwrap_or(Estimate { mean: 0.0, ends: None })
 }
 
-/// The difference of the score to the reference's, over common examples.
-pub(crate) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
+/// The difference of the score to the reference's, over the examples that both have.
+pub(crate) fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> {
     let delta = match cell.measure() {
         Measure::Perplexity => perplexity_difference(cell, full, Level::SINGLE),
         Measure::Score => {
@@ -144,8 +144,8 @@ pub(crate) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
     Some(if cell.head().method == REFERENCE { Estimate { ends: None, ..delta } } else { delta })
 }
 
-/// The smallest detectable difference in points.
-fn detectable(cell: &Cell, full: &Cell) -> Option<f64> {
+/// The difference in points that would be found.
+fn detectable(cell: &SummaryCell, full: &SummaryCell) -> Option<f64> {
     if cell.head().method == REFERENCE || cell.measure() != Measure::Score {
         return None;
     }
@@ -168,13 +168,13 @@ fn window(r: &Record) -> Option<Window> {
     r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
 }
 
-pub(crate) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
+pub(crate) fn perplexity_estimate(cell: &SummaryCell) -> Option<Estimate> {
     let windows = cell.contexts().iter().zip(&cell.records).filter_map(|(context, r)| Some((*context, window(r)?)));
     ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }
 
-/// The difference of the perplexities on common windows, with an interval at `level`.
-pub(crate) fn perplexity_difference(cell: &Cell, other: &Cell, level: Level) -> Option<Estimate> {
+/// The difference of the perplexities on common windows, with an interval that is as sure as the level says.
+pub(crate) fn perplexity_difference(cell: &SummaryCell, other: &SummaryCell, level: Level) -> Option<Estimate> {
     let pairs = cell.pairs(other).into_iter();
     let windows = pairs.filter_map(|(context, ours, theirs)| Some((context, window(ours)?, window(theirs)?)));
     ratios::perplexity_difference_at(&windows.collect::<Vec<_>>(), level)
@@ -193,24 +193,24 @@ fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
     spattn_stats::quantile(&all, 0.99)
 }
 
-/// The mean over the records that have the value.
-fn mean_of_known(cell: &Cell, of: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
+/// Mean over the records that have it.
+fn mean_of_known(cell: &SummaryCell, of: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
     let values: Vec<f64> = cell.records.iter().filter_map(|r| of(r)).collect();
     (!values.is_empty()).then(|| spattn_stats::mean(&values))
 }
 
-/// The mean over the records that have the value.
-fn bytes_held(cell: &Cell) -> Option<f64> {
+/// Mean over the records that have it.
+fn bytes_held(cell: &SummaryCell) -> Option<f64> {
     mean_of_known(cell, |r| r.kv_bytes_held.map(|bytes| bytes as f64))
 }
 
-/// The mean over the records that have the value, if any of them evicted tokens.
-fn tokens_held(cell: &Cell) -> Option<f64> {
+/// Mean over the records that have it, if anything was let go in any of them.
+fn tokens_held(cell: &SummaryCell) -> Option<f64> {
     let evicts = cell.records.iter().filter_map(|r| r.kv_tokens).any(|kv| kv.is_evicting());
     mean_of_known(cell, |r| r.kv_tokens.map(|kv| kv.held)).filter(|_| evicts)
 }
 
-fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> Option<f64>) -> Option<f64> {
+fn fidelity(cell: &SummaryCell, of: impl Fn(&Fidelity) -> Option<f64>) -> Option<f64> {
     mean_of_known(cell, |r| of(r.fidelity.as_ref()?))
 }
 
@@ -222,7 +222,7 @@ struct MeanSpread {
 }
 
 impl MeanSpread {
-    fn new(cell: &Cell, of: impl Fn(&Record) -> Option<Spread>) -> Self {
+    fn new(cell: &SummaryCell, of: impl Fn(&Record) -> Option<Spread>) -> Self {
         let mean = |part: fn(Spread) -> f64| mean_of_known(cell, |r| of(r).map(part));
         Self { min: mean(|s| s.min), median: mean(|s| s.median), max: mean(|s| s.max) }
     }

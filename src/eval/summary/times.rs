@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::cells::Cell;
+use super::cells::SummaryCell;
 use crate::eval::records::interning::Interned;
 use crate::eval::records::record::Record;
 use crate::eval::records::timing::{Latency, Solo, TimingConditions};
@@ -14,8 +14,8 @@ use spattn_stats::{Estimate, Sample, median_interval};
 
 /// The times of a row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Times {
-    /// Mean seconds to read the prefix.
+pub struct RowTimes {
+    /// Mean seconds of reading the prefix.
     pub prefill_s: f64,
     /// Mean seconds to build the index, as if for this row alone.
     pub index_s: f64,
@@ -30,9 +30,9 @@ pub struct Times {
     pub is_apart: bool,
 }
 
-/// The conditions of most records in some cells. Ties go to the smallest conditions in their own order.
-pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&'a TimingConditions> {
-    // Many records share few values in memory, which are counted by address.
+/// The conditions under which most records of some cells were timed; those of the first of equals in their own order.
+pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a SummaryCell<'a>>) -> Option<&'a TimingConditions> {
+    // Of many records few are said apart: what is at one place in memory is counted by that.
     let mut said: HashMap<Option<usize>, (Option<&TimingConditions>, usize)> = HashMap::new();
     for record in cells.into_iter().flat_map(|cell| cell.records.iter().copied()) {
         let at = record.conditions.as_ref().map(Interned::address);
@@ -46,9 +46,9 @@ pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&
     counts.into_iter().find(|(_, count)| *count == most)?.0
 }
 
-impl Times {
-    /// The times of a cell's records under the conditions of most records near it, or otherwise under the cell's most common conditions.
-    pub fn of(cell: &Cell, around: Option<&TimingConditions>) -> Self {
+impl RowTimes {
+    /// Of the records of a cell that were timed under the conditions of most around it, or else under its own commonest.
+    pub fn of(cell: &SummaryCell, around: Option<&TimingConditions>) -> Self {
         let is_there = cell.records.iter().any(|r| r.conditions.as_deref() == around);
         let conditions = if is_there { around } else { prevailing([cell]) };
         let timed: Vec<(_, &Record)> = (cell.contexts().iter().copied().zip(cell.records.iter().copied()))
@@ -104,7 +104,7 @@ mod tests {
         let plain = |sample| timed("full", sample, under(false, 8), 1.0);
         let records = [plain(0), plain(1), timed("full", 2, under(false, 1), 100.0)];
         let cells = group(&records, &[]);
-        let times = Times::of(&cells[0], prevailing(&cells));
+        let times = RowTimes::of(&cells[0], prevailing(&cells));
         assert_eq!(times.step_ms.map(|ms| ms.mean), Some(100.0));
         assert_eq!((times.conditions, times.is_apart), (under(false, 8), false));
     }
@@ -114,7 +114,7 @@ mod tests {
         let mut records: Vec<Record> = (0..3).map(|i| timed("full", i, under(false, 2), 1.0)).collect();
         records.push(timed("topk", 0, under(true, 2), 2.0));
         let cells = group(&records, &[]);
-        let apart: Vec<bool> = cells.iter().map(|cell| Times::of(cell, prevailing(&cells)).is_apart).collect();
+        let apart: Vec<bool> = cells.iter().map(|cell| RowTimes::of(cell, prevailing(&cells)).is_apart).collect();
         assert_eq!(apart, [false, true]);
     }
 
@@ -125,7 +125,7 @@ mod tests {
         let none = Record { decode_s: 0.0, steps: 0, ..record("vt", "topk", 0, 1.0) };
         let records = [short, long, none];
         let cells = group(&records, &[]);
-        let times: Vec<_> = cells.iter().map(|cell| Times::of(cell, None).step_ms.map(|ms| ms.mean)).collect();
+        let times: Vec<_> = cells.iter().map(|cell| RowTimes::of(cell, None).step_ms.map(|ms| ms.mean)).collect();
         assert_eq!(times, [Some(200.0), None]);
     }
 
@@ -147,7 +147,7 @@ mod tests {
         };
         let records: Vec<Record> = medians.iter().enumerate().map(alone).collect();
         let cells = group(&records, &[]);
-        let times = Times::of(&cells[0], prevailing(&cells));
+        let times = RowTimes::of(&cells[0], prevailing(&cells));
         assert_eq!(times.step_ms, Some(Estimate { mean: 4.0, ends: Some((1.0, 100.0)) }));
         assert_eq!(times.parts_ms, None, "those are of the share");
     }
@@ -163,11 +163,11 @@ mod tests {
         let shared = Some(Latency::Shared);
         let records = [share(0, shared), share(1, shared), timed("full", 2, taken(None), 9.0)];
         let cells = group(&records, &[]);
-        let times = Times::of(&cells[0], prevailing(&cells));
+        let times = RowTimes::of(&cells[0], prevailing(&cells));
         assert_eq!((times.step_ms.map(|ms| ms.mean), times.parts_ms), (Some(100.0), Some([10.0, 30.0, 60.0])));
         let some = [share(0, shared), Record { select_s: None, ..share(1, shared) }];
         let cells = group(&some, &[]);
-        assert_eq!(Times::of(&cells[0], prevailing(&cells)).parts_ms, None, "not of some of the steps");
+        assert_eq!(RowTimes::of(&cells[0], prevailing(&cells)).parts_ms, None, "not of some of the steps");
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
         let alike = |sample, prefill_s, index_s| taking(sample, under(false, 8), prefill_s, index_s);
         let records = [alike(0, 1.0, 2.0), alike(1, 4.0, 9.0), taking(2, under(true, 8), 100.0, 100.0)];
         let cells = group(&records, &[]);
-        let times = Times::of(&cells[0], prevailing(&cells));
+        let times = RowTimes::of(&cells[0], prevailing(&cells));
         assert_eq!((times.prefill_s, times.index_s), (2.5, 5.5));
     }
 }

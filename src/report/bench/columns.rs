@@ -5,8 +5,8 @@ use crate::bench::{Bench, BenchRow};
 use crate::report::format::{distinct, number, setting_name, tokens};
 
 /// A column of measured values.
-pub struct Column {
-    /// The heading, with the unit if there is one.
+pub struct BenchColumn {
+    /// Heading, with the unit where there is one.
     pub heading: &'static str,
     /// What it means.
     pub about: &'static str,
@@ -18,100 +18,100 @@ pub struct Column {
 
 const ALWAYS: fn(&[&BenchRow]) -> bool = |_| true;
 
-/// All columns in reading order: conditions that differ between rows, then the results, then their parts.
-const ALL: [Column; 17] = [
-    Column {
+/// In reading order: under which conditions where rows differ in them, what was achieved, and what it is made of.
+const ALL: [BenchColumn; 17] = [
+    BenchColumn {
         heading: "dtype",
         about: "storage type of keys and values",
         cell: |r| r.dtype.clone(),
         is_shown: |rows| differ(rows, |r| &r.dtype),
     },
-    Column {
+    BenchColumn {
         heading: "threads",
         about: "of the processor",
         cell: |r| r.threads.to_string(),
         is_shown: |rows| differ(rows, |r| &r.threads),
     },
-    Column {
+    BenchColumn {
         heading: "density",
         about: "tokens attended over tokens in context",
         cell: |r| number(r.density),
         is_shown: ALWAYS,
     },
-    Column { heading: "time", about: "median with its 95 % interval", cell: time, is_shown: ALWAYS },
-    Column {
+    BenchColumn { heading: "time", about: "median with its 95 % interval", cell: time, is_shown: ALWAYS },
+    BenchColumn {
         heading: "×full",
         about: "time of full over this one",
         cell: |r| optional(r.speedup_vs_full),
         is_shown: ALWAYS,
     },
-    Column {
+    BenchColumn {
         heading: "GB/s",
         about: "bytes touched a second",
         cell: |r| if r.bytes > 0 { number(r.gbps) } else { String::new() },
         is_shown: ALWAYS,
     },
-    Column {
+    BenchColumn {
         heading: "bandwidth %",
         about: "GB/s over what plain reading reaches",
         cell: |r| percent(r.bandwidth_share),
         is_shown: ALWAYS,
     },
-    Column {
+    BenchColumn {
         heading: "limit %",
         about: "time that plain reading takes for what was picked and its index, over the time",
         cell: |r| percent(r.limit_share),
         is_shown: ALWAYS,
     },
-    Column {
+    BenchColumn {
         heading: "score",
         about: "scoring candidates, part of select",
         cell: |r| r.score_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.score_us),
     },
-    Column {
+    BenchColumn {
         heading: "pick",
         about: "picking by scores, the other part",
         cell: |r| r.pick_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.pick_us),
     },
-    Column {
+    BenchColumn {
         heading: "select",
         about: "selecting what is attended",
         cell: |r| r.select_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.select_us),
     },
-    Column {
+    BenchColumn {
         heading: "attend",
         about: "attending it",
         cell: |r| r.attend_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.attend_us),
     },
-    Column {
+    BenchColumn {
         heading: "weights",
         about: "all else of a step",
         cell: |r| r.weights_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.weights_us),
     },
-    Column {
+    BenchColumn {
         heading: "index",
         about: "building it, once",
         cell: |r| r.index_ms.map_or(String::new(), |ms| duration(1e3 * ms)),
         is_shown: |rows| any(rows, |r| r.index_ms),
     },
-    Column {
+    BenchColumn {
         heading: "aux bits",
         about: "auxiliary memory a token and KV head",
         cell: |r| optional(r.aux_bits),
         is_shown: |rows| any(rows, |r| r.aux_bits),
     },
-    Column {
+    BenchColumn {
         heading: "aux MB",
         about: "all of it",
         cell: |r| optional(r.aux_bytes.map(|bytes| bytes as f64 / 1e6)),
         is_shown: |rows| rows.iter().any(|r| r.aux_bytes.is_some()),
     },
-    Column {
+    BenchColumn {
         heading: "GFLOP/s",
         about: "operations a second",
         cell: |r| if r.flops > 0 { number(r.gflops) } else { String::new() },
@@ -120,18 +120,18 @@ const ALL: [Column; 17] = [
     },
 ];
 
-/// The columns that are shown for some rows.
-pub fn columns(rows: &[&BenchRow]) -> Vec<&'static Column> {
+/// The columns for the rows of a scene.
+pub fn columns(rows: &[&BenchRow]) -> Vec<&'static BenchColumn> {
     ALL.iter().filter(|column| (column.is_shown)(rows)).collect()
 }
 
 /// What the columns of all scenes mean: one line for the columns that every scene has, and one for the others if there are any.
 pub fn legend(scenes: &[Scene]) -> Vec<String> {
-    let is_known = |column: &&Column| scenes.iter().any(|scene| (column.is_shown)(&scene.rows));
-    // The usual columns are shown even without rows.
-    let (usual, others): (Vec<&Column>, Vec<&Column>) =
+    let is_known = |column: &&BenchColumn| scenes.iter().any(|scene| (column.is_shown)(&scene.rows));
+    // The usual ones need no row that has them.
+    let (usual, others): (Vec<&BenchColumn>, Vec<&BenchColumn>) =
         ALL.iter().filter(is_known).partition(|column| (column.is_shown)(&[]));
-    let line = |columns: &[&Column]| {
+    let line = |columns: &[&BenchColumn]| {
         columns.iter().map(|column| format!("{}: {}", column.heading, column.about)).collect::<Vec<_>>().join("; ")
     };
     [usual, others].iter().filter(|columns| !columns.is_empty()).map(|columns| line(columns)).collect()

@@ -8,7 +8,7 @@ use crate::bench::BenchRow;
 use crate::report::format::{distinct, tokens};
 
 use crate::report::plots::axis::{Axis, tick_label};
-use crate::report::plots::chart::{Chart, Data, LARGE, Panel, pages};
+use crate::report::plots::chart::{Chart, ChartPanel, Data, LARGE, pages};
 use crate::report::plots::{Figure, paged};
 
 const TIME: &str = "median time";
@@ -83,7 +83,7 @@ fn context_chart(scene: &Scene) -> Chart {
     let panel = |here: &Share| {
         let is_here = |share: &Share| share == here || *share == Share::All;
         let shown: Vec<&BenchRow> = placed.iter().filter(|(_, share)| is_here(share)).map(|(row, _)| *row).collect();
-        Panel {
+        ChartPanel {
             title: here.title(),
             x: Axis::of_lengths(&scene.contexts()),
             // All panels have the same axis, so that they can be compared.
@@ -137,7 +137,7 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
         let rows = scene.at(*context);
         let percents: Vec<f64> = rows.iter().filter(|row| !is_level(row)).map(|row| 100.0 * row.density).collect();
         let x = Axis::of_costs(&percents);
-        Panel {
+        ChartPanel {
             title: format!("{} tokens", tokens(*context)),
             y: Axis::of_rates(times(&rows)),
             level: rows.iter().find(|row| Series::of(row).is_reference()).map(|row| row.time_us),
@@ -185,18 +185,18 @@ mod tests {
     use super::super::tests::{bench, full, peer, row, sparse};
     use super::*;
     use crate::bench::Bench;
-    use crate::report::plots::chart::Measured;
+    use crate::report::plots::chart::ChartPoint;
 
     fn at(us: f64, row: BenchRow) -> BenchRow {
         BenchRow { time_us: us, ..row }
     }
 
-    fn points<'c>(chart: &'c Chart, panel: usize, name: &str) -> &'c [Measured] {
+    fn points<'c>(chart: &'c Chart, panel: usize, name: &str) -> &'c [ChartPoint] {
         let series = chart.series.iter().position(|(known, _)| known == name).unwrap();
         &chart.panels[panel].data[series].points
     }
 
-    fn places(points: &[Measured]) -> Vec<(f64, f64)> {
+    fn places(points: &[ChartPoint]) -> Vec<(f64, f64)> {
         points.iter().map(|point| (point.x, point.y)).collect()
     }
 

@@ -9,8 +9,8 @@ use crate::bench::{BenchRow, Roof};
 use crate::report::format::{number, tokens};
 use crate::report::plots::Figure;
 use crate::report::plots::axis::{Axis, tick_label};
-use crate::report::plots::chart::{Chart, Data, LARGE, Measured, Panel};
-use crate::report::plots::pen::Look;
+use crate::report::plots::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE};
+use crate::report::plots::pen::SeriesLook;
 
 /// The rows with counted operations and bytes, in a panel for each context; `None` if there are no such rows.
 pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {
@@ -21,16 +21,16 @@ pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Fi
     Some(pages_of(&chart(&Scene { rows: counted }, roof), &scene.file_name("roofline", all)))
 }
 
-/// A row's operations per byte, and its 10⁹ operations per second.
-fn place(row: &BenchRow) -> Option<Measured> {
+/// A row's operations a byte, and its 10⁹ operations a second.
+fn place(row: &BenchRow) -> Option<ChartPoint> {
     let is_counted = row.flops > 0 && row.bytes > 0 && row.gflops > 0.0;
-    is_counted.then(|| Measured { x: row.flops as f64 / row.bytes as f64, y: row.gflops, ends: None })
+    is_counted.then(|| ChartPoint { x: row.flops as f64 / row.bytes as f64, y: row.gflops, ends: None })
 }
 
 /// `scene` has only rows with counts.
 fn chart(scene: &Scene, roof: &Roof) -> Chart {
     let series = series(&scene.rows, Series::of);
-    let points: Vec<Measured> = scene.rows.iter().filter_map(|row| place(row)).collect();
+    let points: Vec<ChartPoint> = scene.rows.iter().filter_map(|row| place(row)).collect();
     let ridge = roof.peak_gflops / roof.read_gbps;
     let x = || Axis::of_rates(points.iter().map(|point| point.x).chain([ridge]));
     let edge = edge(roof, &x());
@@ -42,7 +42,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
             line: Vec::new(),
         };
         let roof = Data { points: edge.clone(), line: (0..edge.len()).collect() };
-        Panel {
+        ChartPanel {
             title: format!("{} tokens", tokens(context)),
             x: x(),
             y: y(),
@@ -63,17 +63,17 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
         has_roles: true,
         has_level: false,
         panels: panels.collect(),
-        series: std::iter::once((roof_name, Look::Roof)).chain(named(&series)).collect(),
+        series: std::iter::once((roof_name, SeriesLook::Roof)).chain(named(&series)).collect(),
     }
 }
 
-/// The machine's limit as a line from the left of the axis over the ridge to the right; empty if it is unknown.
-fn edge(roof: &Roof, x: &Axis) -> Vec<Measured> {
+/// What the machine reaches, from the left of the axis over the ridge to its right; nothing where it is not known.
+fn edge(roof: &Roof, x: &Axis) -> Vec<ChartPoint> {
     let ridge = roof.peak_gflops / roof.read_gbps;
     if !(ridge.is_finite() && ridge > 0.0) {
         return Vec::new();
     }
-    let at = |x: f64| Measured { x, y: (x * roof.read_gbps).min(roof.peak_gflops), ends: None };
+    let at = |x: f64| ChartPoint { x, y: (x * roof.read_gbps).min(roof.peak_gflops), ends: None };
     vec![at(x.low), at(ridge), at(x.high)]
 }
 

@@ -4,9 +4,9 @@ use crate::bench::BenchRow;
 use crate::eval::records::record::REFERENCE;
 use crate::report::format::{distinct, setting_name};
 use crate::report::plots::axis::tick_label;
-use crate::report::plots::chart::Measured;
+use crate::report::plots::chart::ChartPoint;
 use crate::report::plots::looks::looks as looks_of;
-use crate::report::plots::pen::Look;
+use crate::report::plots::pen::SeriesLook;
 
 /// A method or peer with its parameters, except for the requested density.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,30 +76,34 @@ pub fn asked_density(row: &BenchRow) -> Option<&str> {
     parameter(row, DENSITY)
 }
 
-/// The series of some rows with their names and looks. Later ones are drawn on top, so references come first and peers last.
-pub fn series<'a>(rows: &[&'a BenchRow], of: impl Fn(&'a BenchRow) -> Series<'a>) -> Vec<(Series<'a>, String, Look)> {
+/// The series of rows with their names and looks: what is drawn first is drawn below, so references come first and peers
+/// last.
+pub fn series<'a>(
+    rows: &[&'a BenchRow],
+    of: impl Fn(&'a BenchRow) -> Series<'a>,
+) -> Vec<(Series<'a>, String, SeriesLook)> {
     let all = distinct(rows.iter().map(|row| of(row)));
     let (peers, own): (Vec<Series>, Vec<Series>) = all.iter().cloned().partition(|series| series.is_peer);
     let methods: Vec<&str> = own.iter().map(|series| series.method).collect();
-    let peers = peers.into_iter().zip((0..).map(Look::Peer));
-    let mut looks: Vec<(Series, Look)> = own.into_iter().zip(looks_of(&methods)).chain(peers).collect();
+    let peers = peers.into_iter().zip((0..).map(SeriesLook::Peer));
+    let mut looks: Vec<(Series, SeriesLook)> = own.into_iter().zip(looks_of(&methods)).chain(peers).collect();
     looks.sort_by_key(|(_, look)| match look {
-        Look::Dense | Look::Roof => 0,
-        Look::Oracle(..) | Look::Floor(..) => 1,
-        Look::Method(..) | Look::Other => 2,
-        Look::Peer(_) => 3,
+        SeriesLook::Dense | SeriesLook::Roof => 0,
+        SeriesLook::Oracle(..) | SeriesLook::Floor(..) => 1,
+        SeriesLook::Method(..) | SeriesLook::Other => 2,
+        SeriesLook::Peer(_) => 3,
     });
     looks.into_iter().map(|(series, look)| (series.clone(), series.name(&all), look)).collect()
 }
 
-/// The names and looks of series, in the form that charts need.
-pub fn named(series: &[(Series, String, Look)]) -> Vec<(String, Look)> {
+/// Names and looks of series, as a chart takes them.
+pub fn named(series: &[(Series, String, SeriesLook)]) -> Vec<(String, SeriesLook)> {
     series.iter().map(|(_, name, look)| (name.clone(), *look)).collect()
 }
 
 /// A row's time as a point, in microseconds with its interval.
-pub fn timed(row: &BenchRow, x: f64) -> Measured {
-    Measured { x, y: row.time_us, ends: row.time_low_us.zip(row.time_high_us) }
+pub fn timed(row: &BenchRow, x: f64) -> ChartPoint {
+    ChartPoint { x, y: row.time_us, ends: row.time_low_us.zip(row.time_high_us) }
 }
 
 /// The times of rows, and the ends of their intervals.
@@ -133,15 +137,15 @@ mod tests {
             full(4096),
         ];
         let all = series(&rows.iter().collect::<Vec<_>>(), Series::of);
-        let names: Vec<(&str, Look)> = all.iter().map(|(_, name, look)| (name.as_str(), *look)).collect();
+        let names: Vec<(&str, SeriesLook)> = all.iter().map(|(_, name, look)| (name.as_str(), *look)).collect();
         assert_eq!(
             names,
             [
-                ("full", Look::Dense),
-                ("topk", Look::Oracle(0, 0)),
-                ("quest", Look::Method(17, 0)),
-                ("quest page=32", Look::Method(17, 1)),
-                ("torch_sdpa_bf16 (peer)", Look::Peer(0)),
+                ("full", SeriesLook::Dense),
+                ("topk", SeriesLook::Oracle(0, 0)),
+                ("quest", SeriesLook::Method(17, 0)),
+                ("quest page=32", SeriesLook::Method(17, 1)),
+                ("torch_sdpa_bf16 (peer)", SeriesLook::Peer(0)),
             ]
         );
         assert_eq!(

@@ -13,7 +13,7 @@ use crate::report::plots::axis::Axis;
 use crate::report::plots::bars::{Field, LINE};
 use crate::report::plots::looks::looks;
 use crate::report::plots::pen::{
-    self, CHARACTER, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
+    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, SeriesLook, TITLE_HEIGHT, page_title, title_width,
 };
 use crate::report::plots::{Figure, paged};
 
@@ -45,8 +45,8 @@ impl Kind {
     fn of(method: &str, is_peer: bool) -> Self {
         match looks(&[method])[0] {
             _ if is_peer => Self::Peer,
-            Look::Oracle(..) => Self::Oracle,
-            Look::Floor(..) => Self::Floor,
+            SeriesLook::Oracle(..) => Self::Oracle,
+            SeriesLook::Floor(..) => Self::Floor,
             look => Self::Method(look.colour()),
         }
     }
@@ -135,7 +135,7 @@ fn page(title: &str, contexts: &[usize], bars: &[Bar], all: &[Bar]) -> Result<St
             pen.text(name, (left + 40, y), SIZE, HPos::Left)?;
             y += LEGEND_LINE;
         }
-        pen.stroke(Look::Dense, &[(left, y), (left + 30, y)])?;
+        pen.stroke(SeriesLook::Dense, &[(left, y), (left + 30, y)])?;
         pen.text("full (dense)", (left + 40, y), SIZE, HPos::Left)
     })
 }
@@ -155,7 +155,7 @@ fn draw_field(
         field.label(pen, y, speedup, speedup.max(1.0))?;
     }
     let one = field.at(1.0);
-    pen.stroke(Look::Dense, &[(one, field.top), (one, field.bottom)])
+    pen.stroke(SeriesLook::Dense, &[(one, field.top), (one, field.bottom)])
 }
 
 /// The legend of the shades that do not stand for methods.

@@ -174,74 +174,36 @@
 
   const withInterval = (text, low, high, form) =>
     missing(low) ? text : [text, make("span", ` [${form(low)} ${form(high)}]`, { class: "interval" })];
-  const plain = (key, label, form = number) => ({ key, label, value: (r) => r[key], cell: (r) => form(r[key]) });
-  const ofText = (key, label) => ({ key, label, text: true, value: (r) => r[key], cell: (r) => r[key] });
+  const kilobytes = (x) => (missing(x) ? "" : number(x / 1000));
+  // The cells of columns that are more than a number.
+  const CELLS = {
+    length: (r) => tokens(r.length),
+    n: (r) => (r.contexts < r.n ? `${r.n} (${r.contexts})` : String(r.n)),
+    score: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
+    delta_full: (r) => (r.method === REFERENCE || missing(r.delta_full) ? ""
+      : withInterval(signed(digits(r))(r.delta_full), r.delta_low, r.delta_high, signed(digits(r)))),
+    decode_ms_per_token: (r) => (missing(r.decode_ms_per_token) ? "" : make("span", [
+      withInterval(number(r.decode_ms_per_token), r.decode_ms_low, r.decode_ms_high, number), r.timed_apart ? "*" : "",
+      { shared: " share", solo: " solo" }[r.latency] ?? "",
+    ].flat(), { title: r.timed ?? "" })),
+  };
+  const FORMS = { text: (x) => x, number, kilobytes };
   const COLUMNS = [
-    ofText("method", "method"),
-    ofText("params", "params"),
-    ofText("task", "task"),
-    { key: "length", label: "length", value: (r) => r.length, cell: (r) => tokens(r.length) },
-    ofText("model", "model"),
-    ofText("protocol", "sparse from"),
-    { key: "n", label: "n", value: (r) => r.n, cell: (r) => (r.contexts < r.n ? `${r.n} (${r.contexts})` : String(r.n)) },
-    {
-      key: "score", label: "score", value: (r) => r.score,
-      cell: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
-    },
-    {
-      key: "delta_full", label: "Δ full", value: (r) => (r.method === REFERENCE ? null : r.delta_full),
-      cell: (r) => (r.method === REFERENCE || missing(r.delta_full) ? ""
-        : withInterval(signed(digits(r))(r.delta_full), r.delta_low, r.delta_high, signed(digits(r)))),
-    },
-    plain("density", "density"),
-    plain("cost_total", "cost1 + cost2"),
-    plain("cost1", "cost1"),
-    plain("cost2", "cost2"),
-    plain("aux_bits", "aux bits"),
-    { key: "kv_bytes_per_token", label: "KB/token", value: (r) => r.kv_bytes_per_token, cell: (r) => (missing(r.kv_bytes_per_token) ? "" : number(r.kv_bytes_per_token / 1000)) },
-    { key: "shared_bytes_per_token", label: "KB shared", value: (r) => r.shared_bytes_per_token, cell: (r) => (missing(r.shared_bytes_per_token) ? "" : number(r.shared_bytes_per_token / 1000)) },
-    { key: "select_bytes_per_token", label: "KB scanned", value: (r) => r.select_bytes_per_token, cell: (r) => (missing(r.select_bytes_per_token) ? "" : number(r.select_bytes_per_token / 1000)) },
-    plain("free_share", "free"),
-    { key: "kv_bytes_held", label: "KB held", value: (r) => r.kv_bytes_held, cell: (r) => (missing(r.kv_bytes_held) ? "" : number(r.kv_bytes_held / 1000)) },
-    plain("kv_tokens_held", "tokens held"),
-    {
-      key: "decode_ms_per_token", label: "ms/token", value: (r) => r.decode_ms_per_token,
-      cell: (r) => (missing(r.decode_ms_per_token) ? "" : make("span", [
-        withInterval(number(r.decode_ms_per_token), r.decode_ms_low, r.decode_ms_high, number), r.timed_apart ? "*" : "",
-        { shared: " share", solo: " solo" }[r.latency] ?? "",
-      ].flat(), { title: r.timed ?? "" })),
-    },
-    plain("index_s", "index s"),
-    plain("prefill_s", "prefill s"),
-    plain("output_error", "output error"),
-    plain("recall", "recall"),
-    plain("dropped_mass", "dropped mass"),
-    plain("word_perplexity", "word ppl"),
-    plain("bits_per_byte", "bits/byte"),
-    plain("kl_mean", "KL"),
-    plain("kl_p99", "KL p99"),
-    plain("same_top", "same top %"),
-    plain("detectable", "detectable Δ"),
-    plain("acc", "acc %"),
-    plain("acc_norm", "acc_norm %"),
-    { key: "warnings", label: "look at", text: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
+    ...data.columns.map(({ key, label, form, better, shown }) => ({
+      key, label, better, shown, text: form === "text",
+      value: key === "delta_full" ? (r) => (r.method === REFERENCE ? null : r.delta_full) : (r) => r[key],
+      cell: CELLS[key] ?? ((r) => FORMS[form](r[key])),
+    })),
+    { key: "warnings", label: "look at", text: true, shown: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
   ];
-  const SHOWN = ["method", "params", "task", "length", "n", "score", "delta_full", "density", "cost_total",
-    "kv_bytes_per_token", "kv_tokens_held", "decode_ms_per_token", "output_error", "word_perplexity", "kl_mean", "acc_norm", "warnings"];
   const differs = (key) => distinct(data.rows.map((r) => r[key])).length > 1;
   const hasValue = (c) => c.text || data.rows.some((r) => !missing(c.value(r)));
   const columns = COLUMNS.filter(hasValue).filter((c) => c.key !== "warnings" || data.warnings.length > 0);
-  for (const c of columns) c.shown = SHOWN.includes(c.key) || (["model", "protocol"].includes(c.key) && differs(c.key));
+  for (const c of columns) c.shown = c.shown || (["model", "protocol"].includes(c.key) && differs(c.key));
 
-  // Which way a value is better; of what is not here neither way is.
-  const BETTER = {
-    score: 1, delta_full: 1, recall: 1, same_top: 1, acc: 1, acc_norm: 1,
-    density: -1, cost_total: -1, cost1: -1, cost2: -1, aux_bits: -1, kv_bytes_per_token: -1, shared_bytes_per_token: -1,
-    select_bytes_per_token: -1, kv_bytes_held: -1, kv_tokens_held: -1, decode_ms_per_token: -1, index_s: -1, prefill_s: -1,
-    output_error: -1, dropped_mass: -1, word_perplexity: -1, bits_per_byte: -1, kl_mean: -1, kl_p99: -1,
-  };
+  // Which way a value is better: 1 where more is, -1 where less is, 0 where neither is.
   const OF_PERPLEXITY = ["score", "delta_full"];
-  const better = (key, row) => (isPerplexity(row) && OF_PERPLEXITY.includes(key) ? -1 : BETTER[key] ?? 0);
+  const better = (key, row) => (isPerplexity(row) && OF_PERPLEXITY.includes(key) ? -1 : COLUMNS.find((c) => c.key === key)?.better ?? 0);
   const LOST_MOST = 50; // points to full at which the colour ends
   const DEEPEST = 0.5;
 

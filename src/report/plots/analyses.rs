@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{self, Chart, Data, LARGE, Measured, Panel, SMALL};
+use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::grid::{self, Grid, Scale};
 use super::{Figure, as_file_name, looks, paged};
 use crate::analyze::findings::{Cells, Drawing, Lines, Map};
@@ -36,10 +36,10 @@ fn of_lines(lines: &Lines) -> Result<Vec<String>> {
         let ys: Vec<f64> = points().map(|point| point.y).chain(ends).collect();
         let data = names.iter().map(|name| {
             let points = panel.series.iter().filter(|series| series.0 == **name).flat_map(|series| &series.1);
-            let points: Vec<Measured> = points.map(|p| Measured { x: p.x, y: p.y, ends: p.ends }).collect();
+            let points: Vec<ChartPoint> = points.map(|p| ChartPoint { x: p.x, y: p.y, ends: p.ends }).collect();
             Data { line: (0..points.len()).collect(), points }
         });
-        Panel {
+        ChartPanel {
             title: panel.title.clone(),
             x: x_axis(),
             y: if lines.log_y { Axis::of_rates(ys.iter().copied()) } else { Axis::of_values(&ys) },
@@ -86,7 +86,7 @@ fn of_map(map: &Map) -> Result<Vec<String>> {
     let place = |(layer, head, value): &(usize, usize, f64)| {
         (layers.partition_point(|l| l < layer), heads.partition_point(|h| h < head), *value)
     };
-    let panel = |(title, cells): &(String, Cells)| grid::Panel {
+    let panel = |(title, cells): &(String, Cells)| grid::GridPanel {
         title: title.clone(),
         cells: cells.iter().map(place).collect(),
     };

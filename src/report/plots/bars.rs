@@ -13,7 +13,7 @@ use super::pen::{
 use super::{Figures, Pages, end_of, suffix};
 use crate::eval::config::protocol::Protocol;
 use crate::eval::records::timing::Latency;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
 

@@ -6,14 +6,15 @@ use plotters::style::text_anchor::HPos;
 use super::Pages;
 use super::axis::Axis;
 use super::pen::{
-    self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
+    self, CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, SeriesLook, TITLE_HEIGHT, page_title,
+    title_width,
 };
 
-/// The size of a panel with few lines.
-pub const SMALL: Point = (345, 280);
-/// The size of a panel with many lines.
-pub const LARGE: Point = (620, 520);
-/// The height of a panel that stands alone.
+/// A panel of a few lines.
+pub const SMALL: Pixel = (345, 280);
+/// A panel of many.
+pub const LARGE: Pixel = (620, 520);
+/// Height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
 /// The most columns of panels that are about one series each.
@@ -42,20 +43,20 @@ pub struct Chart {
     /// The label of a tick on the vertical axis.
     pub y_tick: fn(f64) -> String,
     /// The least width and height of a panel with its labels, in pixels.
-    pub least_panel: Point,
-    /// Whether dense attention is drawn as a level or line and named first; otherwise it is a series as the others.
+    pub least_panel: Pixel,
+    /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
     pub has_level: bool,
     /// Whether the series are methods, some of which may be oracles or floors.
     pub has_roles: bool,
-    /// The panels, row by row.
-    pub panels: Vec<Panel>,
-    /// The name and look of each series.
-    pub series: Vec<(String, Look)>,
+    /// The panels, by rows.
+    pub panels: Vec<ChartPanel>,
+    /// Name and look of each series.
+    pub series: Vec<(String, SeriesLook)>,
 }
 
 /// One frame of a chart.
-pub struct Panel {
-    /// The title.
+pub struct ChartPanel {
+    /// What it is about.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
@@ -71,11 +72,11 @@ pub struct Panel {
     pub labels: Vec<(usize, Vec<String>)>,
 }
 
-impl Panel {
-    /// The look of a series in this panel.
-    fn look(&self, series: usize, look: Look) -> Look {
+impl ChartPanel {
+    /// How a series looks in it.
+    fn look(&self, series: usize, look: SeriesLook) -> SeriesLook {
         match self.focus {
-            Some(focus) if focus != series && matches!(look, Look::Method(..)) => Look::Other,
+            Some(focus) if focus != series && matches!(look, SeriesLook::Method(..)) => SeriesLook::Other,
             _ => look,
         }
     }
@@ -85,15 +86,15 @@ impl Panel {
 #[derive(Default, Clone)]
 pub struct Data {
     /// Measured points.
-    pub points: Vec<Measured>,
-    /// Indices of the points that the line connects, in its order.
+    pub points: Vec<ChartPoint>,
+    /// Which of them the line goes through, in its order.
     pub line: Vec<usize>,
 }
 
 /// A point with an interval in the vertical direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measured {
-    /// The horizontal value.
+pub struct ChartPoint {
+    /// To the right.
     pub x: f64,
     /// The vertical value.
     pub y: f64,
@@ -110,12 +111,12 @@ struct Frame {
 }
 
 impl Frame {
-    fn place(&self, panel: &Panel, x: f64, y: f64) -> Point {
+    fn place(&self, panel: &ChartPanel, x: f64, y: f64) -> Pixel {
         let x = panel.x.at(x, self.left + INSET, self.right - INSET);
         (x, panel.y.at(y, self.bottom - INSET, self.top + INSET))
     }
 
-    fn middle(&self) -> Point {
+    fn middle(&self) -> Pixel {
         ((self.left + self.right) / 2, (self.top + self.bottom) / 2)
     }
 }
@@ -129,16 +130,16 @@ impl Chart {
         self.page(&self.panels, &self.title)
     }
 
-    /// The panels of each page, as many as fit in its height.
-    fn dealt(&self) -> std::slice::Chunks<'_, Panel> {
+    /// Its panels by pages, as many as its height takes.
+    fn dealt(&self) -> std::slice::Chunks<'_, ChartPanel> {
         let (width, columns, (_, height)) = self.layout();
         let beside = TITLE_HEIGHT + self.legend_height(width) + INSET;
         let rows = ((MOST_HEIGHT - beside) / height).max(1);
         self.panels.chunks((rows * columns) as usize)
     }
 
-    /// The width of a page, its number of columns, and the size of a panel.
-    fn layout(&self) -> (i32, i32, Point) {
+    /// Width of a page, its columns, and the size of a panel.
+    fn layout(&self) -> (i32, i32, Pixel) {
         let most = if self.has_focus() { MOST_OF_SERIES } else { MOST_COLUMNS };
         let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, most) as i32;
         let title = page_title(&self.title, 0, self.panels.len());
@@ -152,7 +153,7 @@ impl Chart {
         (lines + self.notes().len() as i32) * LEGEND_LINE
     }
 
-    fn page(&self, shown: &[Panel], title: &str) -> Result<String> {
+    fn page(&self, shown: &[ChartPanel], title: &str) -> Result<String> {
         let (width, columns, panel) = self.layout();
         let panels = (shown.len() as i32 + columns - 1) / columns * panel.1;
         let (entries, frame_left) = (self.legend(width), self.left());
@@ -165,7 +166,7 @@ impl Chart {
             }
             let y = |line: i32| TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
             entries.iter().try_for_each(|((name, look), (x, line))| {
-                entry(pen, name, *look, !self.has_level || *look != Look::Dense, (*x, y(*line)))
+                entry(pen, name, *look, !self.has_level || *look != SeriesLook::Dense, (*x, y(*line)))
             })?;
             let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
             let left = entries.first().map_or(INSET, |(_, (x, _))| *x);
@@ -177,9 +178,9 @@ impl Chart {
 
     /// What the looks of oracles and floors mean, if there are any.
     fn notes(&self) -> Vec<&'static str> {
-        let has = |is: fn(&Look) -> bool| self.has_roles && self.series.iter().any(|(_, look)| is(look));
-        let oracle = has(|look| matches!(look, Look::Oracle(..)));
-        let floor = has(|look| matches!(look, Look::Floor(..)));
+        let has = |is: fn(&SeriesLook) -> bool| self.has_roles && self.series.iter().any(|(_, look)| is(look));
+        let oracle = has(|look| matches!(look, SeriesLook::Oracle(..)));
+        let floor = has(|look| matches!(look, SeriesLook::Floor(..)));
         oracle.then_some(ORACLE_NOTE).into_iter().chain(floor.then_some(FLOOR_NOTE)).collect()
     }
 
@@ -207,20 +208,20 @@ impl Chart {
         LEFT.max(longest * CHARACTER + 38)
     }
 
-    fn panel(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
+    fn panel(&self, pen: &Pen, panel: &ChartPanel, frame: &Frame) -> Result<()> {
         self.axes(pen, panel, frame)?;
         pen.text(&panel.title, (frame.middle().0, frame.top - 14), SIZE, HPos::Center)?;
         if let Some(level) = panel.level {
             let y = frame.place(panel, panel.x.low, level).1;
-            pen.stroke(Look::Dense, &[(frame.left, y), (frame.right, y)])?;
+            pen.stroke(SeriesLook::Dense, &[(frame.left, y), (frame.right, y)])?;
         }
-        let mut all: Vec<(Look, &Data)> =
+        let mut all: Vec<(SeriesLook, &Data)> =
             (0..).zip(&self.series).map(|(series, (_, look))| panel.look(series, *look)).zip(&panel.data).collect();
-        // Faint series are drawn first, below the others.
-        all.sort_by_key(|(look, _)| *look != Look::Other);
+        // What is faint lies below.
+        all.sort_by_key(|(look, _)| *look != SeriesLook::Other);
         let all = || all.iter().copied();
-        let place = |point: &Measured| frame.place(panel, point.x, point.y);
-        // Intervals are drawn first and markers last, so that markers are on top.
+        let place = |point: &ChartPoint| frame.place(panel, point.x, point.y);
+        // Intervals first, markers last: what is read best lies on top.
         for (look, data) in all() {
             for point in &data.points {
                 let Some((low, high)) = point.ends else { continue };
@@ -237,11 +238,11 @@ impl Chart {
         self.labels(pen, panel, frame)
     }
 
-    /// Writes the labels of points where there is space.
-    fn labels(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
-        let place = |point: &Measured| frame.place(panel, point.x, point.y);
-        let seen = |series: usize| panel.look(series, self.series[series].1) != Look::Other;
-        let markers: Vec<Point> = (0..)
+    /// Writes what points are called, where there is room.
+    fn labels(&self, pen: &Pen, panel: &ChartPanel, frame: &Frame) -> Result<()> {
+        let place = |point: &ChartPoint| frame.place(panel, point.x, point.y);
+        let seen = |series: usize| panel.look(series, self.series[series].1) != SeriesLook::Other;
+        let markers: Vec<Pixel> = (0..)
             .zip(&panel.data)
             .filter(|(series, _)| seen(*series))
             .flat_map(|(_, data)| data.points.iter().map(place))
@@ -256,7 +257,7 @@ impl Chart {
                 Some((place(point).0, y(high), y(low)))
             })
             .collect();
-        let mut taken: Vec<(Point, i32)> = Vec::new();
+        let mut taken: Vec<(Pixel, i32)> = Vec::new();
         for (series, labels) in &panel.labels {
             let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
             for (point, label) in panel.data[*series].points.iter().zip(labels) {
@@ -267,21 +268,21 @@ impl Chart {
                 let beside = [(x + aside, y - 9), (x - aside, y - 9), (x + aside, y + 9), (x - aside, y + 9)];
                 let sides = beside.into_iter().chain([(near, y - 16), (near, y + 18)]);
                 let is_apart =
-                    |a: &Point, b: &Point, room: Point| (a.0 - b.0).abs() > room.0 || (a.1 - b.1).abs() > room.1;
-                let free = |place: &Point| {
+                    |a: &Pixel, b: &Pixel, room: Pixel| (a.0 - b.0).abs() > room.0 || (a.1 - b.1).abs() > room.1;
+                let free = |place: &Pixel| {
                     taken.iter().all(|(at, other)| is_apart(at, place, (half + other + 4, 16)))
                         && markers.iter().all(|at| is_apart(at, place, (half + 5, 12)))
                 };
-                let inside = |place: &Point| {
+                let inside = |place: &Pixel| {
                     (frame.top + 8..frame.bottom - 6).contains(&place.1)
                         && (frame.left + half + 2..frame.right - half).contains(&place.0)
                 };
-                let is_clear = |(x, y): &Point| {
+                let is_clear = |(x, y): &Pixel| {
                     intervals
                         .iter()
                         .all(|(at, top, bottom)| (at - x).abs() > half + 1 || y + 8 < *top || y - 8 > *bottom)
                 };
-                let sides: Vec<Point> = sides.filter(|side| inside(side) && free(side)).collect();
+                let sides: Vec<Pixel> = sides.filter(|side| inside(side) && free(side)).collect();
                 if let Some(side) = sides.iter().find(|side| is_clear(side)).or(sides.first()).copied() {
                     pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
                     taken.push((side, half));
@@ -291,7 +292,7 @@ impl Chart {
         Ok(())
     }
 
-    fn axes(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
+    fn axes(&self, pen: &Pen, panel: &ChartPanel, frame: &Frame) -> Result<()> {
         for &tick in &panel.x.ticks {
             let x = frame.place(panel, tick, panel.y.low).0;
             pen.line(&[(x, frame.top), (x, frame.bottom)], GRID, 1)?;
@@ -307,13 +308,13 @@ impl Chart {
         pen.upwards(&self.y_label, (frame.left - self.left() + 16, frame.middle().1))
     }
 
-    /// The entries of the legend, each with the pixel where it starts and its line. Columns are equally wide.
-    fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
-        let dense = self.has_level.then_some(("full (dense)", Look::Dense));
-        let in_titles = |look: &Look| self.has_focus() && matches!(look, Look::Method(..));
+    /// Every entry with the pixel where it starts and its line; equally wide columns.
+    fn legend(&self, width: i32) -> Vec<(Entry<'_>, Pixel)> {
+        let dense = self.has_level.then_some(("full (dense)", SeriesLook::Dense));
+        let in_titles = |look: &SeriesLook| self.has_focus() && matches!(look, SeriesLook::Method(..));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
-        let series = series.filter(|(_, look)| !in_titles(look) && (!self.has_level || *look != Look::Dense));
-        let others = self.has_focus().then_some(("the other methods", Look::Other));
+        let series = series.filter(|(_, look)| !in_titles(look) && (!self.has_level || *look != SeriesLook::Dense));
+        let others = self.has_focus().then_some(("the other methods", SeriesLook::Other));
         let entries: Vec<_> = dense.into_iter().chain(series).chain(others).collect();
         let longest = entries.iter().map(|(name, _)| name.chars().count() as i32).max().unwrap_or(0);
         let entry = longest * CHARACTER + SWATCH + 30;
@@ -328,17 +329,17 @@ impl Chart {
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
 pub fn pages(charts: &[Chart], most: usize) -> Result<Pages> {
-    let pages: Vec<(&Chart, &[Panel])> =
+    let pages: Vec<(&Chart, &[ChartPanel])> =
         charts.iter().flat_map(|chart| chart.dealt().map(move |panels| (chart, panels))).collect();
     Pages::of(&pages, most, |i, (chart, panels)| chart.page(panels, &page_title(&chart.title, i, pages.len())))
 }
 
-/// The name and look of a series.
-type Entry<'a> = (&'a str, Look);
+/// Name and look of a series.
+type Entry<'a> = (&'a str, SeriesLook);
 
 const SWATCH: i32 = 36;
 
-fn entry(pen: &Pen, name: &str, look: Look, has_marker: bool, (x, y): Point) -> Result<()> {
+fn entry(pen: &Pen, name: &str, look: SeriesLook, has_marker: bool, (x, y): Pixel) -> Result<()> {
     pen.stroke(look, &[(x, y), (x + SWATCH, y)])?;
     if has_marker {
         pen.marker(look, (x + SWATCH / 2, y))?;

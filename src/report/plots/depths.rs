@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 use super::axis::tick_label;
-use super::grid::{Grid, Panel, Scale};
+use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
 use crate::eval::records::order::{Given, compare_tasks, natural};
 use crate::eval::records::record::Record;
@@ -16,7 +16,7 @@ use crate::report::format::{distinct, setting_name, tokens};
 
 /// The mean score of one method at one length and depth.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cell {
+pub struct DepthScore {
     /// Model id as given.
     pub model: String,
     /// Full task name.
@@ -39,7 +39,7 @@ pub struct Cell {
     pub prompt_tokens: f64,
 }
 
-impl Cell {
+impl DepthScore {
     fn figure(&self) -> (&str, &str, &str) {
         (&self.model, &self.task, &self.protocol)
     }
@@ -49,9 +49,9 @@ impl Cell {
     }
 }
 
-/// The cells of all records with a depth, one for each (model, task, protocol, method, params, length, depth), in this order, with methods
-/// in the summary's order (`order` as there). Records that repeat an example count once.
-pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<Cell> {
+/// The cells of all records that have a depth, one for each (model, task, protocol, method, params, length, depth), in
+/// this order; methods as in the summary (`order` as there). Records that repeat an example count once.
+pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> {
     let mut groups: BTreeMap<_, BTreeMap<(u64, usize), &Record>> = BTreeMap::new();
     for r in records {
         let Some(depth) = r.depth else { continue };
@@ -62,9 +62,10 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<Cell> {
             *kept = r;
         }
     }
-    let mut cells: Vec<Cell> = groups.into_values().map(|examples| cell(examples.into_values().collect())).collect();
+    let mut cells: Vec<DepthScore> =
+        groups.into_values().map(|examples| cell(examples.into_values().collect())).collect();
     let given = Given::of(order);
-    let place = |c: &Cell| given.rank(&c.method, &c.params);
+    let place = |c: &DepthScore| given.rank(&c.method, &c.params);
     cells.sort_by(|a, b| {
         natural(&a.model, &b.model)
             .then_with(|| compare_tasks(&a.task, &b.task))
@@ -78,11 +79,11 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<Cell> {
 }
 
 /// `examples` is never empty.
-fn cell(examples: Vec<&Record>) -> Cell {
+fn cell(examples: Vec<&Record>) -> DepthScore {
     let n = examples.len();
     let mean = |of: fn(&Record) -> f64| examples.iter().map(|r| of(r)).sum::<f64>() / n as f64;
     let head = examples[0];
-    Cell {
+    DepthScore {
         model: head.model.to_string(),
         task: head.task.to_string(),
         protocol: head.protocol.to_string(),
@@ -100,7 +101,7 @@ fn cell(examples: Vec<&Record>) -> Cell {
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
-pub fn csv(cells: &[Cell]) -> Result<String> {
+pub fn csv(cells: &[DepthScore]) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["model", "task", "length", "depth", "method", "params", "protocol", "n", "score"])?;
     for c in cells {
@@ -116,8 +117,8 @@ pub fn csv(cells: &[Cell]) -> Result<String> {
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
-    let all: Vec<_> = distinct(cells.iter().map(Cell::figure));
+pub fn figures(cells: &[DepthScore], most: usize) -> Result<Figures> {
+    let all: Vec<_> = distinct(cells.iter().map(DepthScore::figure));
     let mut figures = Figures::up_to(most);
     for &(model, task, protocol) in &all {
         let suffix =
@@ -126,20 +127,20 @@ pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
         if figures.is_full(&file) {
             continue;
         }
-        let shown: Vec<&Cell> = cells.iter().filter(|c| c.figure() == (model, task, protocol)).collect();
+        let shown: Vec<&DepthScore> = cells.iter().filter(|c| c.figure() == (model, task, protocol)).collect();
         figures.grid(&file, &grid(&shown))?;
     }
     Ok(figures)
 }
 
 /// `cells` is never empty.
-fn grid(cells: &[&Cell]) -> Grid {
+fn grid(cells: &[&DepthScore]) -> Grid {
     let (model, task, protocol) = cells[0].figure();
     let mut lengths = distinct(cells.iter().map(|c| c.length));
     lengths.sort_unstable();
     let mut depths = distinct(cells.iter().map(|c| c.depth));
     depths.sort_by(f64::total_cmp);
-    let panel = |(method, params): (&str, &str)| Panel {
+    let panel = |(method, params): (&str, &str)| GridPanel {
         title: setting_name(method, params),
         cells: cells
             .iter()
@@ -161,8 +162,8 @@ fn grid(cells: &[&Cell]) -> Grid {
     }
 }
 
-/// The requested length; without one, the approximate length of the prompts.
-fn length_label(cells: &[&Cell], length: usize) -> String {
+/// The length asked for; of what has none, about how long its prompts are.
+fn length_label(cells: &[&DepthScore], length: usize) -> String {
     if length > 0 {
         return tokens(length);
     }

@@ -11,7 +11,7 @@ use plotters::style::text_anchor::HPos;
 use super::Pages;
 use super::axis::round_up;
 use super::pen::{
-    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
+    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
 
 /// A figure of shaded cells.
@@ -26,15 +26,15 @@ pub struct Grid {
     pub columns: Vec<String>,
     /// The names of the lines of every panel.
     pub lines: Vec<String>,
-    /// The panels, row by row.
-    pub panels: Vec<Panel>,
-    /// The common scale.
+    /// The panels, by rows.
+    pub panels: Vec<GridPanel>,
+    /// What values mean.
     pub scale: Scale,
 }
 
 /// One block of cells.
-pub struct Panel {
-    /// The title.
+pub struct GridPanel {
+    /// What it is about.
     pub title: String,
     /// Line, column and value of each cell. Missing cells stay white.
     pub cells: Vec<(usize, usize, f64)>,
@@ -42,7 +42,7 @@ pub struct Panel {
 
 /// The contents of one page.
 struct Page<'a> {
-    panels: &'a [Panel],
+    panels: &'a [GridPanel],
     lines: Range<usize>,
     title: String,
 }
@@ -103,11 +103,11 @@ const LEGEND_HEIGHT: i32 = 72;
 const TOP: i32 = 34;
 const RIGHT: i32 = 18;
 const BOTTOM: i32 = 56;
-/// The size of cells that contain their value, and the largest and smallest size of cells without values.
-const WITH_TEXT: Point = (52, 26);
-const LARGEST: Point = (14, 14);
-const SMALLEST: Point = (4, 8);
-/// The most columns of cells with values, in one of several panels and in a single one; and the largest width.
+/// Cells with their value in them; those of large maps without are as large as fits, between two sizes.
+const WITH_TEXT: Pixel = (52, 26);
+const LARGEST: Pixel = (14, 14);
+const SMALLEST: Pixel = (4, 8);
+/// Columns with values: of several panels, and of one alone.
 const MOST_WITH_TEXT: usize = 16;
 const MOST_ALONE: usize = 23;
 const MOST_WIDTH: i32 = 1320;
@@ -178,7 +178,7 @@ impl Grid {
         self.columns.len() <= if self.panels.len() == 1 { MOST_ALONE } else { MOST_WITH_TEXT }
     }
 
-    fn cell(&self) -> Point {
+    fn cell(&self) -> Pixel {
         if self.has_text() {
             return WITH_TEXT;
         }
@@ -200,7 +200,7 @@ impl Grid {
         tried.filter(|_| self.has_text()).find(fits)
     }
 
-    fn inner(&self, lines: usize) -> Point {
+    fn inner(&self, lines: usize) -> Pixel {
         (self.columns.len() as i32 * self.cell().0, lines as i32 * self.cell().1)
     }
 
@@ -210,16 +210,16 @@ impl Grid {
         40 + longest * CHARACTER
     }
 
-    /// The size of a panel with `lines` lines.
-    fn panel_size(&self, lines: usize) -> Point {
+    /// Of a panel with so many lines.
+    fn panel_size(&self, lines: usize) -> Pixel {
         let longest = self.panels.iter().map(|p| p.title.chars().count() as i32).max().unwrap_or(0);
         let inner = self.inner(lines);
         let width = inner.0.max(self.x_label.chars().count() as i32 * CHARACTER);
         ((self.left() + width).max(longest * CHARACTER) + RIGHT, TOP + inner.1 + BOTTOM)
     }
 
-    /// Draws some lines of a panel, with its top left corner at the given pixel.
-    fn panel(&self, pen: &Pen, panel: &Panel, lines: &Range<usize>, (left, top): Point) -> Result<()> {
+    /// Some lines of a panel, from `corner` on.
+    fn panel(&self, pen: &Pen, panel: &GridPanel, lines: &Range<usize>, (left, top): Pixel) -> Result<()> {
         let (cell, inner) = (self.cell(), self.inner(lines.len()));
         let middle = left + inner.0 / 2;
         // A title may be wider than the cells, but starts no further left than the panel.
@@ -253,7 +253,7 @@ impl Grid {
         if self.has_text() { 1 } else { (names as i32 / 8).max(2) }
     }
 
-    fn legend(&self, pen: &Pen, (middle, top): Point) -> Result<()> {
+    fn legend(&self, pen: &Pen, (middle, top): Pixel) -> Result<()> {
         const STEP: i32 = 42;
         let left = middle - 11 * STEP / 2;
         for i in 0..=10 {
@@ -264,7 +264,7 @@ impl Grid {
         pen.text(&self.scale.label, (middle, top + 48), SIZE, HPos::Center)
     }
 
-    fn shaded(&self, pen: &Pen, (x, y): Point, (width, height): Point, value: f64) -> Result<()> {
+    fn shaded(&self, pen: &Pen, (x, y): Pixel, (width, height): Pixel, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
         // Small cells have no edge, which would cover them.
         if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
@@ -326,7 +326,7 @@ mod tests {
             y_label: "y".into(),
             columns: names(columns),
             lines: names(lines),
-            panels: (0..panels).map(|i| Panel { title: format!("p{i}"), cells: cells.clone() }).collect(),
+            panels: (0..panels).map(|i| GridPanel { title: format!("p{i}"), cells: cells.clone() }).collect(),
             scale: Scale::percent(),
         }
     }

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use super::grid::{Grid, Panel, Scale};
+use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, end_of, suffix};
 use crate::eval::records::fidelity::HeadFidelity;
-use crate::eval::summary::cells::Cell;
+use crate::eval::summary::cells::SummaryCell;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// A quantity to draw: its file, its title, whether 0 is the best, and its field.
@@ -22,13 +22,13 @@ const QUANTITIES: [Quantity; 4] = [
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
-    let scene = |c: &Cell| (c.head().model.to_string(), c.head().protocol.to_string(), c.head().length);
-    let with_heads: Vec<&Cell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
+pub fn figures(cells: &[SummaryCell], most: usize) -> Result<Figures> {
+    let scene = |c: &SummaryCell| (c.head().model.to_string(), c.head().protocol.to_string(), c.head().length);
+    let with_heads: Vec<&SummaryCell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
     let scenes = distinct(with_heads.iter().map(|c| scene(c)));
     let mut figures = Figures::up_to(most);
     for at in &scenes {
-        let shown: Vec<&Cell> = with_heads.iter().copied().filter(|c| scene(c) == *at).collect();
+        let shown: Vec<&SummaryCell> = with_heads.iter().copied().filter(|c| scene(c) == *at).collect();
         let (model, protocol, length) = at;
         let suffix = suffix(&[
             (scenes.iter().any(|s| s.0 != *model), model),
@@ -53,7 +53,7 @@ fn heads(r: &crate::eval::records::record::Record) -> Option<&HeadFidelity> {
     r.fidelity.as_ref()?.heads.as_ref()
 }
 
-fn grid(quantity: &Quantity, cells: &[&Cell], (model, protocol, length): &(String, String, usize)) -> Grid {
+fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): &(String, String, usize)) -> Grid {
     let (_, title, less_is_better, _) = quantity;
     let settings = distinct(cells.iter().map(|c| (&c.head().method, &c.head().params)));
     let maps = settings.iter().map(|(method, params)| {
@@ -70,7 +70,7 @@ fn grid(quantity: &Quantity, cells: &[&Cell], (model, protocol, length): &(Strin
         let line = |(line, values): (usize, &Vec<f64>)| {
             values.iter().enumerate().map(move |(head, value)| (line, head, *value)).collect::<Vec<_>>()
         };
-        Panel { title: title.clone(), cells: map.iter().enumerate().flat_map(line).collect() }
+        GridPanel { title: title.clone(), cells: map.iter().enumerate().flat_map(line).collect() }
     };
     let at = if *length > 0 { format!(", {} tokens", tokens(*length)) } else { String::new() };
     Grid {

@@ -3,11 +3,11 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, Measured, Panel, SMALL};
+use super::chart::{Chart, ChartPanel, ChartPoint, Data, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
 use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` as for
@@ -64,10 +64,10 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
             let mut of: Vec<&&SummaryRow> =
                 of_task.iter().filter(|r| r.method == *method && r.params == *params).collect();
             of.sort_by_key(|r| r.length);
-            let point = |r: &&&SummaryRow| Measured { x: r.length as f64, y: r.score, ends: r.ci_low.zip(r.ci_high) };
+            let point = |r: &&&SummaryRow| ChartPoint { x: r.length as f64, y: r.score, ends: r.ci_low.zip(r.ci_high) };
             Data { points: of.iter().map(point).collect(), line: (0..of.len()).collect() }
         };
-        Panel {
+        ChartPanel {
             title: task.to_owned(),
             x: Axis::of_lengths(&lengths),
             y: super::score_axis(rows[0].measure, all, &all_of_task),

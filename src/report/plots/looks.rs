@@ -1,47 +1,48 @@
 //! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry.
 
-use super::pen::Look;
+use super::pen::SeriesLook;
 use crate::eval::records::record::REFERENCE;
 use spattn_attention::{Role, methods};
 
-/// The looks of series, given their methods. The settings of one method share colour and marker, and differ in dashes.
-pub fn looks(of: &[&str]) -> Vec<Look> {
+/// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and
+/// marker, and dashes of their own.
+pub fn looks(of: &[&str]) -> Vec<SeriesLook> {
     let strangers = strangers(of);
     let places: Vec<(Role, usize)> = of.iter().map(|name| (Role::of(name), place(name, &strangers))).collect();
     let look = |(at, &(role, place)): (usize, &(Role, usize))| {
         let setting = places[..at].iter().filter(|other| **other == (role, place)).count();
         match role {
-            Role::Reference => Look::Dense,
-            Role::Method => Look::Method(place, setting),
-            Role::Oracle => Look::Oracle(place, setting),
-            Role::Floor => Look::Floor(place, setting),
+            Role::Reference => SeriesLook::Dense,
+            Role::Method => SeriesLook::Method(place, setting),
+            Role::Oracle => SeriesLook::Oracle(place, setting),
+            Role::Floor => SeriesLook::Floor(place, setting),
         }
     };
     places.iter().enumerate().map(look).collect()
 }
 
-/// The looks of series that may be methods: by the registry if all are methods, otherwise by position.
-pub fn of_names(names: &[&str]) -> Vec<Look> {
+/// The looks of series that may be methods: those of the registry where all are, and others in their order where one is none.
+pub fn of_names(names: &[&str]) -> Vec<SeriesLook> {
     if names.iter().all(|name| is_known(name)) {
         looks(names)
     } else {
-        (0..names.len()).map(|i| Look::Method(i, 0)).collect()
+        (0..names.len()).map(|i| SeriesLook::Method(i, 0)).collect()
     }
 }
 
-/// The looks of lines that may each be about a method, without differing dashes, because these mean something else there. They come from
-/// the registry unless two would be alike; then they go by position, except for dense attention.
-pub fn of_lines(methods: &[Option<&str>]) -> Vec<Look> {
+/// The looks of lines of which each may be about a method, all of one dash, since others mean something else there: those of
+/// the registry where no two are alike, and others in their order (but for dense attention) where two are.
+pub fn of_lines(methods: &[Option<&str>]) -> Vec<SeriesLook> {
     let known: Option<Vec<&str>> = methods.iter().copied().collect();
     let own = known.filter(|names| names.iter().all(|name| is_known(name))).map(|names| looks(&names));
-    let is_seen = |(i, look): (usize, &Look), all: &[Look]| {
+    let is_seen = |(i, look): (usize, &SeriesLook), all: &[SeriesLook]| {
         all[..i].iter().any(|other| (other.colour(), other.mark()) == (look.colour(), look.mark()))
     };
     match own.filter(|own| !own.iter().enumerate().any(|look| is_seen(look, own))) {
         Some(own) => own,
         None => {
             let is_dense = |method: &Option<&str>| method.is_some_and(|method| deciding(method) == REFERENCE);
-            let look = |(i, method)| if is_dense(method) { Look::Dense } else { Look::Method(i, 0) };
+            let look = |(i, method)| if is_dense(method) { SeriesLook::Dense } else { SeriesLook::Method(i, 0) };
             methods.iter().enumerate().map(look).collect()
         }
     }
@@ -93,26 +94,26 @@ mod tests {
     use super::super::palette::tests::distance;
     use super::*;
 
-    fn look(name: &str) -> Look {
+    fn look(name: &str) -> SeriesLook {
         looks(&[name])[0]
     }
 
     #[test]
     fn a_method_looks_the_same_whatever_is_beside_it() {
-        assert_eq!(look("streaming_llm"), Look::Method(0, 0));
-        assert_eq!(look("a_shape"), Look::Method(1, 0));
+        assert_eq!(look("streaming_llm"), SeriesLook::Method(0, 0));
+        assert_eq!(look("a_shape"), SeriesLook::Method(1, 0));
         let quest = look("quest");
         assert_eq!(looks(&["topk", "loki", "quest", "full", "random"])[2], quest);
         assert_eq!(looks(&["quest"; 3])[1..], [quest.of_setting(1), quest.of_setting(2)]);
         assert_eq!(
             looks(&["full", "topk", "topk_norm", "vattention", "random", "topk"]),
             [
-                Look::Dense,
-                Look::Oracle(0, 0),
-                Look::Oracle(1, 0),
-                Look::Oracle(4, 0),
-                Look::Floor(0, 0),
-                Look::Oracle(0, 1)
+                SeriesLook::Dense,
+                SeriesLook::Oracle(0, 0),
+                SeriesLook::Oracle(1, 0),
+                SeriesLook::Oracle(4, 0),
+                SeriesLook::Floor(0, 0),
+                SeriesLook::Oracle(0, 1)
             ]
         );
         assert_eq!(["quest", "topp", "random"].map(legend_name), ["quest", "topp (oracle)", "random (floor)"]);
@@ -130,12 +131,15 @@ mod tests {
     #[test]
     fn lines_that_are_methods_look_like_them() {
         assert_eq!(of_names(&["quest:density=0.1", "topk"]), looks(&["quest", "topk"]));
-        assert_eq!(of_names(&["quest", "mean of heads"]), [Look::Method(0, 0), Look::Method(1, 0)]);
+        assert_eq!(of_names(&["quest", "mean of heads"]), [SeriesLook::Method(0, 0), SeriesLook::Method(1, 0)]);
         let lines = |names: &[&str]| of_lines(&names.iter().map(|name| Some(*name)).collect::<Vec<_>>());
         assert_eq!(lines(&["full", "topk:k=8", "quest"]), looks(&["full", "topk", "quest"]));
-        // Settings of one method would differ only in dashes.
-        assert_eq!(lines(&["full", "topk:k=8", "topk:k=16"]), [Look::Dense, Look::Method(1, 0), Look::Method(2, 0)]);
-        assert_eq!(of_lines(&[Some("quest"), None]), [Look::Method(0, 0), Look::Method(1, 0)]);
+        // Settings of one method would differ in dashes alone.
+        assert_eq!(
+            lines(&["full", "topk:k=8", "topk:k=16"]),
+            [SeriesLook::Dense, SeriesLook::Method(1, 0), SeriesLook::Method(2, 0)]
+        );
+        assert_eq!(of_lines(&[Some("quest"), None]), [SeriesLook::Method(0, 0), SeriesLook::Method(1, 0)]);
     }
 
     #[test]
@@ -143,7 +147,7 @@ mod tests {
         // CIELAB distance, for the type of colour vision that sees the least difference.
         const NEAR: f64 = 15.0;
         let all: Vec<&str> = methods::METHODS.iter().map(|entry| entry.name).collect();
-        let more: Vec<Look> = (0..64).map(|place| Look::Method(place, 0)).collect();
+        let more: Vec<SeriesLook> = (0..64).map(|place| SeriesLook::Method(place, 0)).collect();
         for looks in [looks(&all), more] {
             for (i, a) in looks.iter().enumerate() {
                 for b in &looks[..i] {
@@ -159,7 +163,7 @@ mod tests {
         for (i, a) in common.iter().enumerate() {
             assert!(common[..i].iter().all(|b| look(a).colour() != look(b).colour()), "{a}");
         }
-        let dashes: Vec<_> = (0..6).map(|setting| Look::Method(0, setting).dash()).collect();
+        let dashes: Vec<_> = (0..6).map(|setting| SeriesLook::Method(0, setting).dash()).collect();
         assert!(dashes.iter().enumerate().all(|(i, dash)| !dashes[..i].contains(dash)), "settings differ");
     }
 }

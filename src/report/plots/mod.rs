@@ -29,7 +29,7 @@ pub(super) use self::labels::{end_of, suffix};
 pub use self::pages::Figure;
 pub(super) use self::pages::{Pages, paged};
 use super::Report;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 
 /// All figures of a report, with at most `most` pages of each kind.
 ///

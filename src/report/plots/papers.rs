@@ -12,7 +12,8 @@ use plotters::style::text_anchor::HPos;
 use super::axis::{Axis, tick_label};
 use super::looks::of_lines;
 use super::pen::{
-    CHARACTER, GRID, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, draw, page_title, title_width,
+    CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, SeriesLook, TITLE_HEIGHT, draw, page_title,
+    title_width,
 };
 use super::{Figure, paged};
 use crate::eval::papers::item::{Item, Line};
@@ -37,9 +38,9 @@ const NOTE: &str = "filled: measured, with 95 % interval; hollow and dashed: pub
 /// The cells along a line.
 struct Series {
     name: String,
-    look: Look,
-    /// The looks of the points, if they differ from the line's.
-    points: Option<Vec<Look>>,
+    look: SeriesLook,
+    /// How each point looks, if not as the line.
+    points: Option<Vec<SeriesLook>>,
     cells: Vec<CellOutcome>,
 }
 
@@ -177,7 +178,7 @@ fn drawn_columns(item: &Item) -> Vec<usize> {
 fn along_columns(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = drawn.iter().map(|i| outcome.columns[*i].clone()).collect();
     let looks = of_lines(&methods_of(outcome, item, rows));
-    let one = |(i, look): (&usize, Look)| {
+    let one = |(i, look): (&usize, SeriesLook)| {
         let row: &Row = &outcome.rows[*i];
         Series { name: row.name.clone(), look, points: None, cells: drawn.iter().map(|i| row.cells[*i]).collect() }
     };
@@ -191,9 +192,9 @@ fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -
     let points =
         (drawn.len() == 1).then(|| methods_of(outcome, item, rows)).filter(|of| of.iter().all(Option::is_some));
     let points = points.map(|of| of.iter().map(|method| of_lines(&[*method])[0]).collect::<Vec<_>>());
-    let one = |(i, look): (&usize, Look)| Series {
+    let one = |(i, look): (&usize, SeriesLook)| Series {
         name: outcome.columns[*i].clone(),
-        look: if points.is_some() { Look::Other } else { look },
+        look: if points.is_some() { SeriesLook::Other } else { look },
         points: points.clone(),
         cells: rows.iter().map(|row| outcome.rows[*row].cells[*i]).collect(),
     };
@@ -269,8 +270,8 @@ impl Drawing<'_> {
         pages.iter().enumerate().map(draw_page).collect()
     }
 
-    /// The series in the legend, each with the pixel where its entry starts and its line.
-    fn legend(&self, width: i32) -> Vec<(&Series, Point)> {
+    /// Series that have a look of their own, each with the pixel where its entry starts and its line.
+    fn legend(&self, width: i32) -> Vec<(&Series, Pixel)> {
         let named: Vec<&Series> = self.series.iter().filter(|series| series.points.is_none()).collect();
         let longest = named.iter().map(|series| series.name.chars().count() as i32).max().unwrap_or(0);
         let entry = longest * CHARACTER + 44;
@@ -318,12 +319,12 @@ impl Frame<'_> {
     }
 
     fn series(&self, pen: &Pen, series: &Series) -> Result<()> {
-        let points = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<(Look, Point)> {
+        let points = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<(SeriesLook, Pixel)> {
             let look = |column: usize| series.points.as_ref().map_or(series.look, |points| points[column]);
             let point = |column: usize| Some((look(column), (self.x(column), self.y(of(&series.cells[column])?))));
             self.columns.clone().filter_map(point).collect()
         };
-        let places = |points: &[(Look, Point)]| points.iter().map(|(_, at)| *at).collect::<Vec<_>>();
+        let places = |points: &[(SeriesLook, Pixel)]| points.iter().map(|(_, at)| *at).collect::<Vec<_>>();
         let published = points(|cell| cell.published);
         pen.faint(series.look, &places(&published))?;
         published.iter().try_for_each(|(look, at)| pen.hollow(*look, *at))?;
@@ -377,7 +378,7 @@ mod tests {
     }
 
     fn colours(svg: &str) -> Vec<String> {
-        let hollow = |look: Look| {
+        let hollow = |look: SeriesLook| {
             let colour = look.colour();
             format!("fill=\"#{:02X}{:02X}{:02X}\"", colour.0, colour.1, colour.2)
         };

@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use anyhow::Result;
 
-use super::grid::{Grid, Panel, Scale};
+use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of};
 use crate::eval::records::order::natural;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{params_without, tokens};
 
 /// The rows that differ only in two numeric parameters.
@@ -95,10 +95,10 @@ impl<'a> Plane<'a> {
         let at = |all: &[&str]| all.iter().enumerate().map(|(i, value)| ((*value).to_owned(), i)).collect();
         let (of_y, of_x): (HashMap<String, usize>, HashMap<String, usize>) = (at(&ys), at(&xs));
         let mut tasks: HashMap<&str, usize> = HashMap::new();
-        let mut panels: Vec<Panel> = Vec::new();
+        let mut panels: Vec<GridPanel> = Vec::new();
         for (y, x, row) in rows {
             let task = *tasks.entry(&row.task).or_insert_with(|| {
-                panels.push(Panel { title: row.task.clone(), cells: Vec::new() });
+                panels.push(GridPanel { title: row.task.clone(), cells: Vec::new() });
                 panels.len() - 1
             });
             panels[task].cells.push((of_y[*y], of_x[*x], row.score));

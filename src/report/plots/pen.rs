@@ -15,8 +15,8 @@ use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, Tex
 use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
 use spattn_base::text::in_line;
 
-/// A position in pixels, from the left and from the top.
-pub type Point = (i32, i32);
+/// A place in pixels, from the left and from the top.
+pub type Pixel = (i32, i32);
 
 /// The text size. plotters divides by 1.24 for SVG, so these two are 15 and 18 px.
 pub const SIZE: i32 = 19;
@@ -76,8 +76,8 @@ const FAINT_DASH: &[f64] = &[3.0, 5.0];
 
 /// The look of a series. The first number determines marker and colour, the second one the dashes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Look {
-    /// A usable method, or another series of equal standing: coloured and filled.
+pub enum SeriesLook {
+    /// A method to be used, or another series of equal standing: in colour and filled.
     Method(usize, usize),
     /// A method that shows what is possible: grey, hollow and dashed.
     Oracle(usize, usize),
@@ -93,14 +93,14 @@ pub enum Look {
     Other,
 }
 
-impl Look {
-    /// The look of another setting of the same series.
+impl SeriesLook {
+    /// The same for another of its settings.
     #[cfg(test)]
     pub fn of_setting(self, setting: usize) -> Self {
         match self {
-            Look::Method(place, _) => Look::Method(place, setting),
-            Look::Oracle(place, _) => Look::Oracle(place, setting),
-            Look::Floor(place, _) => Look::Floor(place, setting),
+            SeriesLook::Method(place, _) => SeriesLook::Method(place, setting),
+            SeriesLook::Oracle(place, _) => SeriesLook::Oracle(place, setting),
+            SeriesLook::Floor(place, _) => SeriesLook::Floor(place, setting),
             other => other,
         }
     }
@@ -108,40 +108,40 @@ impl Look {
     /// The colour.
     pub fn colour(self) -> RGBColor {
         match self {
-            // Each round of markers shifts the colours by one: 64 methods look different, and those that are often compared do too.
-            Look::Method(place, _) => PALETTE[(place + place / MARKS) % PALETTE.len()],
-            Look::Oracle(..) => ORACLE,
-            Look::Floor(..) => FLOOR,
-            Look::Peer(_) => PEER,
-            Look::Dense | Look::Roof => INK,
-            Look::Other => FAINT,
+            // One further in each round of marks: 64 methods look different, and those that are often compared too.
+            SeriesLook::Method(place, _) => PALETTE[(place + place / MARKS) % PALETTE.len()],
+            SeriesLook::Oracle(..) => ORACLE,
+            SeriesLook::Floor(..) => FLOOR,
+            SeriesLook::Peer(_) => PEER,
+            SeriesLook::Dense | SeriesLook::Roof => INK,
+            SeriesLook::Other => FAINT,
         }
     }
 
     /// The lengths of ink and gap along a line, in pixels; empty for a solid line.
     pub fn dash(self) -> &'static [f64] {
         match self {
-            Look::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
-            Look::Roof | Look::Other => &[],
-            Look::Oracle(place, setting) => ORACLE_DASHES[(place + setting) % ORACLE_DASHES.len()],
-            Look::Floor(place, setting) => FLOOR_DASHES[(place + setting) % FLOOR_DASHES.len()],
-            Look::Peer(i) => ORACLE_DASHES[i % ORACLE_DASHES.len()],
-            Look::Dense => DENSE_DASH,
+            SeriesLook::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
+            SeriesLook::Roof | SeriesLook::Other => &[],
+            SeriesLook::Oracle(place, setting) => ORACLE_DASHES[(place + setting) % ORACLE_DASHES.len()],
+            SeriesLook::Floor(place, setting) => FLOOR_DASHES[(place + setting) % FLOOR_DASHES.len()],
+            SeriesLook::Peer(i) => ORACLE_DASHES[i % ORACLE_DASHES.len()],
+            SeriesLook::Dense => DENSE_DASH,
         }
     }
 
     /// The index of the marker.
     pub fn mark(self) -> usize {
         match self {
-            Look::Method(place, _) | Look::Oracle(place, _) | Look::Peer(place) => place % MARKS,
-            // The first floor, which chooses at random, gets the diamond.
-            Look::Floor(place, _) => (place + 3) % MARKS,
-            Look::Dense | Look::Roof | Look::Other => 0,
+            SeriesLook::Method(place, _) | SeriesLook::Oracle(place, _) | SeriesLook::Peer(place) => place % MARKS,
+            // The diamond: what is drawn is as likely as anything else.
+            SeriesLook::Floor(place, _) => (place + 3) % MARKS,
+            SeriesLook::Dense | SeriesLook::Roof | SeriesLook::Other => 0,
         }
     }
 
     fn is_hollow(self) -> bool {
-        matches!(self, Look::Oracle(..) | Look::Floor(..) | Look::Peer(_))
+        matches!(self, SeriesLook::Oracle(..) | SeriesLook::Floor(..) | SeriesLook::Peer(_))
     }
 
     /// The corners of the marker; `None` for a circle.
@@ -154,7 +154,7 @@ impl Look {
 ///
 /// # Errors
 /// If `body` fails.
-pub fn draw(size: Point, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> Result<String> {
+pub fn draw(size: Pixel, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (size.0 as u32, size.1 as u32)).into_drawing_area();
@@ -194,29 +194,29 @@ impl<'b> Pen<'_, 'b> {
     }
 
     /// Draws a line through points.
-    pub fn line(&self, points: &[Point], colour: RGBColor, width: u32) -> Result<()> {
+    pub fn line(&self, points: &[Pixel], colour: RGBColor, width: u32) -> Result<()> {
         self.draw(PathElement::new(points.to_vec(), colour.stroke_width(width)))
     }
 
     /// Fills an area between two corners.
-    pub fn fill(&self, from: Point, to: Point, colour: RGBColor) -> Result<()> {
+    pub fn fill(&self, from: Pixel, to: Pixel, colour: RGBColor) -> Result<()> {
         self.draw(Rectangle::new([from, to], colour.filled()))
     }
 
     /// Draws the edge of an area between two corners.
-    pub fn edge(&self, from: Point, to: Point, colour: RGBColor) -> Result<()> {
+    pub fn edge(&self, from: Pixel, to: Pixel, colour: RGBColor) -> Result<()> {
         self.draw(Rectangle::new([from, to], colour.stroke_width(1)))
     }
 
-    /// Draws the line of a series, with its dashes.
-    pub fn stroke(&self, look: Look, points: &[Point]) -> Result<()> {
+    /// Draws the line of a series.
+    pub fn stroke(&self, look: SeriesLook, points: &[Pixel]) -> Result<()> {
         match look.dash() {
             [] => self.line(points, look.colour(), 2),
             dash => points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], dash, look.colour())),
         }
     }
 
-    fn dashed(&self, from: Point, to: Point, dash: &[f64], colour: RGBColor) -> Result<()> {
+    fn dashed(&self, from: Pixel, to: Pixel, dash: &[f64], colour: RGBColor) -> Result<()> {
         let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
         let length = dx.hypot(dy);
         let at = |along: f64| {
@@ -236,20 +236,20 @@ impl<'b> Pen<'_, 'b> {
         Ok(())
     }
 
-    /// Draws a line with faint dashes in the colour of a look, for what accompanies a series.
-    pub fn faint(&self, look: Look, points: &[Point]) -> Result<()> {
+    /// Draws a line in dashes whatever the look, for what lies beside a series.
+    pub fn faint(&self, look: SeriesLook, points: &[Pixel]) -> Result<()> {
         points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], FAINT_DASH, look.colour()))
     }
 
-    /// Draws the marker of a series, hollow.
-    pub fn hollow(&self, look: Look, at: Point) -> Result<()> {
+    /// The marker of a series, hollow.
+    pub fn hollow(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         self.shape(look, at, RADIUS + 1, look.colour())?;
         self.shape(look, at, RADIUS - 2, WHITE)
     }
 
-    /// Draws a vertical interval.
-    pub fn interval(&self, look: Look, x: i32, (low, high): (i32, i32)) -> Result<()> {
-        if look == Look::Other {
+    /// Draws an interval upright.
+    pub fn interval(&self, look: SeriesLook, x: i32, (low, high): (i32, i32)) -> Result<()> {
+        if look == SeriesLook::Other {
             return Ok(());
         }
         const CAP: i32 = 3;
@@ -257,23 +257,23 @@ impl<'b> Pen<'_, 'b> {
         paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
     }
 
-    /// Draws the marker of a series: hollow for oracles, floors and peers, otherwise filled with a thin white rim, so that overlapping
-    /// markers can be told apart. Roofs have none.
-    pub fn marker(&self, look: Look, at: Point) -> Result<()> {
+    /// The marker of a series with a thin white rim, so that markers on each other can be told apart; hollow
+    /// for oracles, floors and peers, none for a roof.
+    pub fn marker(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         match look {
-            Look::Roof | Look::Other => Ok(()),
+            SeriesLook::Roof | SeriesLook::Other => Ok(()),
             _ if look.is_hollow() => self.hollow(look, at),
             _ => self.filled(look, at),
         }
     }
 
-    /// Draws the marker of a series, filled for any look, with a thin white rim.
-    pub fn filled(&self, look: Look, at: Point) -> Result<()> {
+    /// The marker of a series, filled whatever the look, with a thin white rim.
+    pub fn filled(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         self.shape(look, at, RADIUS + 1, WHITE)?;
         self.shape(look, at, RADIUS, look.colour())
     }
 
-    fn shape(&self, look: Look, (x, y): Point, radius: i32, colour: RGBColor) -> Result<()> {
+    fn shape(&self, look: SeriesLook, (x, y): Pixel, radius: i32, colour: RGBColor) -> Result<()> {
         let Some(outline) = look.outline() else {
             return self.draw(Circle::new((x, y), radius, colour.filled()));
         };

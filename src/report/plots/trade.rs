@@ -7,13 +7,13 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
+use super::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::looks::{legend_name, looks};
-use super::pen::Look;
+use super::pen::SeriesLook;
 use super::{Figures, end_of, suffix};
 use crate::eval::records::record::REFERENCE;
 use crate::eval::records::timing::Latency;
-use crate::eval::summary::summary_row::SummaryRow;
+use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{distinct, latency_of, tokens};
 use spattn_attention::Role;
 use spattn_tasks::likelihood::Measure;
@@ -167,7 +167,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
         let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
         let of_method = |method: &&str| data(of_task.iter().copied().filter(|r| r.method == **method), cost);
-        Panel {
+        ChartPanel {
             title: task.to_owned(),
             x: x(),
             y: super::score_axis(scene.measure, rows, &of_task),
@@ -193,7 +193,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
 
 /// The chart, enlarged and without intervals if it has so many methods that they would cover it. The title names the file with intervals.
 fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
-    let methods = chart.series.iter().filter(|(_, look)| matches!(look, Look::Method(..))).count();
+    let methods = chart.series.iter().filter(|(_, look)| matches!(look, SeriesLook::Method(..))).count();
     if methods < CROWD {
         return chart;
     }
@@ -215,7 +215,8 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     let all = chart(scene, cost, &rows);
     let (all_methods, panel) = (&all.series, all.panels.into_iter().next()?);
     let of = |method: &str| rows.iter().copied().filter(|r| r.method == method).collect::<Vec<_>>();
-    let shown: Vec<usize> = (0..all_methods.len()).filter(|i| matches!(all_methods[*i].1, Look::Method(..))).collect();
+    let shown: Vec<usize> =
+        (0..all_methods.len()).filter(|i| matches!(all_methods[*i].1, SeriesLook::Method(..))).collect();
     let has_settings = shown.iter().any(|i| of(&all_methods[*i].0).len() > 1);
     if shown.len() < MANY || !has_settings {
         return None;
@@ -224,7 +225,7 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     for series in shown {
         let method = &all_methods[series].0;
         let (named, labels) = labels(&of(method), false);
-        panels.push(Panel {
+        panels.push(ChartPanel {
             title: if named.is_empty() { method.clone() } else { format!("{method}: {named}") },
             x: panel.x.clone(),
             y: panel.y.clone(),
@@ -275,14 +276,14 @@ fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
 /// The points of a method, and its Pareto front.
 fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     let rows: Vec<&SummaryRow> = rows.collect();
-    let points: Vec<Measured> =
-        rows.iter().map(|r| Measured { x: (cost.of)(r), y: r.score, ends: r.ci_low.zip(r.ci_high) }).collect();
+    let points: Vec<ChartPoint> =
+        rows.iter().map(|r| ChartPoint { x: (cost.of)(r), y: r.score, ends: r.ci_low.zip(r.ci_high) }).collect();
     let less_is_better = rows.first().is_some_and(|r| r.measure == Measure::Perplexity);
     Data { line: front(&points, less_is_better), points }
 }
 
-/// The points that are better than all cheaper ones, from left to right.
-fn front(points: &[Measured], less_is_better: bool) -> Vec<usize> {
+/// The points that are better than all that cost less, from left to right.
+fn front(points: &[ChartPoint], less_is_better: bool) -> Vec<usize> {
     let merit = |i: usize| if less_is_better { -points[i].y } else { points[i].y };
     let mut order: Vec<usize> = (0..points.len()).collect();
     order.sort_by(|a, b| points[*a].x.total_cmp(&points[*b].x).then(merit(*b).total_cmp(&merit(*a))));
@@ -429,7 +430,7 @@ mod tests {
 
     #[test]
     fn the_front_leaves_out_what_is_beaten_at_less_cost() {
-        let point = |x: f64, y: f64| Measured { x, y, ends: Some((y, y)) };
+        let point = |x: f64, y: f64| ChartPoint { x, y, ends: Some((y, y)) };
         let points = [point(3.0, 80.0), point(1.0, 50.0), point(2.0, 40.0), point(4.0, 80.0)];
         assert_eq!(front(&points, false), [1, 0]);
         assert_eq!(front(&points, true), [1, 2]);

@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{self, Chart, Data, LARGE, Measured, Panel, SMALL};
-use super::pen::Look;
+use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
+use super::pen::SeriesLook;
 use super::{Figure, paged};
 use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
 use crate::tune::shapes::{ShapeOutcome, Target};
@@ -31,27 +31,27 @@ pub fn figure(outcome: &Outcome) -> Result<Vec<Figure>> {
         has_level: false,
         panels: methods.iter().map(|method| panel(method, limit)).collect(),
         series: vec![
-            (format!("allowed: {}", tick_label(limit)), Look::Roof),
-            ("within".to_owned(), Look::Method(7, 0)),
-            ("beyond".to_owned(), Look::Method(1, 0)),
-            ("not certain".to_owned(), Look::Oracle(3, 0)),
-            ("chosen".to_owned(), Look::Peer(0)),
+            (format!("allowed: {}", tick_label(limit)), SeriesLook::Roof),
+            ("within".to_owned(), SeriesLook::Method(7, 0)),
+            ("beyond".to_owned(), SeriesLook::Method(1, 0)),
+            ("not certain".to_owned(), SeriesLook::Oracle(3, 0)),
+            ("chosen".to_owned(), SeriesLook::Peer(0)),
         ],
     };
     Ok(paged("tune.svg", &title, chart::pages(&[chart], usize::MAX)?))
 }
 
-fn panel(method: &MethodOutcome, limit: f64) -> Panel {
+fn panel(method: &MethodOutcome, limit: f64) -> ChartPanel {
     let point = |row: &Row| {
         let [y, low, high] = [row.loss, row.low, row.high].map(|share| 100.0 * share);
-        Measured { x: row.value, y, ends: Some((low, high)) }
+        ChartPoint { x: row.value, y, ends: Some((low, high)) }
     };
     let of = |is_in: &dyn Fn(&Row) -> bool| Data {
         points: method.rows.iter().filter(|row| is_in(row)).map(point).collect(),
         line: Vec::new(),
     };
     let x = Axis::of_rates(method.rows.iter().map(|row| row.value));
-    let ends = [x.low, x.high].map(|x| Measured { x, y: limit, ends: None });
+    let ends = [x.low, x.high].map(|x| ChartPoint { x, y: limit, ends: None });
     let allowed = Data { points: ends.to_vec(), line: vec![0, 1] };
     let chosen = Data {
         points: of(&|row| method.spec.as_ref() == Some(&row.spec)).points.into_iter().map(without_ends).collect(),
@@ -62,7 +62,7 @@ fn panel(method: &MethodOutcome, limit: f64) -> Panel {
     let heights = all.flat_map(|point| [point.y].into_iter().chain(point.ends.map(|ends| ends.1)));
     let low = method.rows.iter().map(|row| 100.0 * row.low).fold(0.0, f64::min);
     let heights: Vec<f64> = heights.chain([limit, low]).collect();
-    Panel {
+    ChartPanel {
         title: method.base.clone(),
         x,
         y: Axis::of_values(&heights),
@@ -73,9 +73,9 @@ fn panel(method: &MethodOutcome, limit: f64) -> Panel {
     }
 }
 
-/// The series with the verdict draws the interval.
-fn without_ends(point: Measured) -> Measured {
-    Measured { ends: None, ..point }
+/// The interval is drawn with the verdict.
+fn without_ends(point: ChartPoint) -> ChartPoint {
+    ChartPoint { ends: None, ..point }
 }
 
 /// Error against density of shapes: predicted for all, measured for the checked ones, and the target as a line.
@@ -83,14 +83,14 @@ fn without_ends(point: Measured) -> Measured {
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
 pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
-    let at = |x: f64, y: f64| Measured { x, y, ends: None };
-    let points = |points: Vec<Measured>| Data { points, line: Vec::new() };
-    let all: Vec<Measured> = outcome.predicted.iter().map(|p| at(p.density, p.error)).collect();
+    let at = |x: f64, y: f64| ChartPoint { x, y, ends: None };
+    let points = |points: Vec<ChartPoint>| Data { points, line: Vec::new() };
+    let all: Vec<ChartPoint> = outcome.predicted.iter().map(|p| at(p.density, p.error)).collect();
     let before = outcome.checked.iter().map(|c| at(c.predicted.density, c.predicted.error)).collect();
-    let measured: Vec<Measured> = outcome
+    let measured: Vec<ChartPoint> = outcome
         .checked
         .iter()
-        .map(|c| Measured { ends: c.error.low.zip(c.error.high), ..at(c.density.mean, c.error.mean) })
+        .map(|c| ChartPoint { ends: c.error.low.zip(c.error.high), ..at(c.density.mean, c.error.mean) })
         .collect();
     let heights = all.iter().chain(&measured).map(|point| point.y);
     let x = Axis::of_rates(all.iter().chain(&measured).map(|point| point.x));
@@ -111,13 +111,13 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
         has_roles: false,
         has_level: false,
         series: vec![
-            (name.to_owned(), Look::Roof),
-            ("predicted".to_owned(), Look::Oracle(1, 0)),
-            ("checked: predicted".to_owned(), Look::Method(1, 0)),
-            ("checked: measured".to_owned(), Look::Method(0, 0)),
-            ("chosen".to_owned(), Look::Peer(0)),
+            (name.to_owned(), SeriesLook::Roof),
+            ("predicted".to_owned(), SeriesLook::Oracle(1, 0)),
+            ("checked: predicted".to_owned(), SeriesLook::Method(1, 0)),
+            ("checked: measured".to_owned(), SeriesLook::Method(0, 0)),
+            ("chosen".to_owned(), SeriesLook::Peer(0)),
         ],
-        panels: vec![Panel {
+        panels: vec![ChartPanel {
             title: outcome.base.clone(),
             x,
             y,
@@ -144,12 +144,12 @@ pub fn schedules(outcome: &ScheduleOutcome) -> Result<Figure> {
     let title = format!("Budgets and errors by layer: {}", outcome.base);
     let panel = |title: &str, numbers: fn(&Dealt) -> &Vec<f64>| {
         let line = |of: &Dealt| {
-            let point = |(layer, y): (&usize, &f64)| Measured { x: *layer as f64, y: *y, ends: None };
-            let points: Vec<Measured> = outcome.layers.iter().zip(numbers(of)).map(point).collect();
+            let point = |(layer, y): (&usize, &f64)| ChartPoint { x: *layer as f64, y: *y, ends: None };
+            let points: Vec<ChartPoint> = outcome.layers.iter().zip(numbers(of)).map(point).collect();
             Data { line: (0..points.len()).collect(), points }
         };
         let heights = outcome.schedules.iter().flat_map(|of| numbers(of).iter().copied());
-        Panel {
+        ChartPanel {
             title: title.to_owned(),
             x: Axis::of_values(&outcome.layers.iter().map(|layer| *layer as f64).collect::<Vec<f64>>()),
             y: Axis::from_zero(heights.fold(0.0, f64::max)),
@@ -161,7 +161,7 @@ pub fn schedules(outcome: &ScheduleOutcome) -> Result<Figure> {
     };
     let name = |(at, of): (usize, &Dealt)| {
         let mark = if at == outcome.chosen { ", chosen" } else { "" };
-        (format!("{} (mean error {:.4}{mark})", of.name, of.error.mean), Look::Method(at, 0))
+        (format!("{} (mean error {:.4}{mark})", of.name, of.error.mean), SeriesLook::Method(at, 0))
     };
     let chart = Chart {
         title: title.clone(),

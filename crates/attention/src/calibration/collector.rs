@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
 use crate::kv::{KvShape, KvStore, LayerKv};
 use crate::spec::{MethodSpec, ParamInfo, Params};
+use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::Rotation;
 use spattn_base::error::UsageError;
 
@@ -29,6 +30,8 @@ pub struct PrefillChunk<'a> {
     shape: KvShape,
     source: Source<'a>,
     input: Option<&'a [f32]>,
+    /// `None` for the default.
+    spec: Option<&'a AttentionSpec>,
 }
 
 #[derive(Clone, Copy)]
@@ -57,7 +60,8 @@ impl<'a> PrefillChunk<'a> {
     /// The tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
     pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
         let tokens = kv.tokens() - first;
-        Self { layer, first, heads, tokens, shape: kv.shape(), source: Source::Host { queries, kv }, input: None }
+        let source = Source::Host { queries, kv };
+        Self { layer, first, heads, tokens, shape: kv.shape(), source, input: None, spec: None }
     }
 
     /// `tokens` tokens from position `first` on, in the memory of a device.
@@ -69,7 +73,7 @@ impl<'a> PrefillChunk<'a> {
         shape: KvShape,
         source: &'a dyn DeviceChunk,
     ) -> Self {
-        Self { layer, first, heads, tokens, shape, source: Source::Device(source), input: None }
+        Self { layer, first, heads, tokens, shape, source: Source::Device(source), input: None, spec: None }
     }
 
     /// Adds the layer's input, `[token][hidden]`, before its norm.
@@ -77,7 +81,22 @@ impl<'a> PrefillChunk<'a> {
         Self { input: Some(input), ..self }
     }
 
-    /// The layer's input, `[token][hidden]`, before its norm; `None` if the engine does not provide it.
+    /// The same of a layer that attends as `spec` says, not [by default](AttentionSpec::of_width).
+    pub fn with_spec(self, spec: &'a AttentionSpec) -> Self {
+        Self { spec: Some(spec), ..self }
+    }
+
+    /// How the layer attends.
+    pub fn spec(&self) -> AttentionSpec {
+        self.spec.cloned().unwrap_or_else(|| AttentionSpec::of_width(self.d()))
+    }
+
+    /// Factor of the layer's logits.
+    pub fn scale(&self) -> SoftmaxScale {
+        self.spec.map_or_else(|| SoftmaxScale::inverse_root(self.d()), |spec| spec.scale)
+    }
+
+    /// What enters the layer, `[token][hidden]`, before its norm; `None` where whoever reads does not show it.
     pub fn input(&self) -> Option<&'a [f32]> {
         self.input
     }

@@ -7,7 +7,7 @@
 use crate::decode::head_kv::HeadKv;
 use crate::types::scores::score_into;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
-use spattn_kernels::Accumulator;
+use spattn_kernels::cap_logits;
 use spattn_kernels::topk::top_k;
 
 /// Sums by layer and query head, over steps.
@@ -83,10 +83,11 @@ impl FidelityMeter {
         out: &[f32],
     ) {
         let AttendedTokens { exact, selection } = picked;
-        let (group, scale) = (queries.len() / kv.d, 1.0 / (kv.d as f32).sqrt());
+        let (group, scale) = (queries.len() / kv.d, kv.spec.scale.factor());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
-        let mut acc = Accumulator::new(group, kv.d);
-        kv.attend_positions(&scaled, 0..kv.total(), &mut acc);
+        let mut acc = kv.spec.accumulator(group, kv.d);
+        kv.attend_positions(&scaled, kv.visible(), &mut acc);
+        kv.add_sinks(&mut acc);
         let mut full = vec![0.0; out.len()];
         acc.finish(&mut full);
         let heads = &mut self.layers[place.layer];
@@ -97,13 +98,14 @@ impl FidelityMeter {
             let sums = &mut heads[place.first_head + h];
             sums.error += relative_error(&out[range.clone()], &full[range]);
             sums.count += 1;
-            if attended.count == kv.total() {
+            if attended.count == kv.visible().len() {
                 sums.recall += 1.0;
                 continue;
             }
             let logits = logits(kv, query);
             sums.recall += attended.recall(&logits);
-            sums.dropped += attended.dropped_mass(&logits);
+            let sink = kv.spec.sinks_of(kv.kv_head, group).get(h).copied();
+            sums.dropped += attended.dropped_mass(&logits, sink);
         }
     }
 }
@@ -115,12 +117,16 @@ fn relative_error(out: &[f32], full: &[f32]) -> f64 {
     if norm == 0.0 { difference.sqrt() } else { (difference / norm).sqrt() }
 }
 
-/// Logits of all tokens in context for a scaled query.
+/// Logits of all tokens in context for a scaled query, as the layer caps them; no token that it hides has any weight.
 fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Vec<f32> {
     let mut logits = vec![0.0; kv.total()];
     let (prefix, tail) = logits.split_at_mut(kv.prefix_tokens);
     score_into(scaled, kv.prefix_keys, kv.d, prefix);
     score_into(scaled, kv.tail_keys, kv.d, tail);
+    if let Some(cap) = kv.spec.soft_cap {
+        cap_logits(&mut logits, 1.0, cap);
+    }
+    logits[..kv.visible().start].fill(f32::NEG_INFINITY);
     logits
 }
 
@@ -150,10 +156,10 @@ impl Attended {
         top.iter().filter(|t| self.tokens[**t as usize]).count() as f64 / self.count.max(1) as f64
     }
 
-    /// Softmax mass of the tokens not attended.
-    fn dropped_mass(&self, logits: &[f32]) -> f64 {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let (mut kept, mut dropped) = (0.0, 0.0);
+    /// Softmax mass of the tokens not attended, beside a logit without a value if there is one.
+    fn dropped_mass(&self, logits: &[f32], sink: Option<f32>) -> f64 {
+        let max = logits.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+        let (mut kept, mut dropped) = (sink.map_or(0.0, |sink| f64::from(sink - max).exp()), 0.0);
         for (logit, attended) in logits.iter().zip(&self.tokens) {
             let weight = f64::from(logit - max).exp();
             *(if *attended { &mut kept } else { &mut dropped }) += weight;

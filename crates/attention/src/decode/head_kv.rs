@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::kv::{LayerKv, Prefix};
+use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
@@ -16,6 +17,10 @@ pub(crate) struct HeadKv<'a> {
     pub(crate) prefix_tokens: usize,
     pub(crate) tail_tokens: usize,
     pub(crate) d: usize,
+    /// KV head, from 0.
+    pub(crate) kv_head: usize,
+    /// How the layer attends.
+    pub(crate) spec: AttentionSpec,
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -34,8 +39,9 @@ struct Far<'a> {
 }
 
 impl<'a> Queries<'a> {
-    pub(crate) fn new(queries: &[f32], scale: f32) -> Self {
-        Self { scaled: queries.iter().map(|q| q * scale).collect(), far: None }
+    pub(crate) fn new(queries: &[f32], scale: SoftmaxScale) -> Self {
+        let factor = scale.factor();
+        Self { scaled: queries.iter().map(|q| q * factor).collect(), far: None }
     }
 
     /// Closes the gap between the sink and the recent tokens: the queries see the sink from that much nearer. Only
@@ -98,6 +104,8 @@ impl<'a> HeadKv<'a> {
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
             d: kv.keys.d(),
+            kv_head,
+            spec: prefix.spec(layer).clone(),
         }
     }
 
@@ -132,6 +140,11 @@ impl<'a> HeadKv<'a> {
         }
     }
 
+    /// The tokens that the layer lets the last token see.
+    pub(crate) fn visible(&self) -> Range<usize> {
+        self.spec.first_visible(self.total())..self.total()
+    }
+
     /// Tokens in context.
     pub(crate) fn total(&self) -> usize {
         self.prefix_tokens + self.tail_tokens
@@ -141,7 +154,7 @@ impl<'a> HeadKv<'a> {
     pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &AttendedTokens, out: &mut [f32]) {
         let AttendedTokens { exact, selection } = picked;
         let queries = queries.all();
-        let mut acc = Accumulator::new(queries.scaled.len() / self.d, self.d);
+        let mut acc = self.spec.accumulator(queries.scaled.len() / self.d, self.d);
         self.attend_stretch(queries, 0..exact.sink, &mut acc);
         self.attend_stretch(queries, exact.recent..self.total(), &mut acc);
         match selection {
@@ -150,13 +163,20 @@ impl<'a> HeadKv<'a> {
             Some(Selection::PerHead(heads)) => {
                 assert_eq!(heads.len(), acc.queries(), "one set of picks for each query head");
                 for (h, picks) in heads.iter().enumerate() {
-                    let mut own = Accumulator::new(1, self.d);
+                    let mut own = self.spec.accumulator(1, self.d);
                     self.attend_picks(queries.head(h, self.d), picks, &mut own);
                     acc.merge_query(h, &own);
                 }
             }
         }
+        self.add_sinks(&mut acc);
         acc.finish(out);
+    }
+
+    /// Adds the layer's sinks to what the group attended.
+    pub(crate) fn add_sinks(&self, acc: &mut Accumulator) {
+        let sinks = self.spec.sinks_of(self.kv_head, acc.queries());
+        (0..).zip(sinks).for_each(|(h, sink)| acc.add_sink(h, *sink));
     }
 
     /// Attends positions `range` (of prefix and tail together) as the queries see them.
@@ -221,7 +241,7 @@ impl<'a> HeadKv<'a> {
             Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc),
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");
-                let mut picked = Accumulator::new(acc.queries(), self.d);
+                let mut picked = self.spec.accumulator(acc.queries(), self.d);
                 self.attend_tokens(queries, &picks.tokens, &[], &mut picked);
                 let mut outputs = vec![0.0; queries.scaled.len()];
                 picked.finish(&mut outputs);

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use crate::backend::active::{HAS_DEVICE, build_index, finish};
+use crate::backend::form::DeviceForm;
+use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
-use crate::device::form::DeviceForm;
-use crate::device::layer::DeviceIndex;
-#[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
-use crate::types::policy::Tail;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::schedule::Schedule;
 use crate::types::seed::head_seed;
 use crate::types::selection::StaticTokens;
-use crate::{PromptHead, PromptNeed, PromptStats, RecentQueries};
+use crate::{IndexKey, PromptHead, PromptNeed, PromptStats, RecentQueries};
 
 pub(super) type Index = Box<dyn Any + Send + Sync>;
 
@@ -37,8 +37,11 @@ pub(super) struct IndexSet {
 
 /// Two sequences with equal keys share their indexes.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct IndexKey {
+pub(super) struct IndexSetKey {
+    /// Name of the method.
     pub(super) method: String,
+    /// The settings of the method that its index depends on.
+    pub(super) settings: IndexKey,
     pub(super) exact: StaticTokens,
     pub(super) dense: Vec<bool>,
     /// Budgets that are spent while the index is built depend on it.
@@ -63,7 +66,7 @@ pub struct IndexCache {
     uncharged: BTreeSet<PromptNeed>,
     pub(super) queries: RecentQueries,
     pub(super) read: Option<LayerCosts>,
-    pub(super) sets: HashMap<IndexKey, Arc<IndexSet>>,
+    pub(super) sets: HashMap<IndexSetKey, Arc<IndexSet>>,
     selects_on_host: bool,
 }
 
@@ -150,16 +153,24 @@ impl IndexCache {
         nothing || self.can_select_on_device(method)
     }
 
-    /// Whether the method can select on the device that holds the prefix: it has a device form, and its candidates are
-    /// those of the prefix or the tokens resident in its cache there.
+    /// Whether the method selects on the device that holds the prefix.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
-        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.selects_on_host;
-        let follows = method.method.manages_decoded_tokens();
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
-        is_there
-            && has_fixed_candidates(method)
-            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
-            && method.method.device_form().is_some_and(fits)
+        let is_there = HAS_DEVICE && self.prefix.device().is_some() && !self.selects_on_host;
+        is_there && self.host_reasons(method).is_empty()
+    }
+
+    /// Why the method selects on the host where a device holds the prefix; nothing if it selects there.
+    pub fn host_reasons(&self, method: &Configured) -> Vec<HostReason> {
+        let mut reasons = method.host_reasons(self.prefix.shape());
+        if !self.has_gathered(&method.method.prompt_needs().into_iter().collect()) {
+            reasons.push(HostReason::NoStatistics);
+        }
+        // The kernel of SparQ's channels computes the default scale itself.
+        let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
+        if self.prefix.specs().iter().any(|spec| spec.scale != default) {
+            reasons.push(HostReason::SoftmaxScale);
+        }
+        reasons
     }
 
     /// Time of gathering `needs`; `reused` is the part charged to an earlier index.
@@ -198,6 +209,7 @@ impl IndexCache {
                             keys: kv.keys.head(kv_head),
                             values: kv.values.head(kv_head),
                             d: kv.keys.d(),
+                            scale: self.prefix.spec(layer).scale,
                             dtype: self.dtype,
                             candidates: candidates.clone(),
                             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
@@ -223,47 +235,24 @@ impl IndexCache {
         IndexSet { by_layer, on_device, build_time: start.elapsed() }
     }
 
-    #[cfg(feature = "cuda")]
     fn device_indexes(
         &self,
         form: &dyn DeviceForm,
         candidates: &Range<usize>,
         dense: &[bool],
     ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
-        let failed = |error: spattn_cuda::GpuError| DeviceFailure(error.to_string());
+        let layer_of = |layer| self.prefix.device().and_then(|device| device.on_gpu(layer));
+        let learned = PrefixStatsView { seed: self.seed, stats: self.stats.as_ref() };
         let build = |(layer, dense): (usize, &bool)| {
-            let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
-            let Some((gpu, cache)) = place else { return Ok(None) };
-            let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
-            let learned = PrefixStatsView { seed: self.seed, stats: self.stats.as_ref() };
-            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
+            let Some(kv) = layer_of(layer).filter(|_| !dense) else { return Ok(None) };
+            let of = (layer, self.prefix.spec(layer).scale, self.prefix.shape().dtype, candidates.clone());
+            build_index(form, kv, of, &learned).map(Some)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
         // Build time is measured, so the work has to be finished.
-        if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
-            gpu.synchronize().map_err(failed)?;
-        }
+        layer_of(0).map_or(Ok(()), finish)?;
         Ok(indexes)
     }
-
-    #[cfg(not(feature = "cuda"))]
-    fn device_indexes(
-        &self,
-        _: &dyn DeviceForm,
-        _: &Range<usize>,
-        _: &[bool],
-    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
-        Err(DeviceFailure("this build computes on the CPU only".to_owned()))
-    }
-}
-
-/// Whether the device's conditions hold: tokens after the prefix stay static, positions are the original ones, and all
-/// layers have the same budget. So a method that [fills pages](crate::scored::scorer::Scorer::keeps_open_page) never
-/// selects on a device.
-pub(super) fn has_fixed_candidates(method: &Configured) -> bool {
-    method.policy.tail == Tail::Exact
-        && method.method.positions() == Positions::Original
-        && method.policy.schedule.is_uniform()
 }
 
 /// Panic message: the sequence selects on a device although its method has no device form.

@@ -6,6 +6,12 @@
 pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;
+pub(crate) mod layer_step;
 pub(crate) mod sequence;
+mod sequence_costs;
+#[cfg(test)]
+mod sequence_tests;
+#[cfg(test)]
+mod spec_tests;
 pub(crate) mod start;
 pub(crate) mod timing;

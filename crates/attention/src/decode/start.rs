@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::Probe;
 use crate::configured::Configured;
-use crate::decode::index_cache::{IndexCache, IndexKey};
-use crate::decode::sequence::Sequence;
+use crate::decode::index_cache::{IndexCache, IndexSetKey};
+use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
@@ -30,8 +30,7 @@ impl IndexCache {
     fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
-        let layers = self.prefix.layers();
-        let dense = method.policy.dense(layers);
+        let dense = self.prefix.specs().dense(&method.policy);
         if candidates.is_empty() || dense.iter().all(|dense| *dense) {
             return None;
         }
@@ -50,15 +49,14 @@ impl IndexCache {
     }
 
     fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Sequence {
-        let layers = self.prefix.layers();
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
-        let dense = method.policy.dense(layers);
+        let dense = self.prefix.specs().dense(&method.policy);
         let on_device = !fidelity && !candidates.is_empty() && self.can_select_on_device(method);
-        let name = format!("{}:{}", method.name, method.method.index_key());
         let schedule = method.policy.schedule.clone();
-        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
+        let (name, settings) = (method.name.clone(), method.method.index_key());
+        let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
         let indexes = known.unwrap_or_else(|| {
@@ -75,6 +73,6 @@ impl IndexCache {
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
         let fork = Sequence::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
-        Sequence { on_device, ..fork }
+        if on_device { Sequence { selector: Selector::device(self.prefix.layers()), ..fork } } else { fork }
     }
 }

@@ -6,12 +6,12 @@
 pub use shape::{KvDtype, KvShape};
 pub use store::{KvStore, RowsMut};
 
+use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Cache, Gpu, GpuError};
+use crate::backend::active::KvHandle;
 
 pub mod quantised;
 
@@ -88,9 +88,8 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
-    /// A layer in GPU memory; `None` if the device is no GPU.
-    #[cfg(feature = "cuda")]
-    fn on_gpu(&self, _layer: usize) -> Option<(&Gpu, Cache<'_>)> {
+    /// One layer where it is, if that is in a GPU's memory.
+    fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
         None
     }
 }
@@ -100,14 +99,7 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 #[error("{0}")]
 pub struct DeviceFailure(pub String);
 
-#[cfg(feature = "cuda")]
-impl From<GpuError> for DeviceFailure {
-    fn from(error: GpuError) -> Self {
-        Self(error.to_string())
-    }
-}
-
-/// The dense prefix of an example; all methods and budgets start from the same one.
+/// The dense prefix of an example: every method and budget forks from the same one.
 ///
 /// If a device holds it, a layer is copied to the host when it is first read there.
 #[derive(Debug)]
@@ -115,14 +107,24 @@ pub struct Prefix {
     layers: Vec<OnceLock<LayerKv>>,
     tokens: usize,
     shape: KvShape,
+    specs: LayerSpecs,
     device: Option<Box<dyn DeviceKv>>,
     /// The first failure of the device.
     failure: OnceLock<DeviceFailure>,
 }
 
 impl Prefix {
-    /// Freezes the prefilled layers, which must hold equally many tokens.
+    /// Freezes the prefilled layers, all of which hold the same number of tokens and attend
+    /// [as they do by default](AttentionSpec::of_width).
     pub fn new(layers: Vec<LayerKv>) -> Arc<Self> {
+        let d = layers.first().map_or(1, |layer| layer.keys.d());
+        let specs = LayerSpecs::uniform(layers.len(), AttentionSpec::of_width(d));
+        Self::with_specs(layers, specs)
+    }
+
+    /// Freezes the prefilled layers of a model whose layers attend as `specs` say.
+    pub fn with_specs(layers: Vec<LayerKv>, specs: LayerSpecs) -> Arc<Self> {
+        debug_assert_eq!(layers.len(), specs.layers(), "a spec for each layer");
         let tokens = layers.first().map_or(0, LayerKv::tokens);
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
         let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
@@ -130,15 +132,16 @@ impl Prefix {
             layers: layers.into_iter().map(OnceLock::from).collect(),
             tokens,
             shape,
+            specs,
             device: None,
             failure: OnceLock::new(),
         })
     }
 
-    /// A prefix of `tokens` tokens that a device holds.
-    pub fn on_device(layers: usize, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
-        let layers = (0..layers).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { layers, tokens, shape: device.shape(), device: Some(device), failure: OnceLock::new() })
+    /// A prefix of `tokens` tokens that a device holds, of a model whose layers attend as `specs` say.
+    pub fn on_device(specs: LayerSpecs, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
+        let layers = (0..specs.layers()).map(|_| OnceLock::new()).collect();
+        Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device), failure: OnceLock::new() })
     }
 
     /// Keys and values of one layer, on the host. If a device holds them and the copy fails, they are zeros and [`failure`](Self::failure)
@@ -207,6 +210,16 @@ impl Prefix {
     pub fn shape(&self) -> KvShape {
         self.shape
     }
+
+    /// How a layer attends.
+    pub fn spec(&self, layer: usize) -> &AttentionSpec {
+        self.specs.layer(layer)
+    }
+
+    /// How each layer attends.
+    pub fn specs(&self) -> &LayerSpecs {
+        &self.specs
+    }
 }
 
 #[cfg(test)]
@@ -238,7 +251,14 @@ mod tests {
 
     fn prefix(fails: bool) -> (Arc<Prefix>, Arc<AtomicUsize>) {
         let copies = Arc::new(AtomicUsize::new(0));
-        (Prefix::on_device(3, 2, Box::new(Fake { fails, copies: copies.clone() })), copies)
+        (
+            Prefix::on_device(
+                LayerSpecs::uniform(3, AttentionSpec::of_width(2)),
+                2,
+                Box::new(Fake { fails, copies: copies.clone() }),
+            ),
+            copies,
+        )
     }
 
     #[test]

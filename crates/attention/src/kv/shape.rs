@@ -18,7 +18,7 @@ impl KvShape {
     }
 }
 
-/// Storage type of keys and values (and of weights).
+/// Storage type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvDtype {
     /// 32-bit floats.

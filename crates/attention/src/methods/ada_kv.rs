@@ -17,6 +17,7 @@ use super::snapkv::SnapKv;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
+use crate::{Bits, IndexKey};
 use crate::{HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule};
 use spattn_kernels::topk::top_k;
 
@@ -122,8 +123,9 @@ impl Method for AdaKv {
         Some(Solved { method: Self { snapkv, ..*self }, params })
     }
 
-    fn index_key(&self) -> String {
-        format!("{},{}", self.snapkv.index_key(), self.floor)
+    fn index_key(&self) -> IndexKey {
+        let Self { snapkv, floor } = self;
+        IndexKey::new((snapkv.clone(), Bits::from(*floor)))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Arc<Votes> {

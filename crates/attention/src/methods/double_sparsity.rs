@@ -11,6 +11,8 @@
 //! `qk` and `q` are summed over the group. In [`QuantisedRows`] each channel has its own asymmetric range over 128
 //! tokens. The authors' code has a range for each token's label, which takes more space than a narrow label itself.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::collections::BTreeMap;
@@ -22,10 +24,12 @@ use rand_chacha::rand_core::Rng;
 use rayon::prelude::*;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
@@ -158,7 +162,7 @@ impl Kind {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     /// Ranked by this measure of the artefact.
     Calibrated(&'static str),
@@ -184,6 +188,10 @@ enum LabelRows {
 impl Scorer for LabelScores {
     type Index = Labels;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         match self.kind {
             Kind::Calibrated(_) => Some(ScorerCalibration { kind: NAME, load: Self::with_rankings }),
@@ -195,9 +203,9 @@ impl Scorer for LabelScores {
         self.channels.asked("channels")
     }
 
-    fn index_key(&self) -> String {
-        let artefact = self.rankings.as_ref().map_or("", |(_, hash)| hash.as_str());
-        format!("channels={},bits={},kind={:?},artefact={artefact}", self.channels, self.bits, self.kind)
+    fn index_key(&self) -> IndexKey {
+        let Self { channels, bits, kind, rankings } = self;
+        IndexKey::new((*channels, *bits, *kind, rankings.as_ref().map(|(_, sha256)| sha256.clone())))
     }
 
     fn grain(&self) -> usize {
@@ -252,8 +260,8 @@ impl Scorer for LabelScores {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 
@@ -481,7 +489,7 @@ mod tests {
     use super::*;
     use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kv::LayerKv;
-    use crate::{PromptHead, SparseLayerRank};
+    use crate::{PromptHead, SoftmaxScale, SparseLayerRank};
     use spattn_kernels::Rows;
 
     fn shape(heads: usize, kv_heads: usize, head_dim: usize) -> ModelShape {
@@ -526,12 +534,13 @@ mod tests {
             keys: rows,
             values: rows,
             d,
+            scale: SoftmaxScale::inverse_root(d),
             dtype,
             candidates: 0..n,
             prompt,
             seed: 0,
         };
-        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: head.scale };
         let scores = |bits: usize| {
             let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
             label_scores(&asked, &scorer.build(&head), &mut Cost::default())

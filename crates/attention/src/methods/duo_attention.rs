@@ -36,6 +36,7 @@ use crate::calibration::collector::{Calibration, Collected, Collector, PrefillCh
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
+use crate::{Bits, IndexKey};
 use crate::{
     BlockMask, CalibrationNeed, HeadPrefix, Mask, Masks, Method, Params, Policy, PrefillPattern, Probe, PromptMask,
     PromptPlan, QueryBlock, Role, SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned,
@@ -187,8 +188,13 @@ impl Method for DuoAttention {
         Some(Solved { method, params: format!("retrieval={retrieval}") })
     }
 
-    fn index_key(&self) -> String {
-        format!("retrieval={},artefact={}", self.retrieval, self.heads().sha256)
+    fn index_key(&self) -> IndexKey {
+        let Self { retrieval, heads } = self;
+        let retrieval = match retrieval {
+            Tuned::Value(share) => Tuned::Value(Bits::from(*share)),
+            Tuned::Density(density) => Tuned::Density(*density),
+        };
+        IndexKey::new((retrieval, heads.as_ref().map(|heads| heads.sha256.clone())))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> bool {
@@ -367,7 +373,7 @@ impl Settings {
         }
         let group = chunk.heads / chunk.kv_heads();
         let queries = &chunk.queries()[(token * chunk.heads + kv_head * group) * d..][..group * d];
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = chunk.scale().factor();
         let queries: Vec<f32> = queries.iter().map(|x| x * scale).collect();
         let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
         let mut attention = Accumulator::new(group, d);

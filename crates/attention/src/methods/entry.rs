@@ -1,8 +1,10 @@
 //! [`MethodEntry`]: what the registry and the command line know of a method.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
+use crate::backend::reasons::HostReason;
 use crate::method::{AnyMethod, TailRule};
 use crate::prefill::mask::PrefillPattern;
 use crate::scored::granularity::Granularity;
@@ -54,13 +56,16 @@ impl MethodEntry {
         }
     }
 
-    /// Where the method selects with default parameters if the prefix is on a GPU.
-    pub fn place(&self) -> &'static str {
-        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
-            Ok(method) if method.is_static_only() || method.decodes_densely() => "nowhere: it picks nothing",
-            Ok(method) if method.device_form().is_some() => "device",
-            Ok(method) if method.is_data_independent() => "host, without a look at queries or keys",
-            _ => "host",
+    /// Where its default form selects if the prefix is on a GPU.
+    pub fn selection_place(&self) -> SelectionPlace {
+        let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
+            return SelectionPlace::Host(Vec::new());
+        };
+        match method.device_form() {
+            _ if method.is_static_only() || method.decodes_densely() => SelectionPlace::Nowhere,
+            Ok(_) => SelectionPlace::Device,
+            Err(_) if method.is_data_independent() => SelectionPlace::HostWithoutQueries,
+            Err(reasons) => SelectionPlace::Host(reasons),
         }
     }
 
@@ -91,7 +96,41 @@ impl MethodEntry {
     }
 }
 
-/// Named parameter values and their source.
+/// Where a method selects tokens if the prefix is on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SelectionPlace {
+    /// Nowhere: it attends static tokens only, or decodes densely.
+    Nowhere,
+    /// On the GPU.
+    Device,
+    /// On the host, but neither queries nor keys are downloaded for it.
+    HostWithoutQueries,
+    /// On the host, for these reasons.
+    Host(Vec<HostReason>),
+}
+
+impl SelectionPlace {
+    /// The place alone, as records and lists in JSON name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Nowhere => "nowhere: it picks nothing",
+            Self::Device => "device",
+            Self::HostWithoutQueries => "host, without a look at queries or keys",
+            Self::Host(_) => "host",
+        }
+    }
+}
+
+impl fmt::Display for SelectionPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        let Self::Host(reasons) = self else { return Ok(()) };
+        let reasons: Vec<String> = reasons.iter().map(HostReason::to_string).collect();
+        if reasons.is_empty() { Ok(()) } else { write!(f, ": {}", reasons.join("; ")) }
+    }
+}
+
+/// Named parameter values with the place they come from.
 pub struct Preset {
     /// `paper` or `repo`.
     pub name: &'static str,

@@ -14,10 +14,12 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::pca::Covariance;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::{
     Budget, HeadPrefix, Method, Probe, PromptNeed, Role, Rotation, SelectedTokens, Selection, Solved, Step, TailRule,
 };
@@ -70,8 +72,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Limit of `future`: the mean rotation is a sum over all positions, for each channel.
 const MOST_FUTURE: usize = 1 << 16;
 
-/// Eviction by the expected attention of future queries.
-#[derive(Clone)]
+/// Eviction by the expected attention of queries to come.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ExpectedAttention {
     budget: Budget,
     queries: usize,
@@ -106,16 +108,16 @@ impl Queries {
         Self { mean, covariance }
     }
 
-    /// Logarithm of the expected exponential of the logit with a key; without the covariance, the mean logit.
-    fn log_expected(&self, key: &[f32], covariance: bool) -> f64 {
+    /// Logarithm of the expected exponential of the logit with a key.
+    fn log_expected(&self, key: &[f32], covariance: bool, scale: SoftmaxScale) -> f64 {
         let d = key.len();
         let dot = |row: &[f64]| row.iter().zip(key).map(|(a, k)| a * f64::from(*k)).sum::<f64>();
-        let linear = dot(&self.mean) / (d as f64).sqrt();
+        let linear = dot(&self.mean) / scale.divisor();
         if !covariance {
             return linear;
         }
         let rows = self.covariance.chunks_exact(d).zip(key);
-        linear + rows.map(|(row, k)| f64::from(*k) * dot(row)).sum::<f64>() / (2 * d) as f64
+        linear + rows.map(|(row, k)| f64::from(*k) * dot(row)).sum::<f64>() / (2.0 * scale.squared_divisor())
     }
 }
 
@@ -176,7 +178,8 @@ impl ExpectedAttention {
         let mut scores = vec![0.0; prefix.candidates.len()];
         for head in 0..group {
             let queries = self.queries_to_come(prefix, head, rotation.as_deref());
-            let logs: Vec<f64> = keys.chunks_exact(d).map(|key| queries.log_expected(key, self.covariance)).collect();
+            let logs: Vec<f64> =
+                keys.chunks_exact(d).map(|key| queries.log_expected(key, self.covariance, prefix.scale)).collect();
             let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logs.iter().map(|log| (log - max).exp()).sum();
             scores.iter_mut().zip(logs).for_each(|(score, log)| *score += (log - max).exp() / sum / group as f64);
@@ -204,9 +207,8 @@ impl Method for ExpectedAttention {
         Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { budget, queries, future, covariance, norm } = self;
-        format!("{budget:?},{queries},{future},{covariance},{norm}")
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {

@@ -130,7 +130,7 @@ impl FlexPrefill {
         let mut estimate = vec![0.0; keys.len() / d];
         score_into(&query, Rows::F32(&keys), d, &mut estimate);
         cost.score_flops += 2 * keys.len() as u64;
-        softmax(&mut estimate, 1.0 / (d as f32).sqrt());
+        softmax(&mut estimate, prompt.scale.factor());
         let given: Vec<f32> =
             votes.vertical.chunks(self.block).map(|block| block.iter().sum::<f32>() / last as f32).collect();
         (votes, root_divergence(&estimate, &given))

@@ -11,20 +11,25 @@
 //! The weights that a step adds are those by which it attends, so scoring costs nothing. They are computed twice here,
 //! but counted once, as attention: a fused kernel computes them once.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::ParamInfo;
 use super::streaming_llm::last_tokens;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
+use crate::{Bits, IndexKey};
 use crate::{
     Budget, DeviceForm, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Role, Selection, Solved,
     StaticTokens, Step, TailRule,
@@ -71,6 +76,17 @@ enum Recent {
     Share(f64),
 }
 
+impl Eq for Recent {}
+
+impl Hash for Recent {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Tokens(tokens) => (0, tokens).hash(state),
+            Self::Share(share) => (1, Bits::from(*share)).hash(state),
+        }
+    }
+}
+
 impl Recent {
     fn tokens(self, prefix_tokens: usize) -> usize {
         match self {
@@ -101,8 +117,8 @@ impl fmt::Display for Recent {
     }
 }
 
-/// The method: heavy hitters and a sliding window.
-#[derive(Clone)]
+/// Heavy hitters and a sliding window.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct H2o {
     heavy: Budget,
     recent: Recent,
@@ -186,9 +202,8 @@ impl Method for H2o {
         Some(Solved { method: Self { heavy: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { heavy, recent, per } = self;
-        format!("{heavy:?},{recent:?},{per:?}")
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
@@ -203,8 +218,8 @@ impl Method for H2o {
         bytes_of(caches)
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        (!self.heavy.is_none()).then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        if self.heavy.is_none() { Err(vec![HostReason::SelectsNothing]) } else { Ok(self) }
     }
 
     fn start(&self, caches: &Vec<Cache>) -> Vec<Cache> {
@@ -230,7 +245,7 @@ impl Method for H2o {
             let of_heads = Step { queries, ..step.clone() };
             let mut logits = of_heads.score_rows(Rows::F32(&keys), &mut there);
             for weights in logits.chunks_exact_mut(keys.len() / step.d) {
-                weights.iter_mut().for_each(|w| *w *= step.scale);
+                weights.iter_mut().for_each(|w| *w *= step.scale.factor());
                 softmax(weights);
                 cache.add(sink, weights);
             }
@@ -384,7 +399,7 @@ mod tests {
                 form.fits(KvShape { kv_heads: 1, d: 256, dtype }) && !form.fits(KvShape { kv_heads: 1, d: 4, dtype })
             );
         }
-        assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_none());
+        assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_err());
     }
 
     /// A step reads each token held by any of its query heads once, key and value, both to weigh and to attend it.

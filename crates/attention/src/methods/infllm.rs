@@ -9,13 +9,13 @@
 //! original positions. Blocks are selected for each query head or for the group, not for all heads of a layer together.
 
 #[cfg(feature = "cuda")]
-use std::ops::Range;
+mod cuda;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::layer::build_on_host;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::{KvDtype, KvStore};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
@@ -25,10 +25,6 @@ use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND,
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, PromptNeed, PromptShape, Role, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Cache, GpuError, Reduction};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -94,8 +90,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Scores blocks by sums of `q·k` over their representative keys.
-#[derive(Clone)]
+/// Sums of `q·k` over the representative keys of blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Representatives {
     page: usize,
     count: usize,
@@ -110,8 +106,8 @@ impl Scorer for Representatives {
         vec![PromptNeed::FollowingScores(self.window)]
     }
 
-    fn index_key(&self) -> String {
-        format!("{},{},{}", self.page, self.count, self.window)
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn page(&self) -> usize {
@@ -161,8 +157,8 @@ impl Scorer for Representatives {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 
@@ -186,34 +182,6 @@ impl DeviceScorer for Representatives {
 
     fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
         prefix.kv_heads * (self.of(prefix.tokens) + self.count) * prefix.d * dtype.bytes()
-    }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        let heads = build_on_host(layer, learned, |prefix| self.build(prefix))?;
-        let each = self.of(layer.candidates.len()) * layer.cache.d * layer.dtype.bytes();
-        let mut keys = layer.gpu.alloc(heads.len() * each)?;
-        for (kv_head, own) in heads.iter().enumerate() {
-            layer.gpu.upload_rows(&mut keys, kv_head * each, own.head(0))?;
-        }
-        let bytes = heads.iter().map(|keys| self.index_bytes(keys)).sum();
-        Ok(DeviceIndex { buffers: vec![keys], bytes, ..DeviceIndex::default() })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let [keys] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
-        let (gpu, count) = (step.prefix.gpu, self.of(step.prefix.candidates.len()));
-        let cache = Cache { keys, values: keys, keys_at: 0, values_at: 0, capacity: count, ..step.prefix.cache };
-        gpu.score_keys(&step.queries, rows, &cache, 0..count, None, &mut scratch.parts)?;
-        gpu.sum_runs(scratch.parts.of(None), self.count, cache.kv_heads, reduction, &mut scratch.scores)
     }
 }
 

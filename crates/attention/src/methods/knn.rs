@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::graph::Beam;
 use crate::index::graph::hnsw::{Hnsw, HnswParams};
@@ -125,11 +126,13 @@ impl Method for Knn {
     /// Workspaces of searches.
     type State = Workspaces<Beam>;
 
-    fn index_key(&self) -> String {
-        match &self.index {
-            KnnIndex::Flat => "flat".to_owned(),
-            KnnIndex::Hnsw(GraphSearch { params, .. }) => format!("hnsw,M={},ef={}", params.links, params.width),
-        }
+    /// How wide the graph is searched, and what is selected, is a matter of each step.
+    fn index_key(&self) -> IndexKey {
+        let Self { index, budget: _, per: _ } = self;
+        IndexKey::new(match index {
+            KnnIndex::Flat => None,
+            KnnIndex::Hnsw(GraphSearch { params, width: _ }) => Some(*params),
+        })
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Option<Hnsw> {

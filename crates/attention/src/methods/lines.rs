@@ -84,7 +84,7 @@ pub(super) fn each_last_attention(
         score_into(queries, prompt.keys.slice(0..tokens, d), d, &mut logits[..rows * tokens]);
         for (position, logits) in (together..).zip(logits.chunks_exact_mut(tokens).take(rows)) {
             let seen = &mut logits[..position + 1];
-            softmax(seen, 1.0 / (d as f32).sqrt());
+            softmax(seen, prompt.scale.factor());
             visit(position, seen);
         }
     }
@@ -220,7 +220,7 @@ pub(super) fn block_attention(prompt: &QueryBlock<'_>, head: usize, size: usize,
         let mut scores = vec![0.0; block + 1];
         score_into(query, Rows::F32(&keys[..(block + 1) * d]), d, &mut scores);
         cost.score_flops += 2 * ((block + 1) * d) as u64;
-        softmax(&mut scores, 1.0 / (d as f32).sqrt());
+        softmax(&mut scores, prompt.scale.factor());
         scores
     };
     queries.chunks_exact(d).enumerate().map(row).collect()

@@ -6,6 +6,8 @@
 //! basis, which needs no further memory; here keys stay as they are, and the projections are counted as a further copy.
 //! The basis belongs to the model and is not counted as index.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::collections::BTreeMap;
@@ -14,10 +16,12 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::index::pca::{Components, Covariance};
 use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
@@ -104,6 +108,10 @@ impl Scorer for Loki {
     /// Projected keys, `[candidate][component]`.
     type Index = KvStore;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         Some(ScorerCalibration { kind: NAME, load: Self::with_basis })
     }
@@ -112,8 +120,9 @@ impl Scorer for Loki {
         self.rank.asked("rank")
     }
 
-    fn index_key(&self) -> String {
-        format!("rank={},artefact={}", self.rank, self.basis.as_ref().map_or("", |b| &b.sha256))
+    fn index_key(&self) -> IndexKey {
+        let Self { rank, basis } = self;
+        IndexKey::new((*rank, basis.as_ref().map(|basis| basis.sha256.clone())))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
@@ -154,8 +163,8 @@ impl Scorer for Loki {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

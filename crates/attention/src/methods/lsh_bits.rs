@@ -20,6 +20,8 @@
 //! `center` first subtracts the candidates' mean key, which changes all inner products of a query by the same amount;
 //! the paper does not.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::sync::Arc;
@@ -28,16 +30,17 @@ use rayon::prelude::*;
 
 use super::ParamInfo;
 use super::planes::RandomPlanes;
-#[cfg(feature = "cuda")]
-use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Scorer, Segment};
 use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role};
@@ -111,13 +114,13 @@ struct RandomSignatures {
 /// Signatures, and the statistics by which further keys are signed.
 struct Signed {
     signatures: Signatures,
-    learned: PrefixStatsView,
+    learned: LearnedNorms,
 }
 
 /// Statistics of a prefix's keys and values.
 #[derive(Clone, Default)]
-struct PrefixStatsView {
-    /// The mean key; `None` if it is not subtracted.
+struct LearnedNorms {
+    /// Mean key, if it is subtracted.
     mean: Option<Vec<f32>>,
     /// Norm of the shortest value that is not zero; zero values count as that long.
     shortest: f64,
@@ -128,16 +131,18 @@ struct PrefixStatsView {
 impl Scorer for RandomSignatures {
     type Index = Signed;
 
-    fn index_key(&self) -> String {
-        let Self { bits, by_norm, center, seed, .. } = self;
-        format!("bits={bits},by_norm={by_norm},center={center},seed={seed}")
+    /// The order of ties is that of the query; the planes follow from bits and seed.
+    fn index_key(&self) -> IndexKey {
+        let Self { bits, by_norm, center, seed, ties: _, planes: _ } = self;
+        IndexKey::new((*bits, *by_norm, *center, *seed))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Signed {
         let [keys, values] =
             [prefix.keys, prefix.values].map(|rows| rows.slice(prefix.candidates.clone(), prefix.d).to_f32());
-        let learned = self.learn(&keys, &values, prefix.d);
-        let signatures = Signatures::new(&self.signatures(&learned, &keys, &values, prefix.d), words_of(self.bits));
+        let learned = self.learn(&keys, &values, (prefix.d, prefix.scale));
+        let signatures = self.signatures(&learned, &keys, &values, (prefix.d, prefix.scale));
+        let signatures = Signatures::new(&signatures, words_of(self.bits));
         Signed { signatures, learned }
     }
 
@@ -148,13 +153,13 @@ impl Scorer for RandomSignatures {
     }
 
     fn empty(&self, _: KvHeadId, like: Option<&Signed>) -> Signed {
-        let learned = like.map_or_else(PrefixStatsView::default, |like| like.learned.clone());
+        let learned = like.map_or_else(LearnedNorms::default, |like| like.learned.clone());
         let before = like.map(|like| &like.signatures);
         Signed { signatures: Signatures::empty_behind(before, words_of(self.bits)), learned }
     }
 
     fn append(&self, index: &mut Signed, kept: usize, new: &NewTokens<'_>) {
-        let signatures = self.signatures(&index.learned, new.keys, new.values, new.place.d);
+        let signatures = self.signatures(&index.learned, new.keys, new.values, (new.place.d, new.place.scale));
         index.signatures.replace_from(kept, &signatures);
     }
 
@@ -180,8 +185,8 @@ impl Scorer for RandomSignatures {
         }
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 
@@ -198,26 +203,32 @@ impl RandomSignatures {
         side_signatures(&planes, &augmented)
     }
 
-    /// Statistics of `keys` and `values`, `[token][d]`.
-    fn learn(&self, keys: &[f32], values: &[f32], d: usize) -> PrefixStatsView {
+    /// What is common to `keys` and `values`, `[token][d]`.
+    fn learn(&self, keys: &[f32], values: &[f32], (d, scale): (usize, SoftmaxScale)) -> LearnedNorms {
         let mean = self.center.then(|| mean_row(keys, d));
         let shortest = values.chunks_exact(d).map(norm).filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
         let mut learned =
-            PrefixStatsView { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
-        let further = self.further(&learned, values, d);
+            LearnedNorms { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
+        let further = self.further(&learned, values, (d, scale));
         learned.longest = longest(&learned.centred(keys, d), d, further.as_deref());
         learned
     }
 
-    /// The coordinate `√d·ln‖v‖` of each token; `None` if values do not count.
-    fn further(&self, learned: &PrefixStatsView, values: &[f32], d: usize) -> Option<Vec<f32>> {
-        let of = |v: &[f32]| ((d as f64).sqrt() * norm(v).max(learned.shortest).ln()) as f32;
+    /// The further coordinate of each token, if values count: `ln‖v‖` times what the logits are divided by.
+    fn further(&self, learned: &LearnedNorms, values: &[f32], (d, scale): (usize, SoftmaxScale)) -> Option<Vec<f32>> {
+        let of = |v: &[f32]| (scale.divisor() * norm(v).max(learned.shortest).ln()) as f32;
         self.by_norm.then(|| values.chunks_exact(d).map(of).collect())
     }
 
     /// Packed signatures of tokens, `[token][word]`.
-    fn signatures(&self, learned: &PrefixStatsView, keys: &[f32], values: &[f32], d: usize) -> Vec<u32> {
-        let further = self.further(learned, values, d);
+    fn signatures(
+        &self,
+        learned: &LearnedNorms,
+        keys: &[f32],
+        values: &[f32],
+        (d, scale): (usize, SoftmaxScale),
+    ) -> Vec<u32> {
+        let further = self.further(learned, values, (d, scale));
         let augmented = augment_to(learned.longest, &learned.centred(keys, d), d, further.as_deref());
         side_signatures(&self.planes.of_width(self.width(d)), &augmented)
     }
@@ -234,7 +245,7 @@ impl RandomSignatures {
     }
 }
 
-impl PrefixStatsView {
+impl LearnedNorms {
     /// `rows: [token][d]` less the mean, if it is subtracted.
     fn centred(&self, rows: &[f32], d: usize) -> Vec<f32> {
         let mut rows = rows.to_vec();
@@ -299,6 +310,11 @@ mod tests {
     use super::*;
     use crate::kv::{KvDtype, LayerKv};
     use crate::{SelectedTokens, Selection};
+
+    /// A width of heads with the scale that it has by default.
+    fn width_of(d: usize) -> (usize, SoftmaxScale) {
+        (d, SoftmaxScale::inverse_root(d))
+    }
 
     fn dot(a: &[f32], b: &[f32]) -> f64 {
         a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
@@ -371,7 +387,7 @@ mod tests {
         for by_norm in [false, true] {
             let planes = RandomPlanes::new(8, 1).into();
             let scorer = RandomSignatures { bits: 8, by_norm, center: false, seed: 1, ties: Ties::First, planes };
-            let norms = scorer.further(&scorer.learn(&keys, &values, d), &values, d);
+            let norms = scorer.further(&scorer.learn(&keys, &values, width_of(d)), &values, width_of(d));
             let augmented = augment_keys(&keys, d, norms.as_deref());
             let width = d + 1 + usize::from(by_norm);
             let longest = norm(&augmented[..width]);
@@ -439,7 +455,8 @@ mod tests {
     fn values_of_no_length_and_keys_of_no_length_have_signatures() {
         let planes = Arc::new(RandomPlanes::new(8, 1));
         let scorer = RandomSignatures { bits: 8, by_norm: true, center: false, seed: 1, ties: Ties::First, planes };
-        let further = |values: &[f32]| scorer.further(&scorer.learn(values, values, 2), values, 2).unwrap();
+        let further =
+            |values: &[f32]| scorer.further(&scorer.learn(values, values, width_of(2)), values, width_of(2)).unwrap();
         let norms = further(&[0.0, 0.0, 0.6, 0.8, 3.0, 4.0]);
         assert_eq!(norms[0], norms[1]);
         assert!((norms[2] - 2f32.sqrt() * 5f32.ln()).abs() < 1e-5);

@@ -35,6 +35,8 @@
 //! union over the group is not offered: the heads use the same hyperplanes, so their collisions are dependent, and the
 //! probability of the union, which the weights need, has no closed form for more than two heads.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod law;
 mod probability;
@@ -45,8 +47,8 @@ use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::ParamInfo;
 use super::planes::RandomPlanes;
-#[cfg(feature = "cuda")]
-use super::planes::gaussians;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::index::workspaces::Workspaces;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
@@ -210,7 +212,7 @@ impl MagicPig {
         let norms = if self.hashing.simple_lsh { Norms::Common(longest(&lengths)) } else { Norms::Each(lengths) };
         let geometry = Geometry { mean: keys.mean, norms };
         let tokens: Vec<u32> = (0..head.prefix.candidates.len() as u32).collect();
-        let to_dot = (head.prefix.d as f32).sqrt();
+        let to_dot = head.prefix.scale.divisor() as f32;
         let mut queries = head.queries.chunks_exact(head.prefix.d);
         let mut agreements = Histogram::new();
         head.each_logits(|logits| {
@@ -307,9 +309,11 @@ impl Method for MagicPig {
         Some(Solved { method, params: format!("K={bits},L={tables}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { bits, tables, hashing: Hashing { center, simple_lsh, seed, .. }, .. } = self;
-        format!("K={bits:?},L={tables},center={center},simple_lsh={simple_lsh},seed={seed}")
+    /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed.
+    fn index_key(&self) -> IndexKey {
+        let Self { bits, tables, hashing, u_floor: _, planes: _, log_probability: _ } = self;
+        let Hashing { min_collisions: _, center, simple_lsh, seed } = hashing;
+        IndexKey::new((*bits, *tables, *center, *simple_lsh, *seed))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
@@ -377,8 +381,15 @@ impl Method for MagicPig {
         }
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        self.is_plain().then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = Vec::new();
+        if self.hashing.simple_lsh {
+            reasons.push(HostReason::setting("simple_lsh", true));
+        }
+        if self.log_probability.is_none() {
+            reasons.push(HostReason::UnsolvedDensity);
+        }
+        if reasons.is_empty() { Ok(self) } else { Err(reasons) }
     }
 
     fn tail_rule(&self) -> TailRule {

@@ -48,7 +48,7 @@ mod twilight;
 mod vattention;
 mod vertical_slash;
 
-pub use self::entry::{MethodEntry, Preset};
+pub use self::entry::{MethodEntry, Preset, SelectionPlace};
 pub use self::hash_attention::Embeddings;
 pub use self::magicpig::CollisionLaw;
 pub use self::registry::{CALIBRATIONS, METHODS, POLICY_PARAMS, all, configure, find, register};
@@ -56,6 +56,8 @@ pub use crate::spec::ParamInfo;
 
 #[cfg(test)]
 mod collector_tests;
+#[cfg(test)]
+mod index_key_tests;
 #[cfg(test)]
 mod oracle_tests;
 #[cfg(test)]

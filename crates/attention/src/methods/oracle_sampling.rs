@@ -14,7 +14,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::topk::StaticTokens;
+use super::topk::ExactScores;
 use crate::Role;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
@@ -58,7 +58,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             "value_norm" => Proposal::ValueNorm,
             _ => Proposal::Attention,
         };
-        let sampled = Scored::new(StaticTokens, Draws { budget, proposal }, Granularity::QueryHead);
+        let sampled = Scored::new(ExactScores, Draws { budget, proposal }, Granularity::QueryHead);
         Ok(Arc::new(if has_static { sampled } else { sampled.without_static() }))
     },
 };

@@ -16,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use super::planes::gaussians;
 use super::tests::{configured, noise, none, random_artefact};
 use super::*;
+use crate::SoftmaxScale;
 use crate::calibration::artefact::{Artefact, ModelShape};
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
@@ -220,6 +221,7 @@ impl Scene {
             keys,
             values,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32,
             candidates: indexed.clone(),
             prompt: stats.head(layer, kv_head),
@@ -232,7 +234,7 @@ impl Scene {
             kv_head,
             queries: &self.queries[layer][kv_head * GROUP * D..][..GROUP * D],
             d: D,
-            scale: scale() as f32,
+            scale: SoftmaxScale::inverse_root(D),
             keys,
             values,
             tail_keys: Rows::F32(&key[kv_head * D..][..D]),

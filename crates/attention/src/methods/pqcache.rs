@@ -8,6 +8,8 @@
 //! prefill leaves). A code takes one byte, whatever `bits` is; centroids have the type of the keys. With `--tail`, a token that
 //! leaves the window takes the nearest centroids of the prefix, as in the authors' code; otherwise generated tokens stay static.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::ops::Range;
@@ -16,8 +18,10 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::index::kmeans::kmeans;
 use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
@@ -78,8 +82,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Scores candidates by `q·k` of product-quantised keys.
-#[derive(Clone)]
+/// `q·k` of product-quantised keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ProductCodes {
     subspaces: usize,
     bits: usize,
@@ -98,12 +102,16 @@ struct Subspace {
 impl Scorer for ProductCodes {
     type Index = Vec<Subspace>;
 
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
     fn required_head_dim(&self) -> Option<(&'static str, usize)> {
         Some(("subspaces", self.subspaces))
     }
 
-    fn index_key(&self) -> String {
-        format!("subspaces={},bits={},iterations={}", self.subspaces, self.bits, self.iterations)
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Subspace> {
@@ -145,8 +153,8 @@ impl Scorer for ProductCodes {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 
@@ -207,7 +215,7 @@ mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
     use crate::kv::KvDtype;
-    use crate::{PromptHead, SelectedTokens, Selection, SparseLayerRank};
+    use crate::{PromptHead, SelectedTokens, Selection, SoftmaxScale, SparseLayerRank};
     use spattn_kernels::Rows;
 
     const N: usize = 700;
@@ -234,6 +242,7 @@ mod tests {
             keys: rows,
             values: rows,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype,
             candidates: 0..N,
             prompt,
@@ -273,12 +282,13 @@ mod tests {
             keys: rows,
             values: rows,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype,
             candidates,
             prompt,
             seed: 9,
         };
-        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: 1.0 };
+        let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: head.scale };
         let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();
         let scores = approximate_scores(&asked, &index, &mut cost);

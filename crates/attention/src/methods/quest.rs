@@ -13,13 +13,15 @@
 //! and maxima up, so scores stay upper bounds, but looser ones. With 16, bounds have the type of the keys.
 
 #[cfg(feature = "cuda")]
-use std::ops::Range;
+mod cuda;
 
 use super::ParamInfo;
+use crate::IndexKey;
 #[cfg(test)]
 use crate::Step;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
@@ -30,10 +32,6 @@ use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND,
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::{GroupQueries, dots};
 use crate::{Budget, HeadPrefix, PromptShape, Role, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, PrefixStatsView};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, PageBounds, Pages as Cut, Reduction};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "quest",
@@ -98,8 +96,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Scores pages by upper bounds of `q·k`.
-#[derive(Clone)]
+/// Upper bounds of `q·k` for each page, channel by channel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Bounds {
     /// Tokens of a page.
     pub page: usize,
@@ -118,8 +116,12 @@ pub(super) enum Pages {
 impl Scorer for Bounds {
     type Index = Pages;
 
-    fn index_key(&self) -> String {
-        format!("page={},summary_bits={:?}", self.page, self.summary_bits)
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
+
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn page(&self) -> usize {
@@ -175,8 +177,11 @@ impl Scorer for Bounds {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        self.summary_bits.is_none().then_some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        match self.summary_bits {
+            None => Ok(self),
+            Some(bits) => Err(HostReason::setting("summary_bits", bits)),
+        }
     }
 }
 
@@ -201,32 +206,6 @@ impl DeviceScorer for Bounds {
 
     fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
         prefix.kv_heads * bound_bytes(prefix.tokens.div_ceil(self.page), prefix.d, dtype.bytes())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        let cut = Cut { tokens: layer.candidates.clone(), size: self.page };
-        let (kv_heads, d) = (layer.cache.kv_heads, layer.cache.d);
-        let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
-        let (mut lower, mut upper) = (layer.gpu.alloc(bytes / 2)?, layer.gpu.alloc(bytes / 2)?);
-        layer.gpu.page_bounds(&layer.cache, &cut, &mut lower, &mut upper)?;
-        Ok(DeviceIndex { buffers: vec![lower, upper], bytes, ..DeviceIndex::default() })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let [lower, upper] = index.buffers.as_slice() else { unreachable!("what `build` made") };
-        let (prefix, pages) = (&step.prefix, step.prefix.candidates.len().div_ceil(self.page));
-        let (kv_heads, d, storage) = (prefix.cache.kv_heads, prefix.cache.d, prefix.cache.storage);
-        let bounds = PageBounds { lower, upper, pages, kv_heads, d, storage };
-        prefix.gpu.score_bounds(&step.queries, rows, &bounds, reduction, &mut scratch.scores)
     }
 }
 

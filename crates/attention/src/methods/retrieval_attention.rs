@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::graph::Beam;
 use crate::index::graph::roar::{Roar, RoarParams};
@@ -84,9 +85,10 @@ impl Method for RetrievalAttention {
         vec![PromptNeed::SampledQueries(self.queries)]
     }
 
-    fn index_key(&self) -> String {
-        let RoarParams { nearest, links, width } = self.graph;
-        format!("queries={},nearest={nearest},M={links},ef={width}", self.queries)
+    /// How wide the graph is searched, and what is selected, is a matter of each step.
+    fn index_key(&self) -> IndexKey {
+        let Self { queries, graph, width: _, budget: _, per: _ } = self;
+        IndexKey::new((*queries, *graph))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Roar {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::snapkv::SnapKv;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::kv::{KvStore, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
@@ -91,8 +92,8 @@ struct RocketKv {
     snapkv: SnapKv,
 }
 
-/// Number of tokens that the first stage keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Tokens that the first stage keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Keep {
     /// The geometric mean of the candidates and the tokens read in a step.
     Auto,
@@ -168,7 +169,8 @@ impl RocketKv {
             let largest: f32 = channels.iter().map(|(c, _)| query[*c].abs()).sum();
             let all: f32 = query.iter().map(|q| q.abs()).sum();
             // A query of zeros gives all pages the same weight.
-            let scale = if largest > 0.0 { 1.0 / (d as f32 * largest / all).sqrt() } else { 0.0 };
+            let scale =
+                if largest > 0.0 { 1.0 / (step.scale.squared_divisor() as f32 * largest / all).sqrt() } else { 0.0 };
             let score = |page: usize| {
                 let products = channels.iter().map(|(c, above)| query[*c] * bounds[usize::from(*above)][page * d + c]);
                 scale * products.sum::<f32>()
@@ -196,9 +198,10 @@ impl Method for RocketKv {
         vec![PromptNeed::LastQueries(self.snapkv.window)]
     }
 
-    fn index_key(&self) -> String {
-        let Self { page, budget, keep, snapkv, .. } = self;
-        format!("{page},{budget:?},{keep},{}", snapkv.index_key())
+    /// The channels `r` are chosen by each query.
+    fn index_key(&self) -> IndexKey {
+        let Self { page, r: _, budget, keep, snapkv } = self;
+        IndexKey::new((*page, *budget, *keep, snapkv.clone()))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {

@@ -5,18 +5,12 @@
 //! tokens; here the order is a random permutation, fixed by a seed and a token's place.
 
 #[cfg(feature = "cuda")]
-use std::ops::Range;
+pub(super) mod cuda;
 
 use super::ParamInfo;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::scorer::AT_ONCE;
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceScratch, DeviceStep, DeviceWorkspace};
 use crate::{Params, mix_seed};
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
 use spattn_kernels::hamming::{TieBreakOffsets, hamming_scores, hamming_sums};
 
 /// Number of 32-bit words of a signature.
@@ -24,7 +18,12 @@ pub(crate) fn words_of(bits: usize) -> usize {
     bits.div_ceil(32)
 }
 
-/// Packs one bit for each number, 1 if it is positive; the first number is the lowest bit of the first word.
+/// Bytes of the signatures of `sets` sets of `tokens` keys each on a device, which stores planes of 4 tokens.
+pub(super) fn device_bytes(sets: usize, bits: usize, tokens: usize) -> usize {
+    size_of::<u32>() * sets * words_of(bits) * tokens.next_multiple_of(4)
+}
+
+/// One bit a number, 1 where it is positive: the first number is the lowest bit of the first word.
 pub(super) fn pack_signs(numbers: &[f32]) -> impl Iterator<Item = u32> {
     let word = |part: &[f32]| part.iter().enumerate().fold(0, |word, (i, x)| word | u32::from(*x > 0.0) << i);
     numbers.chunks(32).map(word)
@@ -63,16 +62,8 @@ impl Ties {
         })
     }
 
-    /// The order as kernels take it, for signatures of `bits` bits and groups of `group` heads.
-    #[cfg(feature = "cuda")]
-    fn on_device(self, bits: usize, group: usize) -> TieOrder {
-        let Self::Seeded(seed) = self else { return TieOrder::default() };
-        let steps = Steps::new(bits, group);
-        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
-    }
-
-    /// What is added to scores to order ties, for signatures of `bits` bits and groups of `group` heads; `place` is
-    /// that of the first candidate.
+    /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
+    /// candidate.
     fn raises(self, bits: usize, group: usize, place: usize) -> TieBreakOffsets {
         let Self::Seeded(seed) = self else { return TieBreakOffsets::default() };
         let steps = Steps::new(bits, group);
@@ -80,84 +71,9 @@ impl Ties {
     }
 }
 
-/// The device form of a scorer by signatures.
-#[cfg(feature = "cuda")]
-pub(super) trait DeviceSigner {
-    /// The order of candidates at equal distance.
-    fn ties(&self) -> Ties;
-
-    /// The signatures of a layer's keys.
-    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> DeviceSignatures<'a>;
-
-    /// Signs the queries of some rows into `made`, `[row][head][word]`.
-    fn sign(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        made: &mut Buffer,
-    ) -> Result<(), GpuError>;
-
-    /// See [`DeviceScorer::score_all`](crate::device::scorer::DeviceScorer::score_all).
-    fn score(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let (keys, count) = (self.keys(step, index), rows.len());
-        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-        let (made, ties) = self.signed(step, rows, index, made)?;
-        step.prefix.gpu.score_signatures((made, count, step.queries.heads), &keys, ties, reduction, scores)
-    }
-
-    /// The kernel that selects the nearest candidates for all rows of a step without writing scores; `None` if there is none.
-    fn nearest<'a>(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &'a DeviceIndex,
-        reduction: Option<Reduction>,
-    ) -> Option<Nearest<'a>> {
-        Nearest::new(step.prefix.gpu, (step.budget_units.len(), step.queries.heads), self.keys(step, index), reduction)
-    }
-
-    /// See [`DeviceScorer::fused_top_k`](crate::device::scorer::DeviceScorer::fused_top_k).
-    fn pick(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let nearest = self.nearest(step, index, reduction).expect(AT_ONCE);
-        let (made, ties) = self.signed(step, 0..step.budget_units.len(), index, &mut scratch.queries[0])?;
-        let chosen = (&to.budget_units, step.prefix.candidates.start);
-        step.prefix.gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)
-    }
-
-    /// The signatures of the queries of some rows, and the order of ties.
-    fn signed<'m>(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        made: &'m mut Option<Buffer>,
-    ) -> Result<(&'m Buffer, TieOrder), GpuError> {
-        let DeviceSignatures { kv_heads, words, .. } = self.keys(step, index);
-        let heads = step.queries.heads;
-        step.prefix.gpu.reserve(made, 4 * rows.len() * heads * words)?;
-        let Some(made) = made else { unreachable!("it was reserved") };
-        self.sign(step, rows, index, made)?;
-        Ok((made, self.ties().on_device(32 * words, heads / kv_heads)))
-    }
-}
-
-/// Resolution of the order among ties. An offset is less than 1, so that it never reaches the next distance, also
-/// summed over a group; and all sums are exact in `f32`. That leaves `2^levels` levels for a group of `2^group` heads
-/// (2^15 levels for 32 bits and four heads). Places of one level are ordered by position.
+/// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a
+/// group, which a raise must not lift to the next distance: a group of `2^group` heads leaves `2^levels` levels (2^15
+/// for 32 bits and four heads). Places of one level are ordered by position.
 #[derive(Debug, Clone, Copy)]
 struct Steps {
     levels: u32,
@@ -198,12 +114,6 @@ impl Signatures {
     pub(super) fn empty_behind(before: Option<&Self>, words: usize) -> Self {
         let place = before.map_or(0, |before| before.place + before.candidates());
         Self { planes: Vec::new(), words, place }
-    }
-
-    /// All words, `[word][candidate]`.
-    #[cfg(feature = "cuda")]
-    pub(super) fn planes(&self) -> &[u32] {
-        &self.planes
     }
 
     /// Bytes as stored.

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
@@ -63,8 +64,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Arc::new(SnapKv::read(params, 992, 32)?)),
 };
 
-/// Eviction by the votes of the prefix's last queries.
-#[derive(Clone)]
+/// Eviction by the votes of the last queries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct SnapKv {
     /// Tokens kept of those before the window.
     pub budget: Budget,
@@ -78,8 +79,8 @@ pub(super) struct SnapKv {
     layers: LayerBudgets,
 }
 
-/// Distribution of the budget over layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What each layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum LayerBudgets {
     /// All layers keep the same number of tokens.
     Equal,
@@ -87,7 +88,7 @@ pub(super) enum LayerBudgets {
     Pyramid(usize),
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Pool {
     Max,
     Average,
@@ -143,7 +144,7 @@ impl SnapKv {
     fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
         let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
         let queries = prefix.prompt.last_queries(self.window, head).to_f32();
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = prefix.scale.factor();
         let first = tokens - queries.len() / d;
         let mut votes = vec![0.0; first];
         for (i, query) in queries.chunks_exact(d).enumerate() {
@@ -182,9 +183,8 @@ impl Method for SnapKv {
         Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        let Self { budget, window, kernel, pool, per, layers } = self;
-        format!("{budget:?},{window},{kernel},{pool:?},{per:?},{layers:?}")
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {

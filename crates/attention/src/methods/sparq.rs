@@ -15,19 +15,24 @@
 //! With `per=kv_head`, as the authors do for GQA, `|q|` is summed over the group before channels are chosen, and scores,
 //! each divided by its `τ`, are summed (or `reduce=max`) before tokens are selected; `α` remains each head's own.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 
 use std::sync::Arc;
 
 use super::ParamInfo;
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::KvStore;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
 use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, Segment, SelectionSource};
 use crate::scored::select::Top;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::channels::Channels;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
@@ -119,8 +124,10 @@ impl Scorer for QueryChannels {
         self.r.asked("r")
     }
 
-    fn index_key(&self) -> String {
-        format!("by_channel={}", self.by_channel)
+    /// Which channels count, and what is selected by them, is a matter of each query.
+    fn index_key(&self) -> IndexKey {
+        let Self { r: _, by_channel, per: _ } = self;
+        IndexKey::new(*by_channel)
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
@@ -176,7 +183,7 @@ impl Scorer for QueryChannels {
             let magnitude = |c: usize| heads.clone().map(|h| query(h, row)[c].abs()).sum::<f32>();
             let channels = top_k(&(0..d).map(magnitude).collect::<Vec<_>>(), self.r.of(d));
             let weights_of = |h: usize| {
-                let (query, factor) = (query(h, row), 1.0 / temperature(query(h, row), &channels));
+                let (query, factor) = (query(h, row), 1.0 / temperature(query(h, row), &channels, queries.scale));
                 channels.iter().map(move |c| query[*c as usize] * factor).collect::<Vec<f32>>()
             };
             // With a single row, the scores of heads that choose together are contiguous and computed in one call.
@@ -198,9 +205,9 @@ impl Scorer for QueryChannels {
         scores
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        // Without the copy, a GPU would read whole keys.
-        self.by_channel.then_some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        // Keys that lie token by token would be read whole.
+        if self.by_channel { Ok(self) } else { Err(HostReason::setting("storage", "1xK")) }
     }
 
     fn weighs(&self) -> bool {
@@ -264,12 +271,12 @@ fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / tokens as f64) as f32).collect()
 }
 
-/// `τ = √(d·‖q̂‖₁/‖q‖₁)`; `√d` for a query of zeros.
-fn temperature(query: &[f32], channels: &[u32]) -> f32 {
+/// `τ = √(d·‖q̂‖₁/‖q‖₁)`, `√d` being what the layer's logits are divided by; `√d` for a query of zeros.
+fn temperature(query: &[f32], channels: &[u32], scale: SoftmaxScale) -> f32 {
     let all: f32 = query.iter().map(|q| q.abs()).sum();
     let covered: f32 = channels.iter().map(|c| query[*c as usize].abs()).sum();
     let coverage = if covered > 0.0 { covered / all } else { 1.0 };
-    (query.len() as f32 * coverage).sqrt()
+    (scale.squared_divisor() as f32 * coverage).sqrt()
 }
 
 /// `1 − α`: the share of `softmax(logits)` outside `top` (ascending). Summed over the outside, so that it is 0 if nothing is outside.
@@ -411,6 +418,6 @@ mod tests {
         assert!((rest_share(&[0.0; 4], &[1]) - 0.75).abs() < 1e-6);
         let hopeless = rest_share(&[100.0, -100.0], &[1]);
         assert!(hopeless < 1.0 && (hopeless / (1.0 - hopeless)).is_finite());
-        assert_eq!(temperature(&[0.0; 16], &[1, 2]), 4.0);
+        assert_eq!(temperature(&[0.0; 16], &[1, 2], SoftmaxScale::inverse_root(16)), 4.0);
     }
 }

@@ -9,6 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use crate::SoftmaxScale;
 use crate::calibration::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::calibration::collector::{Assignment, Collector, PrefillChunk, TextKind};
 use crate::cost::Cost;
@@ -19,6 +20,7 @@ use crate::{
     PromptShape, PromptStats, RecentQueries, Rotation, Selection, SelectionSite, Sequence, SparseLayerRank,
     SparsePrefill, Step, StepShape, expand_grid, mix_seed,
 };
+use crate::{AttentionSpec, LayerSpecs};
 use spattn_kernels::Rows;
 
 const D: usize = 32;
@@ -138,7 +140,7 @@ pub(super) fn select_seeded(
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
     let stats = random_stats(&method, &Prefix::new(vec![kv.clone()]), queries.len() / d);
-    let (layer, kv_head, scale) = (0, 0, 1.0 / (d as f32).sqrt());
+    let (layer, kv_head, scale) = (0, 0, SoftmaxScale::inverse_root(d));
     let context = Context::new(kv.tokens() + 1, &candidates);
     let dtype = match keys {
         Rows::F32(_) => KvDtype::F32,
@@ -154,6 +156,7 @@ pub(super) fn select_seeded(
         keys,
         values,
         d,
+        scale: SoftmaxScale::inverse_root(d),
         dtype,
         candidates: candidates.clone(),
         prompt,
@@ -294,6 +297,7 @@ impl Stepper {
             keys: prefix.layer(0).keys.head(0),
             values: prefix.layer(0).values.head(0),
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32,
             candidates: exact.candidates(prefix_tokens),
             prompt: stats.head(0, 0),
@@ -337,7 +341,7 @@ impl Stepper {
             kv_head: 0,
             queries: &self.queries,
             d: D,
-            scale: 1.0 / (D as f32).sqrt(),
+            scale: SoftmaxScale::inverse_root(D),
             keys: self.prefix.layer(0).keys.head(0),
             values: self.prefix.layer(0).values.head(0),
             tail_keys: self.tail.keys.head(0),
@@ -381,6 +385,7 @@ impl Stepper {
             keys: Rows::F32(keys),
             values: Rows::F32(values),
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32,
             candidates: candidates.clone(),
             prompt: PromptHead::default(),
@@ -392,7 +397,7 @@ impl Stepper {
             kv_head: 0,
             queries: &self.queries,
             d: D,
-            scale: 1.0 / (D as f32).sqrt(),
+            scale: SoftmaxScale::inverse_root(D),
             keys: Rows::F32(keys),
             values: Rows::F32(values),
             tail_keys: Rows::F32(last_key),
@@ -1066,7 +1071,7 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
 fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
     let (heads, kv) = (4, random_kv(KvDtype::F32, 2, tokens, D, 5));
     let method = configured(spec, policy);
-    let mut sparse = SparsePrefill::new(&method, 1, 7).unwrap();
+    let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 7).unwrap();
     let rows = sparse.chunk_rows(tokens);
     for first in (0..tokens).step_by(rows) {
         let mut read = kv.clone();
@@ -1525,7 +1530,7 @@ proptest! {
         let keys = noise(tokens * D, seed);
         let queries = noise(2 * D, seed + 1);
         let step = Step {
-            layer: 0, depth: SparseLayerRank::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
+            layer: 0, depth: SparseLayerRank::default(), kv_head: 0, queries: &queries, d: D, scale: SoftmaxScale::of_factor(1.0),
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             tail_values: Rows::F32(&[]), dtype: KvDtype::F32, indexed: 0..tokens,
             context: Context::new(tokens + 1, &(0..tokens)), grouped: None, has_moving_candidates: false,
@@ -1533,6 +1538,7 @@ proptest! {
         };
         let prefix = HeadPrefix {
             layer: 0, depth: SparseLayerRank::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
@@ -1581,7 +1587,7 @@ fn topk_picks_the_largest_scores() {
         kv_head: 0,
         queries: &queries,
         d: D,
-        scale: 1.0,
+        scale: SoftmaxScale::of_factor(1.0),
         keys,
         values: keys,
         tail_keys: Rows::F32(&[]),
@@ -1604,6 +1610,7 @@ fn topk_picks_the_largest_scores() {
         keys,
         values: keys,
         d: D,
+        scale: SoftmaxScale::inverse_root(D),
         dtype: KvDtype::F32,
         candidates: 10..100,
         prompt: PromptHead::default(),
@@ -2094,7 +2101,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
             "hash_attention:k=16,per=kv_head,reduce=max",
         ] {
             let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
-            let form = method.device_form().unwrap_or_else(|| panic!("{spec} has a form"));
+            let form = method.device_form().unwrap_or_else(|reasons| panic!("{spec} has a form: {reasons:?}"));
             let number = form.budget_units(Context::new(301, &candidates), candidates.len());
             let step = StepShape { group, d, dtype, candidates: candidates.len(), exact: 0, number };
             let (selection, counted) = select(spec, &kv, &queries, candidates.clone());
@@ -2118,7 +2125,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
 fn a_form_on_a_device_says_which_heads_it_fits() {
     let fits = |spec: &str, d: usize, dtype: KvDtype| {
         let method = configured(spec, &none()).method;
-        method.device_form().is_some_and(|form| form.fits(KvShape { kv_heads: 2, d, dtype }))
+        method.device_form().is_ok_and(|form| form.fits(KvShape { kv_heads: 2, d, dtype }))
     };
     assert!(fits("topk", 256, KvDtype::F32) && fits("quest", 80, KvDtype::Bf16));
     assert!(fits("double_sparsity:channels=d", 128, KvDtype::Bf16));

@@ -4,11 +4,12 @@
 //! methods that search for the largest scores: no index can find better tokens by that measure.
 
 #[cfg(feature = "cuda")]
-use std::ops::Range;
+mod cuda;
 
 use super::ParamInfo;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -17,10 +18,6 @@ use crate::scored::select::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND,
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceScratch, DeviceStep};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, Reduction};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
@@ -54,16 +51,20 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let choice = Choice { from_zero: true, ..Choice::by_logits(Budget::Tokens(64)) };
-        Ok(Scored::read(params, StaticTokens, choice)?.method())
+        Ok(Scored::read(params, ExactScores, choice)?.method())
     },
 };
 
 /// Scores candidates by exact `q·k`; stores nothing.
 #[derive(Clone)]
-pub(super) struct StaticTokens;
+pub(super) struct ExactScores;
 
-impl Scorer for StaticTokens {
+impl Scorer for ExactScores {
     type Index = ();
+
+    fn ranks_by_products(&self) -> bool {
+        true
+    }
 
     fn build(&self, _: &HeadPrefix<'_>) {}
 
@@ -93,8 +94,8 @@ impl Scorer for StaticTokens {
         true
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 
@@ -103,28 +104,8 @@ fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
     Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
 }
 
-impl DeviceScorer for StaticTokens {
+impl DeviceScorer for ExactScores {
     fn cost(&self, step: &StepShape) -> Cost {
         dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        _: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let prefix = &step.prefix;
-        prefix.gpu.score_keys(
-            &step.queries,
-            rows,
-            &prefix.cache,
-            prefix.candidates.clone(),
-            reduction,
-            &mut scratch.scores,
-        )
     }
 }

@@ -80,7 +80,7 @@ impl Scorer for AttentionTimesNorm {
         cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
         let mut scores = queries.dots_joined(keys, cost);
         for scores in scores.chunks_exact_mut(norms.len().max(1)) {
-            scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale * *score + norm);
+            scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale.factor() * *score + norm);
         }
         cost.score_flops += 2 * scores.len() as u64;
         cost.aux_bytes += size_of_val(norms.as_slice()) as u64;

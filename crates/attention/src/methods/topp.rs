@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::topk::StaticTokens;
+use super::topk::ExactScores;
 use crate::Role;
 use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
@@ -20,5 +20,5 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "an oracle; pruning by top-p: Twilight (Lin et al. 2025, arXiv:2502.02770)",
     params: &[ParamInfo { key: "p", default: "0.95", about: "share of the candidates' attention mass, above 0 to 1" }],
     presets: &[],
-    build: |params| Ok(Arc::new(Scored::new(StaticTokens, TopShare::read(params)?, Granularity::QueryHead))),
+    build: |params| Ok(Arc::new(Scored::new(ExactScores, TopShare::read(params)?, Granularity::QueryHead))),
 };

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::streaming_llm::last_tokens;
+use crate::IndexKey;
 use crate::cost::Cost;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
@@ -40,8 +41,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Arc::new(Tova { budget: params.budget(Budget::Tokens(512))? })),
 };
 
-/// Eviction by the weights of the newest query.
-#[derive(Clone)]
+/// Eviction by the last query's weights.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Tova {
     budget: Budget,
 }
@@ -90,8 +91,8 @@ impl Method for Tova {
         Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") })
     }
 
-    fn index_key(&self) -> String {
-        format!("{:?}", self.budget)
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new(self.clone())
     }
 
     /// All tokens but the sink, with the last query's weights. The layer chooses later which to keep.
@@ -102,7 +103,7 @@ impl Method for Tova {
         let mut sums = Vec::new();
         if tokens > 0 {
             let mut logits: Vec<f32> = (0..prefix.prompt.group()).flat_map(logits_of).collect();
-            sums = summed_weights(&mut logits, tokens, 1.0 / (prefix.d as f32).sqrt());
+            sums = summed_weights(&mut logits, tokens, prefix.scale.factor());
         }
         let held: Vec<u32> = (sink as u32..tokens as u32).collect();
         let weights = sums.get(sink..).unwrap_or_default().to_vec();
@@ -131,7 +132,7 @@ impl Method for Tova {
         let mut there = Cost::default();
         let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
         let mut logits = step.score_rows(Rows::F32(&keys), &mut there);
-        cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale).split_off(sink as usize);
+        cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale.factor()).split_off(sink as usize);
         cache.newest = Some(newest);
         Selection::Shared(picks)
     }

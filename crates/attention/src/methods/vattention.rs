@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::topk::StaticTokens;
+use super::topk::ExactScores;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -53,7 +53,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     }],
     build: |params| {
         let sample = Sample::read(params, |params| params.budget_from_zero(Budget::Ratio(0.05)))?;
-        Ok(Arc::new(Scored::new(StaticTokens, sample, Granularity::read(params)?)))
+        Ok(Arc::new(Scored::new(ExactScores, sample, Granularity::read(params)?)))
     },
 };
 

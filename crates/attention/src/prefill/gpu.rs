@@ -8,10 +8,9 @@ use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
-use crate::device::workspaces::MaskWorkspace;
 use crate::kv::KvShape;
 use crate::prefill::cost::{BlockCost, queries_by_group};
-use crate::prefill::gpu_memory::PlannedBlock;
+use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
 use crate::prefill::mask::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, QueryBlock, SearchedMask, WeightedToken,
 };
@@ -19,13 +18,29 @@ use crate::prefill::sparse_prefill::SparsePrefill;
 use crate::types::positions::Positions;
 use crate::types::seed::head_seed;
 use spattn_cuda::{
-    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, PerRowTokens, PromptSearch, Rows, Run, Searched, Timeline,
+    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, HostDeviceVec, PerRowTokens, PromptSearch, Rows, Run,
+    Searched, Timeline,
 };
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
 
+/// Device memory of a prefill by a mask, kept from chunk to chunk.
+#[derive(Debug, Default)]
+struct MaskWorkspace {
+    /// The tokens that blocks of rows attend.
+    lists: BlockLists,
+    /// The ranges that blocks search, for masks that the device searches for.
+    searched: HostDeviceVec<Searched>,
+    /// Products computed by searches, and tokens that rows see of the result: u64 `[layer][head][2]`.
+    counters: Option<Buffer>,
+}
+
 impl SparsePrefill<'_> {
+    fn mask_workspace(&mut self) -> &mut MaskWorkspace {
+        self.workspaces_mut().of()
+    }
+
     /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row begins a block, and `chunk`
     /// gives the host access to the same rows. Returns `false` and does nothing if the host has to attend. Marks
     /// `timeline` between selection and attention, and also at the end of a piece and the beginning of the next if rows
@@ -65,9 +80,9 @@ impl SparsePrefill<'_> {
         let is_known = match (mask.is_data_independent(), mask.device_form().filter(|form| form.fits(shape))) {
             (true, _) => {
                 let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
-                let mut lists = std::mem::take(&mut self.there.lists);
+                let mut lists = std::mem::take(&mut self.mask_workspace().lists);
                 let placed = self.place(gpu, &mut lists, layer, (mask.query_rows(), &masks), rows, cache)?;
-                self.there.lists = lists;
+                self.mask_workspace().lists = lists;
                 let is_placed = placed.is_some();
                 placed.into_iter().for_each(|cost| self.count(layer, cost));
                 is_placed
@@ -77,7 +92,7 @@ impl SparsePrefill<'_> {
         };
         if is_known {
             mark()?;
-            gpu.attend_blocks(rows, cache, &self.there.lists, out)?;
+            gpu.attend_blocks(rows, cache, &self.mask_workspace().lists, out)?;
         }
         Ok(is_known)
     }
@@ -93,7 +108,7 @@ impl SparsePrefill<'_> {
         out: &mut Buffer,
         mark: &mut dyn FnMut() -> Result<(), GpuError>,
     ) -> Result<bool, GpuError> {
-        let mut lists = std::mem::take(&mut self.there.lists);
+        let mut lists = std::mem::take(&mut self.mask_workspace().lists);
         chunk.show();
         let queries = queries_by_group(chunk);
         let (plans, costs) = self.plan(chunk, mask, &queries);
@@ -123,7 +138,7 @@ impl SparsePrefill<'_> {
             sent += here;
         }
         drop(plans);
-        self.there.lists = lists;
+        self.mask_workspace().lists = lists;
         counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, rows.heads)));
         counted.into_iter().for_each(|cost| self.count(layer, cost));
         Ok(true)
@@ -134,7 +149,7 @@ impl SparsePrefill<'_> {
     /// # Errors
     /// If the device failed.
     pub fn collect_device_counters(&mut self, gpu: &Gpu, (heads, shape): (usize, KvShape)) -> Result<(), GpuError> {
-        let Some(buffer) = self.there.counters.take() else { return Ok(()) };
+        let Some(buffer) = self.mask_workspace().counters.take() else { return Ok(()) };
         let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(()) };
         let Some(form) = mask.device_form() else { return Ok(()) };
         let mut counters = vec![0u64; buffer.bytes() / size_of::<u64>()];
@@ -231,10 +246,10 @@ impl SparsePrefill<'_> {
                 keep: keep as u32,
             });
         }
-        self.there.searched.set(gpu, blocks)?;
         let (tree, sampling) = form.search();
         let layers = self.dense.len();
-        let MaskWorkspace { lists, searched, counters } = &mut self.there;
+        let MaskWorkspace { lists, searched, counters } = self.mask_workspace();
+        searched.set(gpu, blocks)?;
         let search = PromptSearch { tree, sampling, blocks: searched };
         if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
             return Ok(false);
@@ -254,6 +269,28 @@ impl SparsePrefill<'_> {
 /// Tokens in context, summed over rows.
 fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
+}
+
+impl PlannedBlock {
+    /// Number of blocks to plan next, when blocks of `waiting` bytes wait: as many as fit if they take as much as the
+    /// waiting ones, but at most as many as wait, as they may take more. The first blocks are assumed to have the upper
+    /// bound.
+    fn ahead(&self, waiting: &[usize]) -> usize {
+        let room = PLANNED_LIST_BYTES.saturating_sub(waiting.iter().sum());
+        match waiting.len() {
+            0 => (room / self.bytes(self.own).max(1)).max(1),
+            count => (room / (waiting.iter().sum::<usize>() / count).max(1)).min(count),
+        }
+    }
+
+    /// Number of waiting blocks, of `waiting` bytes, that fit at a time; at least 1.
+    fn at_once(waiting: &[usize]) -> usize {
+        let sums = waiting.iter().scan(0, |sum, bytes| {
+            *sum += bytes;
+            Some(*sum)
+        });
+        sums.take_while(|sum| *sum <= PLANNED_LIST_BYTES).count().max(1)
+    }
 }
 
 /// Plans further blocks until the waiting ones fill a piece: their lists, `[block][kv_head]`, and the bytes of each.
@@ -408,6 +445,7 @@ fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> Per
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::testing::{any_mask, resolved};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -500,5 +538,42 @@ mod tests {
             sent += here;
         }
         assert_eq!((pieces, waiting.len()), (vec![15, 15, 10], 0));
+    }
+
+    #[test]
+    fn a_prompt_is_planned_in_pieces_that_fit() {
+        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
+        let sizes: [&dyn Fn(usize) -> usize; 4] = [
+            &|_| 4 << 20,
+            &|block| (1 << 20) + (block << 15),
+            &|block| if block % 50 == 49 { 400 << 20 } else { 5 << 20 },
+            &|_| PLANNED_LIST_BYTES + 1,
+        ];
+        for (of, size) in sizes.into_iter().enumerate() {
+            let blocks = 300;
+            let most = (0..blocks).map(size).max().unwrap();
+            let planned = PlannedBlock { fixed: 0, own: most / OWN_TOKEN_BYTES };
+            let (mut waiting, mut known, mut pieces) = (Vec::new(), 0, Vec::new());
+            while pieces.iter().sum::<usize>() < blocks {
+                loop {
+                    let more = planned.ahead(&waiting).min(blocks - known);
+                    if more == 0 {
+                        break;
+                    }
+                    waiting.extend((known..known + more).map(size));
+                    known += more;
+                }
+                assert!(
+                    waiting.iter().sum::<usize>() <= 3 * PLANNED_LIST_BYTES.max(most),
+                    "sizes {of}: all that waits"
+                );
+                let here = PlannedBlock::at_once(&waiting);
+                let bytes: usize = waiting.drain(..here).sum();
+                assert!(bytes <= PLANNED_LIST_BYTES || here == 1, "sizes {of}: {bytes} bytes of a piece");
+                pieces.push(here);
+            }
+            let expected = [vec![128, 128, 44], vec![152, 74, 57, 17], vec![], vec![1; 300]];
+            assert!(expected[of].is_empty() || pieces == expected[of], "sizes {of}: {pieces:?}");
+        }
     }
 }

@@ -69,26 +69,4 @@ impl PlannedBlock {
         let most = self.bytes(self.own);
         most.saturating_mul(blocks).min(most.max(PLANNED_LIST_BYTES))
     }
-
-    /// Number of blocks to plan next, when blocks of `waiting` bytes wait: as many as fit if they take as much as the
-    /// waiting ones, but at most as many as wait, as they may take more. The first blocks are assumed to have the upper
-    /// bound.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn ahead(&self, waiting: &[usize]) -> usize {
-        let room = PLANNED_LIST_BYTES.saturating_sub(waiting.iter().sum());
-        match waiting.len() {
-            0 => (room / self.bytes(self.own).max(1)).max(1),
-            count => (room / (waiting.iter().sum::<usize>() / count).max(1)).min(count),
-        }
-    }
-
-    /// Number of waiting blocks, of `waiting` bytes, that fit at a time; at least 1.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn at_once(waiting: &[usize]) -> usize {
-        let sums = waiting.iter().scan(0, |sum, bytes| {
-            *sum += bytes;
-            Some(*sum)
-        });
-        sums.take_while(|sum| *sum <= PLANNED_LIST_BYTES).count().max(1)
-    }
 }

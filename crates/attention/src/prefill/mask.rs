@@ -6,8 +6,10 @@ use std::ops::Range;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::backend::active::MaskLaunch;
 use crate::cost::Cost;
 use crate::kv::KvShape;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::Grouped;
@@ -15,8 +17,6 @@ use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Sampling, Tree};
 use spattn_kernels::Rows;
 use spattn_kernels::prefill::{RowVisibility, ScatteredToken};
 
@@ -69,7 +69,7 @@ pub trait BlockMask: Send + Sync {
 
 /// A mask that a device finds by a search among the candidates of each block, which are the same for all heads. All
 /// tokens before and after the candidates are attended.
-pub trait SearchedMask: Send + Sync {
+pub trait SearchedMask: MaskLaunch + Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
 
@@ -81,10 +81,6 @@ pub trait SearchedMask: Send + Sync {
 
     /// Tokens of a key block.
     fn key_block(&self) -> usize;
-
-    /// The search tree over key blocks, and the query rows that are scored.
-    #[cfg(feature = "cuda")]
-    fn search(&self) -> (Tree, Sampling);
 
     /// Cost of `products` products of a query and a key.
     fn cost(&self, products: u64, d: usize) -> Cost {
@@ -130,6 +126,8 @@ pub struct QueryBlock<'a> {
     pub first: usize,
     /// Width of a head.
     pub d: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of all tokens read so far; a row must not use those behind it.
     pub keys: Rows<'a>,
     /// Grouped positions; `None` if positions are the original ones.
@@ -151,8 +149,8 @@ impl<'a> QueryBlock<'a> {
         d: usize,
     ) -> Self {
         let (queries, keys) = (&[][..], Rows::F32(&[]));
-        let share = LayerShare::default();
-        Self { layer: 0, kv_head, group, queries, rows, first, d, keys, grouped: None, policy, share, seed: 0 }
+        let (share, scale) = (LayerShare::default(), SoftmaxScale::inverse_root(d));
+        Self { layer: 0, kv_head, group, queries, rows, first, d, scale, keys, grouped: None, policy, share, seed: 0 }
     }
 
     /// The rows `[row][d]` of one head of the group.

@@ -13,6 +13,7 @@ use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
+use crate::types::attention_spec::AttentionSpec;
 use crate::types::policy::Policy;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::schedule::LayerShare;
@@ -20,8 +21,8 @@ use crate::types::seed::head_seed;
 use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
-    /// Keys and values that a row sees: the first `tokens` tokens, as if they were a prefix.
-    fn up_to(&self, tokens: usize) -> HeadKv<'a> {
+    /// What a row sees: the first `tokens` tokens, as if they were a prefix.
+    fn up_to(&self, tokens: usize, spec: &AttentionSpec) -> HeadKv<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);
         HeadKv {
@@ -32,6 +33,8 @@ impl<'a> RowHead<'a> {
             prefix_tokens: tokens,
             tail_tokens: 0,
             d,
+            kv_head: self.place.kv_head,
+            spec: spec.clone(),
         }
     }
 }
@@ -48,10 +51,10 @@ pub(crate) struct RowReader<'a> {
 }
 
 impl<'a> RowReader<'a> {
-    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
-        let (policy, states) = (&method.policy, (0..layers).map(|_| Vec::new()).collect());
-        let dense = policy.dense(layers);
-        let shares = (0..layers).map(|layer| policy.schedule.share(&dense, layer)).collect();
+    /// Of a model some of whose layers are `dense`.
+    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, dense: &[bool], seed: u64) -> Self {
+        let (policy, states) = (&method.policy, dense.iter().map(|_| Vec::new()).collect());
+        let shares = (0..dense.len()).map(|layer| policy.schedule.share(dense, layer)).collect();
         Self { mask, policy, shares, seed, states }
     }
 
@@ -77,7 +80,7 @@ impl<'a> RowReader<'a> {
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let rows = out.len() / width;
-        let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
+        let (spec, mut cost, mut attended) = (chunk.spec(), Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
             let head = row_head(chunk, kv_head);
             let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
@@ -89,6 +92,7 @@ impl<'a> RowReader<'a> {
                 rows,
                 first,
                 d,
+                scale: spec.scale,
                 keys: head.keys,
                 grouped: None,
                 policy: self.policy,
@@ -103,8 +107,8 @@ impl<'a> RowReader<'a> {
                 let total = first + row + 1;
                 let picked =
                     AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
-                let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
-                head.up_to(total).attend(&scaled, &picked, &mut out[of_row]);
+                let scaled = Queries::new(&queries[of_row.clone()], spec.scale);
+                head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
                 let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }
@@ -117,7 +121,7 @@ impl<'a> RowReader<'a> {
 fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
     let (layer, keys) = (chunk.layer, &chunk.kv().keys);
     RowHead {
-        place: KvHeadId { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
+        place: KvHeadId { layer, kv_head, d: keys.d(), scale: chunk.scale(), dtype: keys.dtype() },
         keys: keys.head(kv_head),
         values: chunk.kv().values.head(kv_head),
     }

@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::backend::workspaces::Workspaces;
 use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::MaskWorkspace;
 use crate::kv::MOST_TOKENS;
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
+use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use crate::types::policy::Policy;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
-use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, causal_attention};
+use spattn_kernels::LogitRule;
+use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, sliding_attention};
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
@@ -31,26 +32,25 @@ pub struct SparsePrefill<'a> {
     pub(crate) dense: Vec<bool>,
     pub(crate) seed: u64,
     pub(crate) costs: LayerCosts,
-    /// Device memory, if a device reads the prompt.
-    #[cfg(feature = "cuda")]
-    pub(crate) there: MaskWorkspace,
+    /// Memory that a device keeps from chunk to chunk, if one reads the prompt.
+    workspaces: Workspaces,
 }
 
 /// Gives the masks of a block.
 type Masking<'a> = dyn Fn(&QueryBlock<'_>, &mut Cost) -> Masks + Sync + 'a;
 
 impl<'a> SparsePrefill<'a> {
-    /// For a method with a mask, in a model of `layers` layers; `seed` is the context's. `None` if the method's prefill
-    /// is dense.
-    pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
+    /// For a method with a mask, in a model whose layers attend as `specs` say; `seed` is the context's. `None` if the
+    /// method's prefill is dense.
+    pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = method.policy.dense(layers);
+        let dense = specs.dense(&method.policy);
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
-            PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, layers, seed)),
+            PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, &dense, seed)),
             _ => None,
         };
-        let costs = LayerCosts::new(layers);
+        let costs = LayerCosts::new(specs.layers());
         Some(Self {
             pattern,
             rows,
@@ -60,8 +60,7 @@ impl<'a> SparsePrefill<'a> {
             dense,
             seed,
             costs,
-            #[cfg(feature = "cuda")]
-            there: MaskWorkspace::default(),
+            workspaces: Workspaces::default(),
         })
     }
 
@@ -141,7 +140,9 @@ impl<'a> SparsePrefill<'a> {
             }
             _ => {
                 attend_densely(chunk, out);
-                let context = (chunk.first..end).map(|position| position + 1).sum();
+                let spec = chunk.spec();
+                let seen = |total: usize| total - spec.first_visible(total);
+                let context = (chunk.first..end).map(|position| seen(position + 1)).sum();
                 vec![BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())]
             }
         }
@@ -176,6 +177,7 @@ impl<'a> SparsePrefill<'a> {
             rows,
             first: chunk.first + skipped,
             d: chunk.d(),
+            scale: chunk.scale(),
             keys: chunk.kv().keys.head(kv_head),
             grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
@@ -193,7 +195,7 @@ impl<'a> SparsePrefill<'a> {
         out: &mut [f32],
     ) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
-        let (width, group) = (heads * d, heads / kv_heads);
+        let (width, group, spec) = (heads * d, heads / kv_heads, chunk.spec());
         let (rows, first) = (out.len() / width, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
@@ -212,10 +214,10 @@ impl<'a> SparsePrefill<'a> {
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
                 let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
                 match self.dual_position(&seen, &block, mask) {
-                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, out)),
+                    Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, &spec, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
-                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale(d), out));
+                        of.for_each(|of| block_attention(queries, of, &packed, &sights, spec.logit_rule(), out));
                     }
                 }
             }
@@ -241,6 +243,7 @@ impl<'a> SparsePrefill<'a> {
         cache: &DualPositionHead,
         queries: &[f32],
         (head, heads): (usize, usize),
+        spec: &AttentionSpec,
         out: &mut [f32],
     ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
@@ -252,10 +255,17 @@ impl<'a> SparsePrefill<'a> {
             rotation.turn_back(&mut both[..d], *shift);
         }
         let mut attended = vec![0.0; both.len()];
-        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale(d), &mut attended);
+        let LogitRule { scale, soft_cap, sinks } = spec.logit_rule();
+        let rule = LogitRule { scale, soft_cap, sinks: sinks.get(head..head + 1).unwrap_or(&[]) };
+        block_attention(&both, (0, 1), &cache.packed, &cache.sights, rule, &mut attended);
         for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
             out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }
+    }
+
+    /// Memory that a device keeps from chunk to chunk.
+    pub fn workspaces_mut(&mut self) -> &mut Workspaces {
+        &mut self.workspaces
     }
 
     /// The costs counted so far.
@@ -267,24 +277,20 @@ impl<'a> SparsePrefill<'a> {
 /// Query rows that are read together in a dense layer whose positions are grouped.
 const DENSE_ROWS: usize = 256;
 
-/// Exact attention of a chunk over all tokens up to each of its own, into `out: [token][head][d]`.
+/// Exact attention of a chunk, as its layer attends, over the tokens up to each of its own, into `out: [token][head][d]`.
 pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
     let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();
-    causal_attention(chunk.queries(), &packed, chunk.heads, scale(d), out);
-}
-
-fn scale(d: usize) -> f32 {
-    1.0 / (d as f32).sqrt()
+    let spec = chunk.spec();
+    let heads = (chunk.heads, spec.window.unwrap_or(usize::MAX));
+    sliding_attention(chunk.queries(), &packed, heads, spec.logit_rule(), out);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::SelectedTokens;
-    #[cfg(feature = "cuda")]
-    use crate::prefill::gpu_memory::OWN_TOKEN_BYTES;
     use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
     use crate::prefill::mask::{BlockMask, WeightedToken};
     use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, resolved};
@@ -451,44 +457,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn a_prompt_is_planned_in_pieces_that_fit() {
-        // Bytes of a block: the same for all; increasing up to the bound; large for a few.
-        let sizes: [&dyn Fn(usize) -> usize; 4] = [
-            &|_| 4 << 20,
-            &|block| (1 << 20) + (block << 15),
-            &|block| if block % 50 == 49 { 400 << 20 } else { 5 << 20 },
-            &|_| PLANNED_LIST_BYTES + 1,
-        ];
-        for (of, size) in sizes.into_iter().enumerate() {
-            let blocks = 300;
-            let most = (0..blocks).map(size).max().unwrap();
-            let planned = PlannedBlock { fixed: 0, own: most / OWN_TOKEN_BYTES };
-            let (mut waiting, mut known, mut pieces) = (Vec::new(), 0, Vec::new());
-            while pieces.iter().sum::<usize>() < blocks {
-                loop {
-                    let more = planned.ahead(&waiting).min(blocks - known);
-                    if more == 0 {
-                        break;
-                    }
-                    waiting.extend((known..known + more).map(size));
-                    known += more;
-                }
-                assert!(
-                    waiting.iter().sum::<usize>() <= 3 * PLANNED_LIST_BYTES.max(most),
-                    "sizes {of}: all that waits"
-                );
-                let here = PlannedBlock::at_once(&waiting);
-                let bytes: usize = waiting.drain(..here).sum();
-                assert!(bytes <= PLANNED_LIST_BYTES || here == 1, "sizes {of}: {bytes} bytes of a piece");
-                pieces.push(here);
-            }
-            let expected = [vec![128, 128, 44], vec![152, 74, 57, 17], vec![], vec![1; 300]];
-            assert!(expected[of].is_empty() || pieces == expected[of], "sizes {of}: {pieces:?}");
-        }
-    }
-
     #[test]
     fn with_all_tokens_left_it_is_exact_attention() {
         let layer = Layer::new(170, 4, 2);
@@ -545,7 +513,7 @@ mod tests {
                 kv_head: 0,
                 queries: &layer.queries[160 * 2 * D..],
                 d: D,
-                scale: 0.25,
+                scale: crate::SoftmaxScale::of_factor(0.25),
                 keys: keys.slice(0..160, D),
                 values: keys.slice(0..160, D),
                 tail_keys: keys.slice(160..161, D),
@@ -639,7 +607,8 @@ mod tests {
         for (pattern, flops) in
             [(PrefillPattern::Blocks(&costly), 2 * 5 * 7), (PrefillPattern::Whole(&costly), 2 * 1000)]
         {
-            let mut sparse = SparsePrefill::new(&window, 1, 3).unwrap();
+            let mut sparse =
+                SparsePrefill::new(&window, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
             sparse.pattern = pattern;
             let mut out = vec![f32::NAN; layer.queries.len()];
             let chunk = PrefillChunk::new(0, 0, &layer.queries, 4, &layer.kv);
@@ -669,7 +638,7 @@ mod tests {
         };
         let given = Given((0..150).step_by(32).map(mask).collect());
         let method = method("streaming_llm", &Policy::default());
-        let mut sparse = SparsePrefill::new(&method, 1, 3).unwrap();
+        let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
         sparse.pattern = PrefillPattern::Whole(&given);
         let mut out = vec![f32::NAN; layer.queries.len()];
         sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out);

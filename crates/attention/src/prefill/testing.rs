@@ -1,11 +1,13 @@
 //! Layers of random numbers, and what methods attend of them.
 
+use crate::SoftmaxScale;
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv};
 use crate::methods::configure;
 use crate::prefill::cost::by_head;
 use crate::types::seed::head_seed;
+use crate::{AttentionSpec, LayerSpecs};
 use crate::{
     Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, PromptPlan, QueryBlock, Rotation, SparsePrefill,
     WeightedToken, expand_grid,
@@ -98,7 +100,9 @@ impl Layer {
         most: usize,
         rotation: Option<Arc<dyn Rotation>>,
     ) -> (Vec<f32>, LayerCosts) {
-        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap().with_rotation(rotation);
+        let mut sparse = SparsePrefill::new(method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), SEED)
+            .unwrap()
+            .with_rotation(rotation);
         let (width, mut out) = (self.heads * D, Vec::new());
         for (i, queries) in self.queries.chunks(sparse.chunk_rows(most) * width).enumerate() {
             let first = i * sparse.chunk_rows(most);
@@ -149,6 +153,7 @@ impl Layer {
             rows,
             first,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             keys: self.kv.keys.head(kv_head),
             grouped: None,
             policy: &method.policy,

@@ -46,7 +46,7 @@ pub(super) fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &m
 /// Adds the softmax weights of the piece's queries of one query head to `of_block`, on the host.
 fn add_head_mass(piece: &Piece<'_>, head: usize, of_block: &mut [f32]) {
     let (d, end, group) = (piece.chunk.d(), piece.tokens.end, piece.group());
-    let scale = 1.0 / (d as f32).sqrt();
+    let scale = piece.chunk.scale().factor();
     let keys = piece.chunk.kv().keys.head(head / group);
     let mut logits = vec![0.0; MASS_ROWS * end];
     for begin in piece.tokens.clone().step_by(MASS_ROWS) {

@@ -87,9 +87,9 @@ impl ProbeHead<'_> {
         self.prefix.keys.slice(self.prefix.candidates.clone(), self.prefix.d)
     }
 
-    /// Calls `visit` with the logits `[candidate]` of each query: `q·k/√d`.
+    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
     pub fn each_logits(&self, mut visit: impl FnMut(&[f32])) {
-        let (d, scale) = (self.prefix.d, 1.0 / (self.prefix.d as f32).sqrt());
+        let (d, scale) = (self.prefix.d, self.prefix.scale.factor());
         let mut logits = vec![0.0; self.prefix.candidates.len()];
         for query in self.queries.chunks_exact(d) {
             score_into(query, self.keys(), d, &mut logits);
@@ -148,6 +148,7 @@ impl Probe<'_> {
             keys,
             values,
             d,
+            scale: self.prefix.spec(layer).scale,
             dtype: self.dtype,
             candidates,
             prompt,

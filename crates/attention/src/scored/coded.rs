@@ -1,6 +1,5 @@
 //! [`Coded`]: a scorer whose index also holds all keys in 4 bits, for a second, finer score.
 
-use crate::PromptNeed;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised;
@@ -9,6 +8,7 @@ use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, ScorerCalibration, 
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
+use crate::{IndexKey, PromptNeed};
 
 const BITS: usize = 4;
 
@@ -46,8 +46,8 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.prompt_needs()
     }
 
-    fn index_key(&self) -> String {
-        format!("{},codes", self.0.index_key())
+    fn index_key(&self) -> IndexKey {
+        IndexKey::new((self.0.index_key(), BITS))
     }
 
     fn page(&self) -> usize {

@@ -7,12 +7,10 @@ use crate::spec::{ParamInfo, Params};
 use crate::types::selection::{SelectedTokens, Selection};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::Reduction;
 use spattn_kernels::pieces::PIECE;
 
-/// Whether each query head of a GQA group has its own selection, or the group shares one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether each query head of a GQA group has a selection of its own, or the group has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Granularity {
     /// Each query head has its own selection.
     QueryHead,
@@ -21,7 +19,7 @@ pub(crate) enum Granularity {
 }
 
 /// How the scores of a group are reduced; the mean selects what the sum selects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reduce {
     /// Sum.
     Sum,
@@ -30,16 +28,6 @@ pub(crate) enum Reduce {
 }
 
 impl Granularity {
-    /// How a device reduces the scores of a group, if they are reduced.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn reduction(self) -> Option<Reduction> {
-        match self {
-            Self::QueryHead => None,
-            Self::KvHead(Reduce::Sum) => Some(Reduction::Sum),
-            Self::KvHead(Reduce::Max) => Some(Reduction::Max),
-        }
-    }
-
     pub(crate) const INFO: ParamInfo = ParamInfo {
         key: "per",
         default: "query_head",

@@ -6,41 +6,35 @@
 //! index built from scratch would select. Prefill row by row works in the same way: each row has the selection of a decode step
 //! at its position.
 
-use std::any::Any;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
+mod rows;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use crate::backend::form::DeviceForm;
+use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::form::MaterializesScores;
-use crate::device::form::{DeviceForm, StepShape};
-#[cfg(feature = "cuda")]
-use crate::device::layer::{DeviceIndex, DeviceLayer, DeviceStep, PrefixStatsView};
-use crate::device::scorer::{DevicePicker, DeviceScorer, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::{DeviceScratch, DeviceWorkspace};
 use crate::kv::quantised::QuantisedRows;
-use crate::kv::{KvDtype, KvShape};
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
-use crate::prefill::mask::{PrefillPattern, QueryBlock, RowHead, RowMask};
+use crate::prefill::mask::PrefillPattern;
 use crate::scored::coded::Coded;
 use crate::scored::granularity::Granularity;
 use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, Segment, SelectionSource};
 use crate::scored::select::{Choice, DataIndependentPicker, Finer, Picker, ScoredRow};
 use crate::spec::Params;
+use crate::types::attention_spec::{AttentionSpec, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
-use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::{GroupQueries, joined_scores};
-use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens, TokenSet};
-use crate::{Probe, PromptNeed};
+use crate::{IndexKey, Probe, PromptNeed};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::{Joined, linear};
 
 /// A method of the form SCORE → SELECT.
@@ -142,11 +136,6 @@ impl<S: Scorer> Scored<S> {
             true => self.scorer.sums(queries, segment, cost),
             false => self.scorer.scores(queries, segment, cost),
         }
-    }
-
-    /// Device forms of scorer and picker, if both have one.
-    fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
-        Some((self.scorer.device()?, self.picker.device()?))
     }
 
     /// Selects by the scores of a step's candidates, weights the tokens, and counts products shared with attention
@@ -392,6 +381,11 @@ impl<S: Scorer> Method for Scored<S> {
         self.scorer.required_head_dim()
     }
 
+    fn unsupported(&self, spec: &AttentionSpec) -> Vec<SpecReason> {
+        let ranks = self.picker.only_ranks() && self.scorer.ranks_by_products();
+        SpecReason::of_method(spec, ranks || Method::is_data_independent(self), Method::positions(self))
+    }
+
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         self.scorer.prompt_needs()
     }
@@ -401,7 +395,7 @@ impl<S: Scorer> Method for Scored<S> {
         Some(Solved { method: Self { picker, ..self.clone() }, params })
     }
 
-    fn index_key(&self) -> String {
+    fn index_key(&self) -> IndexKey {
         self.scorer.index_key()
     }
 
@@ -446,7 +440,7 @@ impl<S: Scorer> Method for Scored<S> {
         let at = QueryPosition {
             candidates: candidates.clone(),
             context: step.context,
-            scale: step.scale,
+            scale: step.scale.factor(),
             seed: step.seed,
             group: step.group(),
             queries: step.queries,
@@ -463,7 +457,8 @@ impl<S: Scorer> Method for Scored<S> {
         // The prefix's last grain is not complete: it continues in the sequence's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
         let behind = candidates.start + whole..candidates.end;
-        let place = KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
+        let place =
+            KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, scale: step.scale, dtype: step.dtype };
         let own =
             state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
         let mut parts = Vec::with_capacity(2);
@@ -494,11 +489,20 @@ impl<S: Scorer> Method for Scored<S> {
         self.picker.is_nothing() || self.picker.blind().is_some()
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        if self.picker.is_nothing() || self.has_no_static {
-            return None;
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = Vec::new();
+        if self.picker.is_nothing() {
+            reasons.push(HostReason::SelectsNothing);
         }
-        self.on_device().map(|_| self as &dyn DeviceForm)
+        if self.has_no_static {
+            reasons.push(HostReason::setting("draw_from", "all"));
+        }
+        match self.on_device() {
+            Ok(_) if reasons.is_empty() => return Ok(self),
+            Ok(_) => {}
+            Err(further) => reasons.extend(further),
+        }
+        Err(reasons)
     }
 
     fn tail_rule(&self) -> TailRule {
@@ -514,115 +518,6 @@ impl<S: Scorer> Method for Scored<S> {
             Growth::Free(_) if self.picker.is_known() && !self.has_no_static => Some(PrefillPattern::Rows(self)),
             _ => None,
         }
-    }
-}
-
-/// Panic message.
-const ON_DEVICE: &str = "the method has no device form";
-
-/// Limit of the bytes of scores computed at a time; a single row may exceed it.
-#[cfg(feature = "cuda")]
-const SCORE_BYTES: usize = 64 << 20;
-
-/// Ranges of rows whose scores are computed together.
-#[cfg(feature = "cuda")]
-fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
-    let rows = step.budget_units.len();
-    let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
-    (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
-}
-
-#[cfg(feature = "cuda")]
-impl<S: Scorer> Scored<S> {
-    /// The pages of a step's candidates.
-    fn pages(&self, step: &DeviceStep<'_>) -> Pages {
-        Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
-    }
-}
-
-impl<S: Scorer> DeviceForm for Scored<S> {
-    fn fits(&self, shape: KvShape) -> bool {
-        self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
-    }
-
-    fn cost(&self, step: &StepShape) -> Cost {
-        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        // Queries of a group are summed before scoring if scores are linear.
-        let group = if self.per.adds() && self.scorer.is_linear() { 1 } else { step.group };
-        let mut cost = scorer.cost(&StepShape { group, ..*step });
-        let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
-        (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
-        cost
-    }
-
-    fn takes_products(&self, group: usize) -> bool {
-        self.takes_products(group)
-    }
-
-    fn units_encode_budget(&self) -> bool {
-        self.on_device().expect(ON_DEVICE).1.is_top_k()
-    }
-
-    fn budget_units(&self, context: Context, candidates: usize) -> u32 {
-        let size = self.scorer.page();
-        let pages = LeastPages { size, all: candidates.div_ceil(size), least: self.least };
-        self.on_device().expect(ON_DEVICE).1.budget_units(context, &pages)
-    }
-
-    fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
-        prefix.layers * self.on_device().expect(ON_DEVICE).0.layer_bytes(prefix, dtype)
-    }
-
-    fn list_bytes(&self, prefix: &PromptShape) -> usize {
-        let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
-        // Decoded tokens add to a budget that is a share of the context: assume as many as the prefix has.
-        let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
-        let most = self.budget_units(context, prefix.tokens) as usize * self.scorer.page();
-        lists * most.min(prefix.tokens) * size_of::<u32>()
-    }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn select_all(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        room: &mut DeviceWorkspace,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        let pages = self.pages(step);
-        let reduction = self.per.reduction();
-        let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
-        picker.prepare(step, &pages, lists, room)?;
-        if picker.is_top_k() && scorer.supports_fused_top_k(step, index, reduction) {
-            return scorer.fused_top_k(step, index, reduction, scratch, room);
-        }
-        for some in rows_at_once(step, &pages) {
-            let first = some.start;
-            scorer.score_all(step, some, index, reduction, scratch)?;
-            picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, room)?;
-            scorer.weigh_all(step, index, first, scratch, room)?;
-        }
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn score_only(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        scratch: &mut DeviceScratch,
-    ) -> Result<MaterializesScores, GpuError> {
-        let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
-        rows_at_once(step, &self.pages(step))
-            .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
-        let is_apart = picker.is_top_k() && scorer.supports_fused_top_k(step, index, reduction);
-        Ok(if is_apart { MaterializesScores::ForTimingOnly } else { MaterializesScores::Yes })
     }
 }
 
@@ -645,95 +540,5 @@ impl<I> TailIndex<I> {
             self.tokens = tokens;
         }
         index
-    }
-}
-
-impl<S: Scorer> RowMask for Scored<S> {
-    fn begin(&self) -> Box<dyn Any + Send + Sync> {
-        Box::new(TailIndex::<S::Index> { index: None, tokens: 0 })
-    }
-
-    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
-        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("a state of another method");
-        let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
-        let d = head.place.d;
-        let keys = Joined::one(head.keys, d).slice(whole.clone());
-        let values = Joined::one(head.values, d).slice(whole);
-        grown.grow(&self.scorer, head.place, None, keys, values);
-    }
-
-    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
-        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("a state of another method");
-        let (group, d, page) = (block.group, block.d, self.scorer.page());
-        // No row read so far has a candidate.
-        let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
-        let scale = 1.0 / (d as f32).sqrt();
-        let nothing = self.picker.is_nothing();
-        let rows = block.rows;
-        let exact: Vec<StaticTokens> =
-            (0..rows).map(|row| StaticTokens::sliding(block.policy, block.first + row + 1)).collect();
-        let sink = exact[rows - 1].sink;
-        let keys = Joined::one(head.keys, d);
-        let values = Joined::one(head.values, d);
-        let queries =
-            GroupQueries { layer: block.layer, kv_head: block.kv_head, queries: block.queries, rows, d, scale };
-        let (mut scores, mut scoring) = (Vec::new(), Cost::default());
-        if !nothing && grown.tokens > 0 {
-            let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
-            scores = self.scores_of(&queries, &segment, &mut scoring);
-        }
-        let lists = self.lists(group);
-        let columns = scores.len() / (lists * rows);
-        let (mut used, mut attended) = (0, 0);
-        let mut selections = Vec::with_capacity(rows);
-        for (row, exact) in exact.into_iter().enumerate() {
-            let candidates = exact.sink..exact.recent;
-            if nothing || candidates.is_empty() {
-                selections.push(self.per.nothing(group));
-                continue;
-            }
-            let whole = candidates.len() / self.scorer.grain() * self.scorer.grain();
-            let pages = whole / page;
-            used += pages;
-            let of_head = |list: usize| &scores[(list * rows + row) * columns..][..pages];
-            let mut own: Vec<f32> = (0..lists).flat_map(of_head).copied().collect();
-            let mut parts = vec![Part { index, tokens: whole, values: values.slice(sink..sink + whole) }];
-            let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
-            let total = block.first + row + 1;
-            let seen = keys.slice(0..total);
-            // The last grain is not complete: it is built for this row as the row sees it.
-            let open = candidates.start + whole..candidates.end;
-            let mut last = TailIndex { index: None, tokens: 0 };
-            if !open.is_empty() {
-                let queries = GroupQueries { queries: &numbers, rows: 1, ..queries };
-                let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
-                let index = last.grow(&self.scorer, head.place, None, keys, values);
-                let more = self.scores_of(&queries, &Segment { index, keys }, cost);
-                own = joined_scores(lists, (&own, pages), &more);
-                parts.push(Part { index, tokens: open.len(), values });
-            }
-            let at = QueryPosition {
-                context: Context::new(total, &candidates).at(block.share),
-                open: self.open_page(&candidates, total),
-                candidates,
-                scale,
-                seed: mix_seed(block.seed, total as u64),
-                group,
-                queries: &numbers,
-                keys: seen,
-            };
-            let mut selection = self.select_by(&own, &at, &parts, cost);
-            self.scorer.weigh(&SelectionSource { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
-            attended += selection.of_heads(group).iter().sum::<usize>();
-            selections.push(selection);
-        }
-        // Earlier rows need not score what only later rows see.
-        let share = used as f64 / (rows * columns).max(1) as f64;
-        cost.score_flops += (scoring.score_flops as f64 * share) as u64;
-        if self.takes_products(group) {
-            // Bytes are not counted during prefill.
-            cost.leave_to_attention(attended, 0, d, 0);
-        }
-        selections
     }
 }

@@ -7,15 +7,16 @@
 //!
 //! [`Method`]: crate::Method
 
-use crate::PromptNeed;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::kv::quantised::QuantisedRows;
 use crate::scored::granularity::Reduce;
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
+use crate::{IndexKey, PromptNeed};
 use spattn_kernels::Joined;
 
 /// Scores candidates by an index of their keys.
@@ -26,6 +27,12 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// See [`Method::calibration`](crate::Method::calibration).
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         None
+    }
+
+    /// Whether its scores are products of queries and keys or estimates of them, so that what the layer makes of products before the
+    /// softmax does not matter to it.
+    fn ranks_by_products(&self) -> bool {
+        false
     }
 
     /// See [`Method::required_head_dim`](crate::Method::required_head_dim).
@@ -39,8 +46,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     }
 
     /// See [`Method::index_key`](crate::Method::index_key).
-    fn index_key(&self) -> String {
-        String::new()
+    fn index_key(&self) -> IndexKey {
+        IndexKey::none()
     }
 
     /// Tokens that share a score: 1, or the page size.
@@ -107,9 +114,9 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         None
     }
 
-    /// Its form on a device, with equal scores; `None` if it has none. It cannot [weight](Self::weigh) selected tokens.
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        None
+    /// Its form on a device, with equal scores; why there is none, or none with these parameters, by default.
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Err(HostReason::NoForm)
     }
 
     /// Whether selected tokens are [weighted](Self::weigh) by the scores of each query.

@@ -9,8 +9,11 @@
 //! over layers, and [`Context::share`] gives this layer's part.
 
 use std::fmt::{self, Display};
+use std::hash::{Hash, Hasher};
+use std::mem::discriminant;
 use std::ops::Range;
 
+use crate::types::index_key::Bits;
 use crate::types::schedule::LayerShare;
 
 /// How many tokens a method may select beyond the static ones.
@@ -22,6 +25,18 @@ pub enum Budget {
     Ratio(f64),
     /// A density: a share of the tokens in context, static ones included.
     Density(f64),
+}
+
+impl Eq for Budget {}
+
+impl Hash for Budget {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        discriminant(self).hash(state);
+        match self {
+            Self::Tokens(tokens) => tokens.hash(state),
+            Self::Ratio(share) | Self::Density(share) => Bits::from(*share).hash(state),
+        }
+    }
 }
 
 impl Budget {
@@ -96,6 +111,18 @@ pub enum Tuned<T> {
     Value(T),
     /// Share of the context to attend.
     Density(f64),
+}
+
+impl<T: Eq> Eq for Tuned<T> {}
+
+impl<T: Hash> Hash for Tuned<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        discriminant(self).hash(state);
+        match self {
+            Self::Value(value) => value.hash(state),
+            Self::Density(share) => Bits::from(*share).hash(state),
+        }
+    }
 }
 
 impl<T: Copy> Tuned<T> {

@@ -1,7 +1,9 @@
 //! Small types that the rest of the crate uses. They know nothing of methods, indexes or engines.
 
+pub(crate) mod attention_spec;
 pub(crate) mod budget;
 pub(crate) mod channels;
+pub(crate) mod index_key;
 pub(crate) mod policy;
 pub(crate) mod positions;
 pub(crate) mod prefix_head;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::PromptHead;
 use crate::kv::KvDtype;
+use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::positions::Rotation;
 use crate::types::schedule::LayerShare;
@@ -27,6 +28,8 @@ pub struct HeadPrefix<'a> {
     pub values: Rows<'a>,
     /// Width of a head.
     pub d: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
     /// Tokens that may be selected; the others are static.
@@ -78,12 +81,14 @@ pub struct KvHeadId {
     pub kv_head: usize,
     /// Width of a head.
     pub d: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
 }
 
 impl From<&HeadPrefix<'_>> for KvHeadId {
     fn from(prefix: &HeadPrefix<'_>) -> Self {
-        Self { layer: prefix.layer, kv_head: prefix.kv_head, d: prefix.d, dtype: prefix.dtype }
+        Self { layer: prefix.layer, kv_head: prefix.kv_head, d: prefix.d, scale: prefix.scale, dtype: prefix.dtype }
     }
 }

@@ -1,6 +1,7 @@
 //! Exact products of queries with stored keys, and the queries of a GQA group in the form that scorers take.
 
 use crate::cost::Cost;
+use crate::types::attention_spec::SoftmaxScale;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::{Joined, Rows, linear};
 
@@ -41,8 +42,8 @@ pub(crate) struct GroupQueries<'a> {
     pub rows: usize,
     /// Width of a head.
     pub d: usize,
-    /// Factor of the logits, `1/√d`.
-    pub scale: f32,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
 }
 
 impl<'a> GroupQueries<'a> {

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared, storage};
-use super::step::{HeadPlan, RowOfLists, RowPlan};
+use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::{KvShape, LayerKv, Prefix};
+use spattn_attention::{AttentionSpec, LayerSpecs};
 use spattn_attention::{
-    DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace,
-    MaterializesScores, PrefixStatsView, PromptStats, SelectionSite, Sequence,
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
+    MaterializesScores, PrefixStatsView, PromptStats, Sequence,
 };
 use spattn_cuda::{
     self as kernels, Attention, AttentionWorkspace, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, HostDeviceVec,
@@ -109,7 +110,11 @@ impl LayerAlone {
         Ok(Self {
             queries: Mutex::new(gpu.alloc(all_heads * row)?),
             flood: Mutex::new(Flood::new(&gpu)?),
-            prefix: Prefix::on_device(1, tokens, Box::new(first)),
+            prefix: Prefix::on_device(
+                LayerSpecs::uniform(1, AttentionSpec::of_width(of_one.d)),
+                tokens,
+                Box::new(first),
+            ),
             gpu,
             shape,
             heads: all_heads,
@@ -182,10 +187,10 @@ impl LayerAlone {
     /// # Errors
     /// If the device fails.
     pub fn run(self: &Arc<Self>, mut fork: Sequence) -> Result<Option<RunAlone>, GpuError> {
-        let exact = match fork.selection_site(0) {
-            SelectionSite::None => fork.attend_static_only(0, self.heads),
-            SelectionSite::Device => fork.select_on_device(0, self.heads),
-            SelectionSite::Host | SelectionSite::DataIndependent => return Ok(None),
+        let exact = match fork.begin_step(0) {
+            LayerStep::StaticOnly(step) => step.finish(self.heads),
+            LayerStep::Device(step) => step.finish(self.heads),
+            LayerStep::DataIndependent(_) | LayerStep::Host(_) | LayerStep::HostAttends(_) => return Ok(None),
         };
         let mut run = RunAlone {
             layer: self.clone(),
@@ -225,7 +230,8 @@ impl LayerAlone {
 
     fn place<'a>(&'a self, cache: Cache<'a>, fork: &Sequence) -> DeviceLayer<'a> {
         let (dtype, candidates) = (self.shape.dtype, fork.prefix_candidates());
-        DeviceLayer { gpu: &self.gpu, layer: 0, cache, dtype, candidates }
+        let scale = self.prefix.spec(0).scale;
+        DeviceLayer { gpu: &self.gpu, layer: 0, cache, scale, dtype, candidates }
     }
 
     fn caches(&self) -> impl Iterator<Item = Cache<'_>> {
@@ -475,7 +481,8 @@ impl RunAlone {
 
 fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
     let cache = layer.caches().nth(copy).expect("there are so many copies");
-    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy };
+    let scale = layer.prefix.spec(0).scale.factor();
+    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale };
     let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
     layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
 }

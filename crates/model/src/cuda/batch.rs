@@ -7,7 +7,7 @@ use super::alone::{LayerAlone, RunAlone};
 use super::model::Cuda;
 use super::workspace::Workspace;
 use crate::engine::EngineError;
-use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Positions, Queries, Timeline};
+use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Queries, Timeline};
 
 /// What steps of a batch need beside weights and keys.
 #[derive(Debug, Default)]
@@ -62,21 +62,15 @@ impl Cuda {
         alone.flood()?;
         timeline.clear();
         self.gpu.mark(timeline)?;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.project(room, rows, index, 0, layer)?;
-            let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = &mut *room else {
-                unreachable!("both were sent")
-            };
-            let at = Positions { positions, inverse, by_row, scaling };
-            let (shape, offset) = ((c.kv_heads, c.head_dim, self.storage()), index * rows * size_of::<Place>());
-            let norms = self.norms(layer);
-            self.gpu.rope_scattered(qkv, rows, &at, c.heads, norms.as_ref(), shape, places, offset)?;
-            self.take_queries(alone, run, qkv, rows, channels)?;
-            if picks {
-                run.select(index)?;
-            }
-            run.attend_into(index, &mut room.attended)?;
-            self.finish_layer(room, rows, index, 0, layer)?;
+        for index in 0..c.layers {
+            self.forward_layer(room, rows, index, 0, |room, layer| {
+                self.rotate_rows(room, rows, index, layer, (by_row, scaling))?;
+                self.take_queries(alone, run, &room.qkv, rows, channels)?;
+                if picks {
+                    run.select(index)?;
+                }
+                run.attend_into(index, &mut room.attended)
+            })?;
         }
         self.norm(room, 0, rows, &self.parts.norm, c.layers, 0)?;
         let Workspace { normed, logits: Some(logits), .. } = &mut *room else { unreachable!("it was reserved") };

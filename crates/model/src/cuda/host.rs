@@ -111,6 +111,8 @@ pub(super) struct HostView<'a> {
     pub(super) prefix: &'a DevicePrefix,
     pub(super) layer: usize,
     pub(super) end: usize,
+    /// Factor of the logits.
+    pub(super) scale: f32,
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
     /// Memory of this process.
@@ -164,7 +166,15 @@ impl<'a> HostView<'a> {
     fn rows(&self) -> Rows<'_> {
         let (width, stride) = self.widths;
         let heads = width / self.prefix.shape.d;
-        Rows { queries: self.qkv, skip: 0, stride, count: self.rows, heads, first: self.end - self.rows }
+        Rows {
+            queries: self.qkv,
+            skip: 0,
+            stride,
+            count: self.rows,
+            heads,
+            first: self.end - self.rows,
+            scale: self.scale,
+        }
     }
 
     /// Attends the chunk for its sums alone.

@@ -20,6 +20,7 @@ mod host;
 mod kv;
 mod model;
 mod prompt;
+mod row_plan;
 mod step;
 mod weights;
 mod workspace;
@@ -74,8 +75,8 @@ impl Engine for Cuda {
         if let Some(sparse) = &mut reading.sparse {
             sparse.collect_device_counters(&self.gpu, (self.config.heads, self.shape()))?;
         }
-        let layers = self.config.layers;
-        Ok(Prefill { prefix: Prefix::on_device(layers, prefix.tokens, Box::new(prefix)), logits })
+        let specs = self.layer_specs().clone();
+        Ok(Prefill { prefix: Prefix::on_device(specs, prefix.tokens, Box::new(prefix)), logits })
     }
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
@@ -171,14 +172,14 @@ impl Cuda {
         let room = self.reserve(&mut guard, rows)?;
         self.start(room, tokens, (first..first + rows).map(|position| position as u32).collect())?;
         prefix.tokens = first + rows;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.project(room, rows, index, first, layer)?;
-            let Workspace { qkv, positions, .. } = &mut *room;
-            let at = Positions { positions, inverse, by_row: false, scaling };
-            let norms = self.norms(layer);
-            self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
-            self.attend_chunk(room, prefix, index, first, rows, reading)?;
-            self.finish_layer(room, rows, index, first, layer)?;
+        for index in 0..c.layers {
+            self.forward_layer(room, rows, index, first, |room, layer| {
+                let Workspace { qkv, positions, .. } = &mut *room;
+                let at = Positions { positions, inverse, by_row: false, scaling };
+                let norms = self.norms(layer);
+                self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
+                self.attend_chunk(room, prefix, index, first, rows, reading)
+            })?;
         }
         // The last norm looks at what the last layer left.
         self.norm(room, 0, rows, &self.parts.norm, c.layers, first)?;
@@ -201,7 +202,8 @@ impl Cuda {
         rows: usize,
         reading: &mut Reading<'_, '_>,
     ) -> Result<(), GpuError> {
-        let (c, widths) = (&self.config, self.widths());
+        let (c, widths, spec) = (&self.config, self.widths(), self.layer_specs().layer(layer));
+        let scale = spec.scale.factor();
         let Workspace { qkv, attended, host, .. } = room;
         let view = HostView {
             gpu: &self.gpu,
@@ -211,6 +213,7 @@ impl Cuda {
             prefix,
             layer,
             end: first + rows,
+            scale,
             queries: OnceLock::new(),
             kv: OnceLock::new(),
             room: Mutex::new(host),
@@ -218,12 +221,14 @@ impl Cuda {
             log_sums: OnceLock::new(),
             failure: OnceLock::new(),
         };
-        let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view);
+        let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view).with_spec(spec);
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }
-        let (queries, cache) =
-            (Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first }, prefix.cache(layer));
+        let (queries, cache) = (
+            Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first, scale },
+            prefix.cache(layer),
+        );
         let Some(sparse) = reading.sparse.as_mut() else {
             return match view.close() {
                 Some(failure) => Err(failure),

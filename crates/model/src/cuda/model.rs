@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Storage, Timeline};
+use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Place, Positions, Storage, Timeline};
 
 use super::host::HostWorkspace;
 use super::kv::storage;
@@ -49,10 +49,10 @@ impl Cuda {
     /// If a tensor is not what it should be, or the device cannot take them.
     pub(crate) fn load(
         dimensions: &Dimensions,
-        weights: &crate::weights::Weights,
+        weights: &crate::tensors::Weights,
         gpu: Gpu,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.dtype };
+        let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let name = gpu.info()?.name;
         Ok(Self {
@@ -66,11 +66,11 @@ impl Cuda {
     }
 
     pub(super) fn storage(&self) -> Storage {
-        storage(self.dtype)
+        storage(self.dtype())
     }
 
     pub(super) fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype }
+        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype() }
     }
 
     /// Numbers in a row of queries, and in one of queries, keys and values.
@@ -103,7 +103,7 @@ impl Cuda {
     }
 
     pub(super) fn make_room(&self, rows: usize) -> Result<Workspace, GpuError> {
-        let (c, bytes) = (&self.config, self.dtype.bytes());
+        let (c, bytes) = (&self.config, self.dtype().bytes());
         let (width, stacked) = self.widths();
         let gpu = &self.gpu;
         Ok(Workspace {
@@ -158,21 +158,46 @@ impl Cuda {
         self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
     }
 
-    /// Stacked queries, keys and values of all rows at a layer.
-    pub(super) fn project(
+    /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
+    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused when weights are loaded.
+    ///
+    /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `room.qkv`, stores keys and
+    /// values, and writes what is attended to `room.attended`. `first` is what numbers of rows count from where one is not finite.
+    pub(super) fn forward_layer<E: From<GpuError>>(
         &self,
         room: &mut Workspace,
         rows: usize,
         index: usize,
         first: usize,
-        layer: &Layer<Linear, Buffer>,
-    ) -> Result<(), GpuError> {
+        attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let layer = &self.parts.layers[index];
         self.norm(room, 0, rows, &layer.attention_norm, index, first)?;
-        self.apply(&layer.qkv, &room.normed, rows, &mut room.qkv, Into::Narrow)
+        self.apply(&layer.qkv, &room.normed, rows, &mut room.qkv, Into::Narrow)?;
+        attend(room, layer)?;
+        Ok(self.finish_layer(room, rows, index, first, layer)?)
+    }
+
+    /// Rotates the queries, keys and values of a step's rows, and stores keys and values where `room.places` says.
+    pub(super) fn rotate_rows(
+        &self,
+        room: &mut Workspace,
+        rows: usize,
+        index: usize,
+        layer: &Layer<Linear, Buffer>,
+        (by_row, scaling): (bool, f32),
+    ) -> Result<(), GpuError> {
+        let shape = (self.config.kv_heads, self.config.head_dim, self.storage());
+        let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = room else {
+            unreachable!("both were sent")
+        };
+        let at = Positions { positions, inverse, by_row, scaling };
+        let (norms, offset) = (self.norms(layer), index * rows * size_of::<Place>());
+        self.gpu.rope_scattered(qkv, rows, &at, self.config.heads, norms.as_ref(), shape, places, offset)
     }
 
     /// What follows attention at a layer.
-    pub(super) fn finish_layer(
+    fn finish_layer(
         &self,
         room: &mut Workspace,
         rows: usize,

@@ -87,7 +87,8 @@ impl PromptAlone {
         let most = sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
         for first in (*begin..prefix.tokens).step_by(most) {
             let count = most.min(prefix.tokens - first);
-            let rows = Rows { queries, skip: first - *begin, stride: width, count, heads: *heads, first };
+            let (skip, scale) = (first - *begin, prompt.scale().factor());
+            let rows = Rows { queries, skip, stride: width, count, heads: *heads, first, scale };
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {

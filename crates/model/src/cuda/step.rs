@@ -8,18 +8,16 @@ use rayon::prelude::*;
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::model::Cuda;
-use super::weights::Linear;
+use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
-use crate::layers::Layer;
 use spattn_attention::{
-    AttendedTokens, AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, RowSeed, SelectedTokens, Selection,
-    SelectionSite, StaticTokens, Weighting,
+    AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Positions, Prepared, Queries,
-    Timeline, TokenLists, Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, Timeline,
+    TokenLists,
 };
 
 /// What is the same at all layers of a step.
@@ -29,23 +27,11 @@ pub(super) struct StepPlan<'a> {
     pub(super) scaling: f32,
 }
 
-/// What one row of a step attends at a layer.
-pub(super) enum RowPlan {
-    /// So much, for all KV heads.
-    Exact(StaticTokens),
-    /// What each KV head picked.
-    Picked(Vec<AttendedTokens>),
-    /// So much, and what the device picks for a row of those that it picks for together.
-    Left(StaticTokens, RowOfLists),
-    /// The host has attended, `[heads][d]`.
-    Done(Vec<f32>),
-}
-
-/// A row of the lists of a step: what each stream has [kept](RunKv::kept), then those that the device picks for together.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RowOfLists {
-    pub(super) lists: usize,
-    pub(super) row: usize,
+impl StepPlan<'_> {
+    /// Whether each row has frequencies of its own, and the factor of cos and sin.
+    fn angles(&self) -> (bool, f32) {
+        (self.by_row, self.scaling)
+    }
 }
 
 /// Streams that the device picks for together, and their rows.
@@ -157,12 +143,14 @@ impl Cuda {
         room.timeline.clear();
         room.work.clear();
         self.gpu.mark(&mut room.timeline)?;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.begin_layer(room, index, layer, plan)?;
-            self.gpu.mark(&mut room.timeline)?;
-            self.attend_streams(room, index, streams, plan.rows, &groups)?;
-            self.gpu.mark(&mut room.timeline)?;
-            self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+        let rows = plan.rows.len();
+        for index in 0..self.config.layers {
+            self.forward_layer(room, rows, index, 0, |room, layer| -> Result<(), EngineError> {
+                self.rotate_rows(room, rows, index, layer, plan.angles())?;
+                self.gpu.mark(&mut room.timeline)?;
+                self.attend_streams(room, index, streams, plan.rows, &groups)?;
+                Ok(self.gpu.mark(&mut room.timeline)?)
+            })?;
             self.gpu.mark(&mut room.timeline)?;
         }
         Ok(())
@@ -212,12 +200,16 @@ impl Cuda {
         let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
         let key = self.key_of(room, device, &prepared, &attention_of, plan);
         let launch = |room: &mut Workspace| -> Result<(), EngineError> {
-            for (index, layer) in self.parts.layers.iter().enumerate() {
-                self.begin_layer(room, index, layer, plan)?;
-                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
-                let Workspace { qkv, attended, .. } = &mut *room;
-                self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
-                self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            let rows = plan.rows.len();
+            for index in 0..c.layers {
+                self.forward_layer(room, rows, index, 0, |room, layer| {
+                    self.rotate_rows(room, rows, index, layer, plan.angles())?;
+                    let scale = prefix.spec(index).scale.factor();
+                    let prefix =
+                        kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index, scale };
+                    let Workspace { qkv, attended, .. } = &mut *room;
+                    self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
+                })?;
             }
             Ok(())
         };
@@ -237,24 +229,6 @@ impl Cuda {
         Ok(())
     }
 
-    /// Projections of all rows at a layer, rotated; keys and values are stored.
-    fn begin_layer(
-        &self,
-        room: &mut Workspace,
-        index: usize,
-        layer: &Layer<Linear, Buffer>,
-        plan: &StepPlan<'_>,
-    ) -> Result<(), GpuError> {
-        let (c, rows) = (&self.config, plan.rows.len());
-        self.project(room, rows, index, 0, layer)?;
-        let shape = (c.kv_heads, c.head_dim, self.storage());
-        let Workspace { qkv, positions, places, inverse, .. } = room;
-        let (Some(inverse), Some(places)) = (inverse, places) else { unreachable!("both were sent") };
-        let at = Positions { positions, inverse, by_row: plan.by_row, scaling: plan.scaling };
-        let offset = index * rows * size_of::<Place>();
-        self.gpu.rope_scattered(qkv, rows, &at, c.heads, self.norms(layer).as_ref(), shape, places, offset)
-    }
-
     /// Sends what the layers attend, each list once; and says which of them each layer attends.
     fn prepare_exactly(
         &self,
@@ -266,12 +240,14 @@ impl Cuda {
         let mut different: Vec<Vec<StaticTokens>> = Vec::new();
         let mut attention_of = Vec::with_capacity(c.layers);
         for layer in 0..c.layers {
-            let exact: Vec<StaticTokens> = streams
-                .iter_mut()
-                .flat_map(|stream| {
-                    (0..stream.tokens.len()).map(|_| stream.fork.attend_static_only(layer, c.heads)).collect::<Vec<_>>()
-                })
-                .collect();
+            let static_tokens = |stream: &mut Stream<'_>| match stream.fork.begin_step(layer) {
+                LayerStep::StaticOnly(step) => step.finish(c.heads),
+                _ => unreachable!("a step that selects takes the other way"),
+            };
+            let of_stream = |stream: &mut Stream<'_>| -> Vec<StaticTokens> {
+                (0..stream.tokens.len()).map(|_| static_tokens(stream)).collect()
+            };
+            let exact: Vec<StaticTokens> = streams.iter_mut().flat_map(of_stream).collect();
             let known = different.iter().position(|other| *other == exact);
             attention_of.push(known.unwrap_or(different.len()));
             if known.is_none() {
@@ -359,8 +335,8 @@ impl Cuda {
             let fork = &*streams[group.streams[0]].fork;
             let Some((form, index)) = fork.device_form(layer) else { continue };
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
-            let prefix =
-                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
+            let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
+            let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
             let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
             let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
@@ -422,7 +398,7 @@ impl Cuda {
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
                 let numbers = Numbers::narrow(out.clone(), self.storage());
-                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype.bytes())?;
+                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype().bytes())?;
             }
         }
         if watched {
@@ -495,30 +471,30 @@ impl Cuda {
         let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> (Vec<RowPlan>, Duration) {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
-                let (fork, heads) = (&mut *stream.fork, self.config.heads);
-                match fork.selection_site(layer) {
-                    SelectionSite::Device => {
-                        return RowPlan::Left(
-                            fork.select_on_device(layer, heads),
-                            lists_of_row(groups, first + i, (number, count)),
-                        );
+                let heads = self.config.heads;
+                // Only the host looks at queries, keys and values.
+                let numbers = || {
+                    let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
+                    let (key, value) = kv.split_at(key_width);
+                    (queries, key, value)
+                };
+                match stream.fork.begin_step(layer) {
+                    LayerStep::StaticOnly(step) => RowPlan::Exact(step.finish(heads)),
+                    LayerStep::DataIndependent(step) => RowPlan::Picked(step.finish(heads)),
+                    LayerStep::Device(step) => {
+                        RowPlan::Left(step.finish(heads), lists_of_row(groups, first + i, (number, count)))
                     }
-                    SelectionSite::DataIndependent => {
-                        return RowPlan::Picked(fork.select_without_queries(layer, heads));
+                    LayerStep::Host(step) => {
+                        let (queries, key, value) = numbers();
+                        RowPlan::Picked(step.select(queries, key, value))
                     }
-                    SelectionSite::None if !fork.needs_host() => {
-                        return RowPlan::Exact(fork.attend_static_only(layer, heads));
+                    LayerStep::HostAttends(step) => {
+                        let (queries, key, value) = numbers();
+                        let mut out = vec![0.0; width];
+                        step.attend(queries, key, value, &mut out);
+                        RowPlan::Done(out)
                     }
-                    SelectionSite::None | SelectionSite::Host => {}
                 }
-                let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
-                let (key, value) = kv.split_at(key_width);
-                if !fork.moves_positions() {
-                    return RowPlan::Picked(fork.select(layer, queries, key, value));
-                }
-                let mut out = vec![0.0; width];
-                fork.step(layer, queries, key, value, &mut out);
-                RowPlan::Done(out)
             };
             let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
             let here = section.end();
@@ -546,7 +522,8 @@ impl Cuda {
         let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
-        let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
+        let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
+        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
@@ -618,132 +595,6 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
             elapsed: select + attend,
             ..AttentionTime::default()
         });
-    }
-}
-
-impl RowPlan {
-    /// Tokens attended, summed over KV heads.
-    pub(super) fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
-        let of_head = |picked: &AttendedTokens| {
-            let picks = match &picked.selection {
-                None => 0,
-                Some(Selection::Shared(picks)) => picks.tokens.len(),
-                Some(Selection::PerHead(heads)) => heads.iter().map(|picks| picks.tokens.len()).sum(),
-            };
-            picked.exact.tokens(total) + picks
-        };
-        match self {
-            Self::Exact(exact) => kv_heads * exact.tokens(total),
-            Self::Picked(heads) => heads.iter().map(of_head).sum(),
-            Self::Left(exact, of) => {
-                let lists = lists[of.lists];
-                kv_heads * exact.tokens(total) + lists.lists() * lists.expected()
-            }
-            Self::Done(_) => 0,
-        }
-    }
-
-    /// Units that most of these tokens are in.
-    pub(super) fn units(&self, kv_heads: usize, lists: &[&TokenLists]) -> usize {
-        let of_head = |picked: &AttendedTokens| match &picked.selection {
-            Some(Selection::PerHead(heads)) => heads.len(),
-            Some(Selection::Shared(_)) | None => 1,
-        };
-        match self {
-            Self::Exact(_) => kv_heads,
-            Self::Picked(heads) => heads.iter().map(of_head).sum(),
-            Self::Left(_, of) => lists[of.lists].lists(),
-            Self::Done(_) => 0,
-        }
-    }
-}
-
-/// One KV head of one row, and what it may attend.
-pub(super) struct HeadPlan<'a> {
-    pub(super) row: usize,
-    pub(super) kv_head: usize,
-    pub(super) group: usize,
-    pub(super) total: usize,
-    pub(super) tail: &'a kernels::Tail<'a>,
-}
-
-impl HeadPlan<'_> {
-    /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
-    pub(super) fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
-        let head = self.kv_head * self.group;
-        let (exact, selection) = match plan {
-            RowPlan::Exact(exact) => (*exact, None),
-            RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
-            RowPlan::Left(exact, of) => {
-                return self.add_lists(attention, *exact, lists[of.lists], of.row, prefix_tokens);
-            }
-            RowPlan::Done(_) => return,
-        };
-        let mut add =
-            |part: usize, head: usize, queries: usize, exact: StaticTokens, picks: Option<&SelectedTokens>| {
-                let weights = match picks.map(|picks| &picks.weighting) {
-                    None | Some(Weighting::Softmax | Weighting::Remainder { .. }) => Weights::Softmax,
-                    Some(Weighting::LogBias(log_u)) => Weights::LogBias(log_u),
-                    Some(Weighting::Direct { weights, log_mass }) => Weights::Explicit(weights, *log_mass),
-                };
-                let picked = picks.map_or(&[][..], |picks| &picks.tokens);
-                let tokens = Tokens { sink: exact.sink, recent: exact.recent, total: self.total, picked };
-                let (row, kv_head, tail) = (self.row, self.kv_head, self.tail);
-                attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix_tokens);
-                if let Some(Weighting::Remainder { shares, value }) = picks.map(|picks| &picks.weighting) {
-                    shares.iter().enumerate().for_each(|(i, share)| attention.give_rest(row, head + i, *share, value));
-                }
-            };
-        let nothing = StaticTokens { sink: 0, recent: self.total };
-        match selection {
-            None => add(0, head, self.group, exact, None),
-            Some(Selection::Shared(picks)) if matches!(picks.weighting, Weighting::Softmax | Weighting::LogBias(_)) => {
-                add(0, head, self.group, exact, Some(picks));
-            }
-            Some(Selection::Shared(picks)) => {
-                add(0, head, self.group, exact, None);
-                add(1, head, self.group, nothing, Some(picks));
-            }
-            Some(Selection::PerHead(heads)) => {
-                add(0, head, self.group, exact, None);
-                heads.iter().enumerate().for_each(|(i, picks)| add(1, head + i, 1, nothing, Some(picks)));
-            }
-        }
-    }
-
-    /// As [`add`](Self::add), with what the device picked.
-    fn add_lists(
-        &self,
-        attention: &mut Attention,
-        exact: StaticTokens,
-        lists: &TokenLists,
-        of_row: usize,
-        prefix_tokens: usize,
-    ) {
-        let Self { row, kv_head, group, total, tail } = *self;
-        let unit = |head: usize, queries: usize, exact: StaticTokens| {
-            let tokens = Tokens { sink: exact.sink, recent: exact.recent, total, picked: &[] };
-            Unit { row, head, queries, kv_head, tail, tokens, weights: Weights::Softmax }
-        };
-        let (first, nothing) = (kv_head * group, StaticTokens { sink: 0, recent: total });
-        let is_shared = lists.lists() * group == self.heads();
-        let rests: Vec<_> = (first..first + group).filter_map(|head| Some((head, lists.rest(of_row, head)?))).collect();
-        if is_shared && rests.is_empty() {
-            return attention.add_list(0, &unit(first, group, exact), lists.list(of_row, kv_head), prefix_tokens);
-        }
-        attention.add(0, &unit(first, group, exact), prefix_tokens);
-        match is_shared {
-            true => attention.add_list(1, &unit(first, group, nothing), lists.list(of_row, kv_head), prefix_tokens),
-            false => (first..first + group).for_each(|head| {
-                attention.add_list(1, &unit(head, 1, nothing), lists.list(of_row, head), prefix_tokens);
-            }),
-        }
-        rests.into_iter().for_each(|(head, places)| attention.give_rest_there(row, head, places));
-    }
-
-    /// Query heads of all KV heads.
-    fn heads(&self) -> usize {
-        self.group * self.tail.kv_heads
     }
 }
 

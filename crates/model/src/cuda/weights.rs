@@ -1,10 +1,9 @@
 //! A checkpoint's tensors on their way to a GPU.
 
-use spattn_attention::kv::KvDtype;
 use spattn_cuda::{Buffer, Gpu, GpuError, Plain};
 
 use crate::layers::{Checkpoint, Source};
-use crate::weights::{RawTensor, WeightsError};
+use crate::tensors::{StoredTensor, WeightDtype, WeightsError};
 
 /// A weight matrix on the device.
 pub(super) struct Matrix {
@@ -37,7 +36,7 @@ pub(super) struct ToDevice<'a> {
 }
 
 impl ToDevice<'_> {
-    fn put<T: Plain>(&self, tensors: &[RawTensor], to: fn(&RawTensor) -> Vec<T>) -> Result<Buffer, GpuError> {
+    fn put<T: Plain>(&self, tensors: &[StoredTensor], to: fn(&StoredTensor) -> Vec<T>) -> Result<Buffer, GpuError> {
         let total: usize = tensors.iter().map(|tensor| tensor.len() * size_of::<T>()).sum();
         let mut buffer = self.gpu.alloc(total)?;
         let mut at = 0;
@@ -58,17 +57,17 @@ impl Source for ToDevice<'_> {
     type Vector = Buffer;
     type Error = LoadFailure;
 
-    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
+    fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
         let data = match self.checkpoint.dtype {
-            KvDtype::F32 => self.put(&tensors, RawTensor::to_f32),
-            KvDtype::F16 => self.put(&tensors, RawTensor::to_f16),
-            KvDtype::Bf16 => self.put(&tensors, RawTensor::to_bf16),
+            WeightDtype::F32 => self.put(&tensors, StoredTensor::to_f32),
+            WeightDtype::F16 => self.put(&tensors, StoredTensor::to_f16),
+            WeightDtype::Bf16 => self.put(&tensors, StoredTensor::to_bf16),
         }?;
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
     }
 
-    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, LoadFailure> {
+    fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, LoadFailure> {
         let bias = match bias {
             true => Some(self.gpu.upload(&self.checkpoint.biases(names, outputs)?)?),
             false => None,
@@ -76,8 +75,8 @@ impl Source for ToDevice<'_> {
         Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias })
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Buffer, LoadFailure> {
-        let vector = self.checkpoint.vector(name, len)?;
-        Ok(self.gpu.upload(&vector)?)
+    fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Buffer, LoadFailure> {
+        let weights = self.checkpoint.norm(name, width, offset)?;
+        Ok(self.gpu.upload(&weights)?)
     }
 }

@@ -2,7 +2,7 @@
 //! fuzzers in `fuzz/` begin with, which read this file too.
 
 /// A reader of rows, and a file with one row of the right fields.
-pub struct Reader {
+pub struct FileReader {
     /// The task that reads it, `{}` for the folder.
     pub task: &'static str,
     /// The file's place in the folder.
@@ -11,12 +11,12 @@ pub struct Reader {
     pub row: &'static str,
 }
 
-const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Reader {
-    Reader { task, file, row }
+const fn reader(task: &'static str, file: &'static str, row: &'static str) -> FileReader {
+    FileReader { task, file, row }
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 39] = [
+pub const READERS: &[FileReader] = &[
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -175,7 +175,7 @@ pub const READERS: [Reader; 39] = [
 ];
 
 /// Readers of whole files: here `row` is all of the file.
-pub const DOCUMENTS: [Reader; 8] = [
+pub const DOCUMENTS: &[FileReader] = &[
     reader(
         "ruler/qa_1",
         "squad/dev-v2.0.json",

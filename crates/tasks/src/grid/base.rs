@@ -1,4 +1,5 @@
-//! What a base of grid tasks is: its members, what may follow their names, and the scenes that they draw.
+//! What a base of grid tasks is: a group of tasks with the same options, which draw a scene for each sample. A scene is all that is
+//! random in a sample: the texts and values that examples at every depth share.
 
 use std::path::PathBuf;
 
@@ -11,19 +12,19 @@ use crate::ruler::fit::{Draft, Request, Units};
 use crate::{TaskInfo, TaskOptions};
 use spattn_base::error::UsageError;
 
-/// Some tasks that are made alike.
+/// A group of tasks that one piece of code makes.
 pub(super) struct Base {
     /// Name of the task, or of the group where there are several.
     pub(super) name: &'static str,
     /// The tasks; their names are `NAME`, or `NAME/PART`.
     pub(super) members: fn() -> Vec<Member>,
-    /// Depths if none are given: so many at equal distances.
+    /// Number of depths, at equal distances, unless the user gives depths.
     pub(super) steps: usize,
-    /// The option that says how many units a context has, in place of a length.
+    /// The option that sets the number of units of a context (pairs or lines) in place of its length, if there is one.
     pub(super) count: Option<&'static str>,
-    /// Whether contexts may come from a file.
+    /// Whether the option `file` takes contexts from a file.
     pub(super) takes_file: bool,
-    /// Makes what one member asks about.
+    /// Makes the source of one task's scenes.
     pub(super) make: fn(&str, &Options, &TaskOptions) -> Result<Box<dyn Setting>>,
 }
 
@@ -35,24 +36,24 @@ pub(super) struct Member {
     pub(super) max_new_tokens: usize,
 }
 
-/// What a task asks about: the source of its scenes.
+/// The source of a task's scenes.
 pub(super) trait Setting: Send + Sync {
     /// Where text and words come from, for the record.
     fn source(&self) -> String;
-    /// How many units a context of this length may have.
+    /// The smallest and largest number of units that a context of this length may have.
     fn units(&self, length: usize) -> Units;
-    /// Draws what sample `request.index` is about; `attempt` sets one draw apart from others.
+    /// Draws the scene of sample `request.index`. Different values of `attempt` give different scenes.
     ///
     /// # Errors
     /// If data is malformed or runs out.
     fn scene<'a>(&'a self, request: &'a Request<'a>, attempt: u64) -> Result<Box<dyn Scene + 'a>>;
-    /// Whether a sample has one context, and depths differ in what is asked about it.
+    /// Whether all depths of a sample share one context and differ only in the question.
     fn one_context(&self) -> bool;
     /// Number of samples, if a file fixes it.
     fn available(&self) -> Option<usize> {
         None
     }
-    /// Digest of the data of a user that it draws from; empty where there are none.
+    /// Digest of the user's data that scenes are made of; empty if there are none.
     fn data(&self) -> String {
         String::new()
     }
@@ -62,16 +63,16 @@ pub(super) trait Setting: Send + Sync {
     }
 }
 
-/// What is drawn for one sample.
+/// The scene of one sample.
 pub(super) trait Scene {
-    /// The example with so many units of context that asks for what lies at `depth` percent.
+    /// The example with `units` units of context that asks for what lies at `depth` percent of it.
     fn draft(&mut self, units: usize, depth: f64) -> Draft;
 }
 
-/// Pairs or lines that a context can be asked to have.
+/// Numbers of pairs or lines that the user may ask for.
 pub(super) const MOST_RECORDS: usize = 1_000_000;
 
-/// What may follow the name of a task.
+/// The options that may follow the name of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) depths: Depths,
@@ -101,7 +102,7 @@ impl Options {
         Ok(options)
     }
 
-    /// What is not the default, as it follows the name; of a file its stem, as in other records.
+    /// The options that are not the default, as they follow the recorded name; a file is written without folders and ending.
     pub(super) fn canonical(&self, base: &Base, file: impl Fn(&PathBuf) -> String) -> String {
         let given = [
             self.file.as_ref().map(|path| format!("file={}", file(path))),

@@ -1,4 +1,4 @@
-//! Where in a context the thing asked for lies: the depths of a grid, in percent.
+//! The depths of a grid: where in a context the text lies that is asked for, in percent.
 
 use spattn_base::error::UsageError;
 
@@ -7,11 +7,11 @@ use spattn_base::error::UsageError;
 pub struct Depths(Vec<f64>);
 
 const HINT: &str = "for example steps=11 (0, 10, ..., 100 %) or depths=0+25+50";
-/// Most depths of a grid.
+/// The most depths of a grid.
 const MOST: usize = 1001;
 
 impl Depths {
-    /// `steps` depths at equal distances, both ends included; the middle if it is one.
+    /// `steps` depths at equal distances from 0 to 100; 50 if it is only one.
     pub fn even(steps: usize) -> Self {
         match steps {
             0 | 1 => Self(vec![50.0]),
@@ -48,7 +48,7 @@ impl Depths {
         Ok(Self(depths))
     }
 
-    /// How many.
+    /// Number of depths.
     pub fn count(&self) -> usize {
         self.0.len()
     }

@@ -1,11 +1,11 @@
 //! Tasks over a grid of lengths and depths: needles, passkeys, key-value pairs and lines.
 //!
-//! An example asks for one thing at a stated depth of its context. A sample is drawn once and asked at every
-//! depth: needles and passkeys move through the same filler, and of pairs and lines the one at that depth is asked
-//! for, so that all depths of a sample share a context or its beginning, which is then read once.
+//! An example asks for one thing at a stated depth of its context. A sample is drawn once, and has an example for every depth.
+//! Needles and passkeys move through the same filler. Of pairs and lines, the example asks for the one at its depth. So all depths
+//! of a sample share a context or its beginning, which the model then prefills once.
 //!
-//! A task may be given options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. What is not the default is part of
-//! the name that is recorded. Adding a base: a file with a [`Base`](base::Base), and a line in `BASES`.
+//! A task may have options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. Those that are not the default are part of the recorded
+//! name. Adding a base: a file with a [`Base`](base::Base), and a line in `BASES`.
 
 mod base;
 mod depths;
@@ -78,9 +78,9 @@ impl Family for Grids {
 }
 
 struct GridTask {
-    /// As recorded: with the options that are not the default.
+    /// The recorded name, with the options that are not the default.
     name: String,
-    /// What seeds hash: the same samples whatever the depths.
+    /// The name that seeds hash: without depths, so that samples do not depend on them.
     seed_name: String,
     metric: Metric,
     max_new_tokens: usize,
@@ -89,7 +89,7 @@ struct GridTask {
 }
 
 impl GridTask {
-    /// The example of the sample at `depth`, as long as the length allows.
+    /// The longest example of the sample at `depth` that fits the length.
     fn sized(&self, request: &Request, depth: f64) -> Result<Draft> {
         let depths = self.options.depths.all();
         let one_context = self.setting.one_context();

@@ -1,7 +1,7 @@
 //! Needle in a haystack, over lengths and depths (Kamradt 2023; templates and sources in `tasks/needle.toml`).
 //!
-//! The haystack is whole sentences of essays; a needle goes between the two that are nearest to its depth,
-//! counted in bytes. The published script counts tokens and steps back to the end of a sentence.
+//! The haystack consists of whole sentences of essays. A needle is put into the gap between sentences that is nearest to its depth,
+//! counted in bytes. (The published script counts tokens and steps back to the end of a sentence.)
 
 use std::sync::LazyLock;
 
@@ -13,14 +13,14 @@ use crate::metrics::Metric;
 use crate::ruler::fit::{Draft, Request, Units};
 use crate::ruler::template::substitute;
 use crate::seed::Draw;
-use crate::text::essays::{Essays, Reader, sentences};
+use crate::text::essays::{Essays, HaystackReader, sentences};
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};
 use spattn_base::error::UsageError;
 
 pub(super) const BASE: Base = Base { name: "needle", members, steps: 11, count: None, takes_file: false, make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const VALUES: u64 = 0;
     pub const HAYSTACK: u64 = 1;
@@ -132,9 +132,9 @@ fn number(draw: &mut Draw) -> String {
 struct Haystack<'a> {
     context_template: &'a str,
     needles: Vec<String>,
-    /// The example but for its context.
+    /// The example without its context.
     draft: Draft,
-    essay: Reader,
+    essay: HaystackReader,
 }
 
 impl Scene for Haystack<'_> {
@@ -145,7 +145,7 @@ impl Scene for Haystack<'_> {
     }
 }
 
-/// The sentences of a text without the beginning of one at its end.
+/// The complete sentences of a text: the last one is left out if it is cut off.
 fn whole_sentences(text: &str) -> Vec<&str> {
     let mut all = sentences(text);
     let ends = |s: &&str| s.trim_end_matches(['"', '\'', ')', ']', '”', '’']).ends_with(['.', '!', '?']);
@@ -155,8 +155,8 @@ fn whole_sentences(text: &str) -> Vec<&str> {
     all
 }
 
-/// The sentences with the needles between them: the first at `depth` percent, the others at equal distances
-/// between it and the end.
+/// Joins the sentences with the needles between them: the first needle at `depth` percent, the others at equal distances from it to
+/// the end.
 fn place(sentences: &[&str], needles: &[String], depth: f64) -> String {
     let spacing = (100.0 - depth) / needles.len() as f64;
     let places: Vec<usize> =
@@ -170,7 +170,7 @@ fn place(sentences: &[&str], needles: &[String], depth: f64) -> String {
     out
 }
 
-/// How many sentences lie before the gap that is nearest to a share of the text.
+/// Number of sentences before the gap that is nearest to a share (0..=1) of the text.
 fn nearest_gap(sentences: &[&str], share: f64) -> usize {
     let wanted = share * sentences.iter().map(|s| s.len()).sum::<usize>() as f64;
     let mut before = 0;

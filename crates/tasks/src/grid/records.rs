@@ -1,7 +1,7 @@
-//! Lists of records of which one is asked for: key-value pairs (Lost in the Middle) and lines (LongEval).
+//! Lists of records, of which one is asked for: key-value pairs (Lost in the Middle) and lines (LongEval).
 //!
-//! Made to a length or to a number of records. A sample is one list, and every depth asks for the record that lies
-//! there; the publication of the pairs moves the record asked for instead, which is what is done with pairs of a file.
+//! A list is generated to a length or to a number of records. A sample is one list, and each depth asks for the record that lies
+//! there. Pairs from a file are treated as the publication does it: the record that is asked for is moved to each depth.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::base::{Base, Member, Scene, Setting};
 use crate::rows::{RowSource, Rows};
 use crate::ruler::fit::{Draft, Request, Units};
-use crate::ruler::niah::uuid;
+use crate::ruler::uuid;
 use crate::seed::Draw;
 use crate::text::words::Words;
 use crate::{assets, digest, kv_retrieval, longeval};
@@ -55,13 +55,13 @@ pub(super) const LINES: Base = Base {
     make: |_, _, options| Ok(Box::new(Lines { words: assets::words(options)? })),
 };
 
-/// Fewest records of a list: one to ask for, and one not to.
+/// The fewest records of a list: one that is asked for and another.
 const LEAST: usize = 2;
 
 /// The part of an example that is drawn.
 const RECORDS: u64 = 0;
 
-/// The record at `depth` percent of `count`.
+/// Index of the record at `depth` percent of `count` records.
 fn at_depth(depth: f64, count: usize) -> usize {
     (depth / 100.0 * (count - 1) as f64).round() as usize
 }
@@ -69,7 +69,7 @@ fn at_depth(depth: f64, count: usize) -> usize {
 /// A key and its value.
 type Pair = (String, String);
 
-/// Keys with their values, made as they are asked for.
+/// Keys with their values, generated as they are needed.
 struct Growing<'a> {
     made: Vec<Pair>,
     next: Box<dyn FnMut() -> Pair + 'a>,
@@ -91,7 +91,7 @@ impl Scene for Growing<'_> {
 struct Pairs;
 
 fn write_pairs(pairs: &[Pair], (key, value): &Pair) -> Draft {
-    let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::prompt(pairs, key, value);
+    let kv_retrieval::KeyValueQuestion { context, question, answer } = kv_retrieval::question(pairs, key, value);
     Draft { context, question, references: vec![answer], ..Draft::default() }
 }
 
@@ -118,7 +118,7 @@ impl Setting for Pairs {
 /// The published rows, with the pair that is asked for moved to the depth.
 struct PairFile {
     file: String,
-    rows: Vec<kv_retrieval::Row>,
+    rows: Vec<kv_retrieval::KeyValueRow>,
     digest: String,
     note: Option<String>,
 }
@@ -131,7 +131,7 @@ impl PairFile {
         })?;
         let mut rows = Vec::new();
         let file = Rows::open(RowSource::File(path.to_owned()), skip_bad, |row| {
-            rows.push(kv_retrieval::Row::read(&row.fields, &row.place)?);
+            rows.push(kv_retrieval::KeyValueRow::parse(&row.fields, &row.place)?);
             Ok(true)
         })?;
         Ok(Self { file: file.source().file_name(), rows, digest: file.digest().to_owned(), note: file.note() })
@@ -172,7 +172,7 @@ impl Setting for PairFile {
     }
 }
 
-struct Moved<'a>(&'a kv_retrieval::Row);
+struct Moved<'a>(&'a kv_retrieval::KeyValueRow);
 
 impl Scene for Moved<'_> {
     fn draft(&mut self, _: usize, depth: f64) -> Draft {
@@ -190,7 +190,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// A key that no line has yet, as far as the word lists go.
+    /// A key that no line has yet, as long as the word lists have one.
     fn new_key(&self, draw: &mut Draw, taken: &mut HashSet<String>) -> String {
         const DRAWS: usize = 50;
         let keys = std::iter::repeat_with(|| self.words.key(draw)).take(DRAWS);
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn the_pair_asked_for_is_moved_and_the_others_keep_their_order() {
         let row = r#"{"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}"#;
-        let row = kv_retrieval::Row::read(&serde_json::from_str(row).unwrap(), "rows:1").unwrap();
+        let row = kv_retrieval::KeyValueRow::parse(&serde_json::from_str(row).unwrap(), "rows:1").unwrap();
         let order = |depth| {
             let context = Moved(&row).draft(0, depth).context;
             ["a", "b", "c"].map(|key| context.find(&format!("\"{key}\"")).unwrap())

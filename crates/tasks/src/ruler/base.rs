@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::fit::{Draft, Request};
 use super::published;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::seed::Draw;
 use crate::{Positions, TaskOptions};
 
@@ -15,7 +15,7 @@ pub(crate) struct Base {
     /// The definition file's text.
     pub(super) file: &'static str,
     /// Makes the generator of one task.
-    pub(super) make: fn(&Definition, &TaskDefinition, &TaskOptions) -> Result<Box<dyn Generator>>,
+    pub(super) make: fn(&RulerDefinition, &TaskDefinition, &TaskOptions) -> Result<Box<dyn Generator>>,
 }
 
 /// Makes the examples of one task.
@@ -28,7 +28,7 @@ pub(crate) trait Generator: Send + Sync {
     fn available(&self) -> Option<usize> {
         None
     }
-    /// Digest of the data of a user that it draws from; empty where there are none.
+    /// Digest of the user's data that examples are made of; empty if there are none.
     fn data(&self) -> String {
         String::new()
     }
@@ -38,7 +38,7 @@ pub(crate) trait Generator: Send + Sync {
     }
 }
 
-/// The order of `count` things: the published fixed shuffle, or one of `draw`.
+/// The order of `count` things: RULER's fixed shuffle if positions are as published, or else a shuffle by `draw`.
 pub(super) fn shuffled_order(count: usize, positions: Positions, draw: &mut Draw) -> Vec<usize> {
     if positions == Positions::Published {
         return published::order(count);

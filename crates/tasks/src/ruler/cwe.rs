@@ -1,15 +1,15 @@
 //! Common words extraction (RULER, section 3 "Aggregation"; `scripts/data/synthetic/common_words_extraction.py`).
 //!
-//! A numbered list in which ten words appear more often than the others, after a solved example of the
-//! same kind with fewer words. The published generator shuffles lists of equal length always the same
-//! way; here every list has its own order unless positions are published.
+//! The prompt is a numbered list in which ten words appear more often than the others, after a solved example with a shorter list.
+//! RULER's generator shuffles all lists of equal length the same way. Here every list has its own order, unless the user asks for
+//! published positions.
 
 use anyhow::Result;
 use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};
@@ -17,7 +17,7 @@ use crate::{TaskOptions, assets, digest};
 /// This base task.
 pub const BASE: Base = Base { name: "cwe", file: include_str!("../../tasks/ruler/cwe.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const WORDS: u64 = 0;
     pub const ORDER: u64 = 1;
@@ -25,7 +25,7 @@ mod part {
     pub const SHOT_ORDER: u64 = 3;
 }
 
-/// More words than any dictionary here has: the search stops at what there is.
+/// More words than any dictionary here has; the size search stops at what there is.
 const MOST_WORDS: usize = 150_000;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -62,13 +62,13 @@ struct ShotList {
 }
 
 struct CommonWords {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
     words: Words,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(CommonWords {
         definition: definition.clone(),
         shared: definition.own()?,
@@ -119,7 +119,7 @@ impl CommonWords {
         )
     }
 
-    /// The first words of `words` are the common ones.
+    /// A list of which the first words of `words` are the common ones.
     fn draft(&self, words: &[&str], times: Times, request: &Request, draw: &mut Draw) -> Draft {
         let common = &words[..self.parameters.common.min(words.len())];
         let others = &words[common.len()..];

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::base::Base;
 use super::ruler_task::{RulerTask, info};
 use super::shape::Shape;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use super::{cwe, fwe, niah, qa, vt};
 use crate::{Family, Task, TaskInfo, TaskOptions, assets};
 use spattn_base::error::UsageError;
@@ -17,7 +17,7 @@ pub(super) const BASES: [Base; 5] = [niah::BASE, vt::BASE, cwe::BASE, fwe::BASE,
 
 pub(super) const PREFIX: &str = "ruler/";
 
-pub(super) static DEFINITIONS: LazyLock<Vec<(&'static Base, Definition)>> = LazyLock::new(|| {
+pub(super) static DEFINITIONS: LazyLock<Vec<(&'static Base, RulerDefinition)>> = LazyLock::new(|| {
     // Embedded files: a mistake in one is ours, and the tests find it.
     BASES.iter().map(|base| (base, toml::from_str(base.file).expect("tasks/ruler/*.toml is well-formed"))).collect()
 });
@@ -27,19 +27,19 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
     DEFINITIONS.iter().map(|(_, definition)| Shape::of(definition))
 }
 
-/// The definition of a base task and its file's text, for those who build other rows from the same templates.
-pub(crate) fn definition(base: &str) -> Option<(&'static Definition, &'static str)> {
+/// The definition of a base task and the text of its file, for training rows with the same templates.
+pub fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)> {
     DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
 }
 
-/// Tokens the task `name` may generate.
-pub(crate) fn max_new_tokens(name: &str) -> Option<usize> {
+/// The most tokens that the task `name` (`ruler/vt`) generates; `None` if there is no such task.
+pub fn max_new_tokens(name: &str) -> Option<usize> {
     Ruler::find(name).map(|(_, definition, _)| definition.tokens_to_generate)
 }
 
-/// The task `name`, its examples seeded under another name (`train/ruler/vt` for `ruler/vt`): what it
-/// makes is shaped like the task's examples and never one of them.
-pub(crate) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
+/// The task `name` for training rows: its examples are seeded under another name (`train/ruler/vt` for `ruler/vt`), so they are like
+/// the task's examples and never one of them.
+pub fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
     Ok(Box::new(Ruler.build(name, options)?.for_training()))
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn 
 pub struct Ruler;
 
 impl Ruler {
-    fn find(name: &str) -> Option<(&'static Base, &'static Definition, &'static TaskDefinition)> {
+    fn find(name: &str) -> Option<(&'static Base, &'static RulerDefinition, &'static TaskDefinition)> {
         let short = name.strip_prefix(PREFIX)?;
         DEFINITIONS.iter().find_map(|(base, definition)| {
             let task = definition.tasks.iter().find(|task| task.name == short)?;
@@ -66,7 +66,7 @@ impl Ruler {
         of_base.flat_map(|(_, d)| d.tasks.iter().map(|t| format!("{PREFIX}{}", t.name))).collect()
     }
 
-    /// The published thirteen, with a stand-in for each question set whose data is not there.
+    /// RULER's thirteen tasks, where a synthetic stand-in takes the place of a question set whose data is missing.
     fn thirteen(options: &TaskOptions) -> Vec<String> {
         let mut all: Vec<String> =
             BASES.iter().filter(|b| b.name != qa::BASE.name).flat_map(|b| Self::members(b.name)).collect();

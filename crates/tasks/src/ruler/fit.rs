@@ -1,10 +1,9 @@
 //! Size search: the largest example that fits a length.
 //!
-//! An example is built from whole units (words of an essay, noise lines, documents, …). Its length is
-//! the tokens of the whole prompt plus the tokens to generate, counted with the evaluated model's
-//! tokenizer. The published generator searches on one draw, steps down by a fixed increment for the
-//! others, and can spin for ever when nothing fits; here every example is searched for itself, with
-//! few countings, and the search always ends.
+//! An example consists of whole units (words of an essay, noise lines, documents, …). Its length is the number of tokens of the whole
+//! prompt, by the evaluated model's tokenizer, plus the tokens to generate. RULER's generator searches the size of one example, steps
+//! down by a fixed increment for all others, and may loop for ever if nothing fits. Here the size of every example is searched, with
+//! few calls of the tokenizer, and the search always ends.
 
 use anyhow::Result;
 
@@ -12,15 +11,14 @@ use crate::seed::Draw;
 use crate::{Positions, PromptCounter};
 use spattn_base::error::UsageError;
 
-/// The least share of the length an example should fill.
+/// The share of the length that an example should fill at least.
 pub const LEAST_FILL: f64 = 0.95;
-/// Draws tried when a unit is so coarse that the largest size fills less than [`LEAST_FILL`].
+/// How many examples are drawn if units are so large that the largest size fills less than [`LEAST_FILL`].
 const ATTEMPTS: u64 = 32;
-/// After so many countings every second step halves the range, so that the search ends soon whatever
-/// the lengths look like.
+/// After this many calls of the tokenizer every second step halves the range, so the search ends soon for any lengths.
 const TRUST_INTERPOLATION: usize = 8;
 
-/// What an example is asked to be, and how its length is counted.
+/// The request for an example, and how its length is counted.
 pub struct Request<'a> {
     /// Full task name, for messages.
     pub task: &'a str,
@@ -36,15 +34,14 @@ pub struct Request<'a> {
     pub seed: u64,
     /// Tokens kept free for the answer.
     pub max_new_tokens: usize,
-    /// Whether shuffles are ours or the published ones.
+    /// Whether shuffles are drawn for each example or RULER's fixed ones.
     pub positions: Positions,
     /// Counts the tokens of a prompt.
     pub counter: &'a dyn PromptCounter,
 }
 
 impl Request<'_> {
-    /// The stream of draws for one part of the example. `attempt` sets one try of [`fill`] apart from
-    /// the others.
+    /// The stream of random draws for one part of the example. Each attempt of [`fill`] has streams of its own.
     pub fn draw(&self, attempt: u64, part: u64) -> Draw {
         Draw::new(self.seed, self.stream(attempt, part))
     }
@@ -60,7 +57,7 @@ impl Request<'_> {
         Ok(self.counter.prompt_tokens(&user, &draft.answer_prefix)? + self.max_new_tokens)
     }
 
-    /// Whether `tokens` fill the length as they should.
+    /// Whether `tokens` fill the length up to [`LEAST_FILL`] at least.
     pub fn is_filled(&self, tokens: usize) -> bool {
         tokens as f64 >= LEAST_FILL * self.length as f64
     }
@@ -74,7 +71,7 @@ impl Request<'_> {
         .hint("ask for a longer length (--length), or leave the task out")
     }
 
-    /// The error of a task whose material is used up.
+    /// The error of a task that has too few units to fill the length.
     pub fn runs_out(&self, tokens: usize) -> UsageError {
         UsageError::new(format!(
             "task `{}` cannot fill {} tokens: all of its material makes {tokens}",
@@ -95,7 +92,7 @@ pub struct Draft {
     pub answer_prefix: String,
     /// The answer key.
     pub references: Vec<String>,
-    /// Something about this example that belongs on record.
+    /// A note that the record's `source` takes up.
     pub note: Option<String>,
 }
 
@@ -106,7 +103,7 @@ pub struct Units {
     pub least: usize,
     /// The most there are.
     pub most: usize,
-    /// So many more than the fewest make a first, short probe of the tokens in a unit.
+    /// The first example that is counted has this many units more than the fewest, to estimate the tokens of a unit.
     pub probe: usize,
 }
 
@@ -121,10 +118,10 @@ pub struct Fitted {
     pub tokens: usize,
 }
 
-/// The largest example that fits, drawn again a few times if whole units leave too much room.
+/// Finds the largest example that fits. If its last unit leaves too much of the length empty, a few other examples are drawn.
 ///
-/// `build(attempt, n)` must always give the same draft for the same arguments. Where one unit is more
-/// than 5 % of the length (uuid needles at 512 tokens) the fullest of the attempts is taken.
+/// `build(attempt, n)` must always return the same draft for the same arguments. If one unit is more than 5 % of the length (uuid
+/// needles at 512 tokens), the attempt that fills most is taken.
 ///
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit or if all units together do not fill the
@@ -136,7 +133,7 @@ pub fn fill(request: &Request, units: Units, build: impl FnMut(u64, usize) -> Re
 /// As [`fill`], with the attempt that was taken and the size it has.
 ///
 /// # Errors
-/// As of [`fill`].
+/// As [`fill`].
 pub fn fill_sized(
     request: &Request,
     units: Units,
@@ -158,8 +155,8 @@ pub fn fill_sized(
     best.ok_or_else(|| request.cannot_fit(request.length).into())
 }
 
-/// The example with the most units that fits, by interpolation between a size that fits and one that
-/// does not. Whatever the tokenizer does, the result was counted and fits.
+/// Finds the largest number of units that fits, by interpolation between a size that fits and one that does not. The tokens of the
+/// result were counted, so it fits whatever the tokenizer does.
 ///
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit; errors of `build` and of the counter.
@@ -192,7 +189,7 @@ pub fn largest(request: &Request, units: Units, mut build: impl FnMut(usize) -> 
     Ok(best)
 }
 
-/// Sizes as `(units, tokens)` that are known so far.
+/// The sizes that were counted so far, as `(units, tokens)`.
 struct Search {
     length: usize,
     first: (usize, usize),
@@ -231,8 +228,7 @@ impl Search {
     }
 }
 
-/// The units at which the line through two sizes reaches `tokens`; twice the larger size if the line
-/// does not rise.
+/// The number of units at which the line through two sizes reaches `tokens`; twice the larger size if the line does not rise.
 fn line(a: (usize, usize), b: (usize, usize), tokens: usize) -> usize {
     if b.1 <= a.1 || b.0 <= a.0 {
         return 2 * a.0.max(b.0);

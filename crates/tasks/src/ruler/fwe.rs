@@ -1,8 +1,8 @@
 //! Frequent words extraction (RULER, section 3 "Aggregation"; `scripts/data/synthetic/freq_words_extraction.py`).
 //!
-//! Made-up words whose counts follow a zeta distribution: the word of rank k appears
-//! int(N · k^−α / ζ(α)) times, N being what the size search varies. Rank 1 is dots, to be ignored;
-//! ranks 2, 3 and 4 are the answer. N is never so small that rank 5 ties with rank 4.
+//! The prompt is a list of made-up words whose counts follow a zeta distribution: the word of rank k appears int(N · k^−α / ζ(α))
+//! times, where the size search varies N. The word of rank 1 is dots, which the prompt says to ignore. Ranks 2, 3 and 4 are the
+//! answer. N is never so small that rank 5 has as many as rank 4.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,14 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::TaskOptions;
 use crate::seed::Draw;
 
 /// This base task.
 pub const BASE: Base = Base { name: "fwe", file: include_str!("../../tasks/ruler/fwe.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const WORDS: u64 = 0;
     pub const ORDER: u64 = 1;
@@ -39,12 +39,12 @@ struct Parameters {
 }
 
 struct FrequentWords {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(FrequentWords { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 
@@ -78,7 +78,7 @@ impl FrequentWords {
         words
     }
 
-    /// The smallest N at which the last answer's count is ahead of the next rank's for good.
+    /// The smallest N from which on the last word of the answer always appears more often than the next rank.
     fn fewest_words(&self) -> usize {
         let share = |rank: usize| (rank as f64).powf(-self.parameters.alpha) / zeta(self.parameters.alpha);
         let last = self.parameters.answers + 1;

@@ -1,31 +1,33 @@
 //! RULER: thirteen synthetic tasks, generated to a length (Hsieh et al. 2024, arXiv:2404.06654).
 //!
-//! One file a base task (`niah`, `vt`, `cwe`, `fwe`, `qa`), the size search in `fit`, the published
-//! fixed shuffles in `published`. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples
-//! come from the published distribution with a generator of our own, so they are not the published
-//! examples. `reworded` asks the same in other words. Adding a base task: one file with a `BASE`, and
-//! one line in `BASES` of `family`.
+//! Each base task has a file (`niah`, `vt`, `cwe`, `fwe`, `qa`). `fit` searches the size of an example, `published` has RULER's fixed
+//! shuffles, `reworded` asks the same in other words. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples are drawn from
+//! the published distribution by generators written here, so they are not the published examples.
+//!
+//! Adding a base task: one file with a `BASE`, and one line in `BASES` of `family`.
 
 mod base;
 mod cwe;
 mod family;
 pub(crate) mod fit;
 mod fwe;
-pub(crate) mod niah;
+mod niah;
 mod numbered_documents;
 mod published;
 mod qa;
-pub(crate) mod qa_synth;
+mod qa_synth;
 mod reworded;
 mod ruler_task;
 mod shape;
 pub(crate) mod template;
 mod vt;
 
-pub use self::family::{Ruler, shapes};
-pub(crate) use self::family::{definition, for_training, max_new_tokens};
+pub use self::family::{Ruler, definition, for_training, max_new_tokens, shapes};
+pub use self::niah::{NeedleKind, NeedleTexts, enumerate, uuid};
+pub use self::qa_synth::{World, WorldFile, WorldQuestion};
 pub use self::reworded::{Reworded, reworded_shapes};
 pub use self::shape::Shape;
+pub use self::template::{RulerDefinition, substitute};
 
 #[cfg(test)]
 pub(crate) mod testing;

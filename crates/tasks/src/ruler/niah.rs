@@ -1,10 +1,9 @@
 //! Needle in a haystack (RULER, section 3 "Retrieval"; `scripts/data/synthetic/niah.py`).
 //!
-//! Needles are sentences that give a key its value; they lie among repeated noise lines, in essays
-//! (between sentences, at depths drawn from 40 percentages) or among other needles. Deviations from
-//! the published script: the keys of one example are all different, so that there is one right
-//! answer, and the order of several needles is drawn for every example unless positions are
-//! published.
+//! Needles are sentences that give a key its value. They lie among repeated noise lines, in essays (between sentences, at depths drawn
+//! from 40 percentages) or among other needles. Two things differ from the published script: all keys of an example are different, so
+//! there is one right answer; and the order of several needles is drawn for every example, unless the user asks for published
+//! positions.
 
 use std::collections::HashSet;
 
@@ -13,16 +12,16 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::Draw;
-use crate::text::essays::{Essays, Reader, sentences};
+use crate::text::essays::{Essays, HaystackReader, sentences};
 use crate::text::words::Words;
 use crate::{TaskOptions, assets, digest};
 
 /// This base task.
 pub const BASE: Base = Base { name: "niah", file: include_str!("../../tasks/ruler/niah.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const NEEDLES: u64 = 0;
     pub const ORDER: u64 = 1;
@@ -31,14 +30,14 @@ mod part {
     pub const HAYSTACK: u64 = 4;
 }
 
-/// What all needle tasks share.
+/// The texts that all needle tasks share.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Shared {
+pub struct NeedleTexts {
     /// The sentence that gives a key its value.
     pub needle: String,
     /// One line of the noise haystack.
     pub noise: String,
-    /// What is replaced in the templates when one value is asked for.
+    /// Replacements `(plural, singular)` in the templates, for questions that ask for one value.
     pub singular: Vec<(String, String)>,
     depths: usize,
 }
@@ -47,8 +46,8 @@ pub(crate) struct Shared {
 #[serde(deny_unknown_fields)]
 struct Parameters {
     haystack: Haystack,
-    key: Kind,
-    value: Kind,
+    key: NeedleKind,
+    value: NeedleKind,
     keys: usize,
     values: usize,
     queries: usize,
@@ -62,17 +61,17 @@ enum Haystack {
     Needle,
 }
 
-/// What a needle's key or value is.
+/// The kind of a needle's key or value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
+pub enum NeedleKind {
     Words,
     Numbers,
     Uuids,
 }
 
-impl Kind {
-    pub(crate) fn plural(self) -> &'static str {
+impl NeedleKind {
+    pub fn plural(self) -> &'static str {
         match self {
             Self::Words => "words",
             Self::Numbers => "numbers",
@@ -80,8 +79,8 @@ impl Kind {
         }
     }
 
-    /// One at random; words come from `words`.
-    pub(crate) fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
+    /// Draws one at random; words come from `words`.
+    pub fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
         match self {
             Self::Words => words(draw),
             Self::Numbers => draw.between(1_000_000, 9_999_999).to_string(),
@@ -91,15 +90,15 @@ impl Kind {
 }
 
 struct Niah {
-    definition: Definition,
-    shared: Shared,
+    definition: RulerDefinition,
+    shared: NeedleTexts,
     parameters: Parameters,
     words: Words,
     essays: Essays,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
-    let shared: Shared = definition.own()?;
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+    let shared: NeedleTexts = definition.own()?;
     let mut parameters: Parameters = task.read()?;
     parameters.keys = parameters.keys.max(parameters.queries);
     let mut definition = definition.clone();
@@ -158,7 +157,7 @@ impl Niah {
     }
 }
 
-/// One draw of an example; its haystack grows as sizes are tried.
+/// One draw of an example, whose haystack grows while the size is searched.
 struct Attempt<'a> {
     niah: &'a Niah,
     request: &'a Request<'a>,
@@ -169,7 +168,7 @@ struct Attempt<'a> {
     taken: HashSet<String>,
     distractors: Vec<String>,
     distractor_draw: Draw,
-    essay: Reader,
+    essay: HaystackReader,
 }
 
 impl<'a> Attempt<'a> {
@@ -212,7 +211,7 @@ impl<'a> Attempt<'a> {
         self.answers = asked.iter().flat_map(|&i| values[i].iter().cloned()).collect();
     }
 
-    fn random(&self, kind: Kind, draw: &mut Draw) -> String {
+    fn random(&self, kind: NeedleKind, draw: &mut Draw) -> String {
         kind.draw(draw, |draw| self.niah.words.key(draw))
     }
 
@@ -259,8 +258,8 @@ impl<'a> Attempt<'a> {
         self.distractor_draw = draw;
     }
 
-    /// Needles at depths drawn from evenly spaced percentages. As published, needles that meet or lie
-    /// at an end leave two spaces, or one at the end.
+    /// Puts the needles at depths drawn from evenly spaced percentages. As in RULER, needles that meet or lie at an end leave two spaces,
+    /// or one at the end.
     fn among_sentences(&self, sentences: &[&str]) -> String {
         let steps = self.niah.shared.depths;
         let mut draw = self.request.draw(self.number, part::PLACES);
@@ -282,7 +281,7 @@ impl<'a> Attempt<'a> {
         pieces.join(" ")
     }
 
-    /// Needles before lines drawn without repetition; the last place takes the first needle, as published.
+    /// Puts the needles before lines drawn without repetition. As in RULER, the last of these lines takes the first needle.
     fn among_lines(&self, mut lines: Vec<String>) -> String {
         let mut draw = self.request.draw(self.number, part::PLACES);
         let mut places = draw.distinct(self.needles.len(), lines.len());
@@ -307,7 +306,7 @@ impl<'a> Attempt<'a> {
 }
 
 /// `a`, or `a, and b`, or `a, b, and c`.
-pub(crate) fn enumerate(keys: &[&str]) -> String {
+pub fn enumerate(keys: &[&str]) -> String {
     match keys {
         [] => String::new(),
         [one] => (*one).to_owned(),
@@ -316,7 +315,7 @@ pub(crate) fn enumerate(keys: &[&str]) -> String {
 }
 
 /// Version 4 of RFC 9562 from 128 random bits.
-pub(crate) fn uuid(bits: u128) -> String {
+pub fn uuid(bits: u128) -> String {
     let version = (bits & !(0xf << 76)) | 0x4 << 76;
     let variant = (version & !(0x3 << 62)) | 0x2 << 62;
     let hex = format!("{variant:032x}");

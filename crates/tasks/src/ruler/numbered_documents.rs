@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use super::fit::Draft;
-use super::template::{Definition, substitute};
+use super::template::{RulerDefinition, substitute};
 
 #[derive(Debug, Clone, Deserialize)]
 struct Shared {
@@ -13,7 +13,7 @@ struct Shared {
 
 /// The templates of the base task.
 pub struct NumberedDocuments {
-    definition: Definition,
+    definition: RulerDefinition,
     document: String,
 }
 
@@ -22,7 +22,7 @@ impl NumberedDocuments {
     ///
     /// # Errors
     /// If the definition has none for a document.
-    pub fn new(definition: &Definition) -> Result<Self> {
+    pub fn new(definition: &RulerDefinition) -> Result<Self> {
         let shared: Shared = definition.own()?;
         Ok(Self { definition: definition.clone(), document: shared.document })
     }

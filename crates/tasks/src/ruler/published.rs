@@ -1,10 +1,9 @@
 //! The published generator's fixed shuffles, for `positions = "published"`.
 //!
-//! RULER shuffles with CPython's `random.Random(42)` anew for every example, so lists of equal length
-//! are always put into the same order: in `qa` the document with the answer sits at one depth per
-//! number of documents, and `cwe` and `fwe` place the words they ask for at the same numbers in every
-//! example. This reproduces that order: the Mersenne Twister (Matsumoto and Nishimura 1998) with
-//! CPython's seeding and its documented shuffle.
+//! For every example, RULER shuffles with a new `random.Random(42)` of CPython, so lists of equal length always get the same order. In
+//! `qa`, the depth of the document with the answer depends only on the number of documents; in `cwe` and `fwe`, the words that are
+//! asked for have the same places in every example. This file reproduces that order: the Mersenne Twister (Matsumoto and Nishimura
+//! 1998) with CPython's seeding and its documented shuffle.
 
 /// The published `random_seed`.
 pub const SEED: u32 = 42;

@@ -1,9 +1,8 @@
 //! Question answering over documents (RULER, section 3 "Question answering"; `scripts/data/synthetic/qa.py`).
 //!
-//! `qa_1` and `qa_2` ask SQuAD's and HotpotQA's questions: the documents that hold the answer, then
-//! other paragraphs of the same article, then any others, shuffled. The published generator counts in
-//! tens of documents; here they are counted singly, and the last distractor is chosen to fill the
-//! length. A question whose own documents are too long for a short length, or leave a gap that no
+//! `qa_1` and `qa_2` ask questions of SQuAD and HotpotQA. The context has the documents with the answer, then other paragraphs of the
+//! same article, then any others, all shuffled. RULER's generator adds ten documents at a time. Here they are added singly, and the
+//! last distractor is chosen to fill the length. A question whose own documents are too long for the length, or leave a gap that no
 //! document fills, is replaced by another one, and the record says so. The synthetic stand-ins are in `qa_synth`.
 
 use std::collections::BTreeMap;
@@ -17,7 +16,7 @@ use super::base::{Base, Generator, shuffled_order};
 use super::fit::{self, Draft, Fitted, Request, Units};
 use super::numbered_documents::NumberedDocuments;
 use super::qa_synth;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::rows::Malformed;
 use crate::{Positions, TaskOptions, assets, digest, text};
 use spattn_base::error::{UsageError, in_plain_words};
@@ -25,17 +24,17 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// This base task.
 pub const BASE: Base = Base { name: "qa", file: include_str!("../../tasks/ruler/qa.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const DISTRACTORS: u64 = 0;
     pub const ORDER: u64 = 1;
 }
 
-/// Questions tried in place of one whose own documents do not fit.
+/// How many questions are tried in place of one whose own documents do not fit.
 const REPLACEMENTS: usize = 8;
-/// Choices of the last distractor that are counted.
+/// How many documents are tried as the last distractor.
 const CHOICES: usize = 5;
-/// No better last distractor is looked for when so little of the length is left.
+/// The share of the length that may stay empty without a search for a better last distractor.
 const CLOSE_ENOUGH: f64 = 0.01;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -46,7 +45,7 @@ enum Parameters {
     Synthetic { hops: usize },
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let prompt = NumberedDocuments::new(definition)?;
     let collection = match task.read()? {
         Parameters::Synthetic { hops } => return qa_synth::make(prompt, definition, hops),
@@ -71,7 +70,7 @@ fn needs_data(task: &str, file: &str, stand_in: &str) -> UsageError {
         .hint(format!("give --data DIR, a folder that holds {file}, or run `{stand_in}`"))
 }
 
-/// A question with the documents it is about; documents are indices into the collection.
+/// A question with its documents, as indices into the collection.
 #[derive(Debug, Clone, PartialEq, Hash)]
 struct Question {
     text: String,
@@ -82,7 +81,7 @@ struct Question {
     related: Vec<usize>,
 }
 
-/// Questions in file order, and all distinct documents in alphabetical order, as published.
+/// Questions in the order of the file, and all distinct documents in alphabetical order, as in RULER.
 #[derive(Debug, Hash)]
 struct Collection {
     label: String,
@@ -120,7 +119,7 @@ struct SquadAnswer {
     text: String,
 }
 
-/// A question, or why it is none.
+/// A question, or why it cannot be read.
 struct Checked<T>(Result<T, String>);
 
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Checked<T> {
@@ -218,7 +217,7 @@ impl Sorted {
         Self { bad: Malformed::none(file.clone(), "question"), file, label, read: 0, good: Vec::new() }
     }
 
-    /// The next question of the file: `None` if it is not to be asked, an error if it cannot be read.
+    /// Adds the next question of the file: `None` if it is not asked (it has no answer), an error if it cannot be read.
     fn push(&mut self, question: Result<Option<Question>, &String>) {
         self.read += 1;
         let wrong = |what: &str| UsageError::new(format!("{}, question {}: {what}", self.file, self.read));
@@ -305,8 +304,8 @@ impl Generator for Documents {
     }
 }
 
-/// The question tried in the `try_number`th place; steps of about a golden section of the file keep
-/// replacements of neighbouring questions apart.
+/// The index of the question that is tried as number `try_number`. Steps of about a golden section of the file give neighbouring
+/// questions different replacements.
 fn replacement(index: usize, try_number: usize, count: usize) -> usize {
     (index + try_number * (count * 382 / 1000).max(1)) % count
 }
@@ -350,8 +349,8 @@ impl Documents {
         self.prompt.draft(texts, &question.text, &question.answers)
     }
 
-    /// Fills what whole documents left free: adds a short unused document, or puts a longer one in the
-    /// place of the last distractor. Related documents are taken before others.
+    /// Fills the tokens that whole documents left free: adds a short unused document, or replaces the last distractor by a longer one.
+    /// Related documents are tried before others.
     fn top_up(&self, question: &Question, ranked: &[usize], fitted: Fitted, request: &Request) -> Result<Fitted> {
         let used = fitted.units;
         let own = question.own.len();
@@ -371,7 +370,7 @@ impl Documents {
         Ok(best)
     }
 
-    /// `best`, or `kept` with that document of `unused` that fills the length better.
+    /// `kept` with the document of `unused` that fills the length best, if that is better than `best`; otherwise `best`.
     fn best_last(
         &self,
         question: &Question,
@@ -412,7 +411,7 @@ impl Documents {
     }
 }
 
-/// At which place the first document of a list of `count` ends up in published order.
+/// The index at which RULER's fixed shuffle puts the first document of a list of `count`.
 #[cfg(test)]
 fn published_place(count: usize) -> usize {
     crate::ruler::published::order(count).iter().position(|&i| i == 0).unwrap()

@@ -1,9 +1,9 @@
-//! Synthetic stand-ins for RULER's question answering: documents about made-up cities, companies and
-//! persons, asked about with one hop or two.
+//! Synthetic stand-ins for RULER's question answering: questions of one or two hops on documents about made-up cities, companies and
+//! persons.
 //!
-//! This is not RULER's data and never carries its name: the tasks are `qa_synth` and `qa_synth_hop2`.
-//! Sentences and questions are data in `tasks/ruler/qa.toml`. What grows with the length is the number
-//! of sentences: distractor documents in full, the last one cut after any of its sentences.
+//! This is not RULER's data, so the tasks have other names: `qa_synth` and `qa_synth_hop2`. Sentences and questions are data in
+//! `tasks/ruler/qa.toml`. Longer examples have more sentences: more distractor documents, of which the last may end after any of its
+//! sentences.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,58 +13,58 @@ use serde::Deserialize;
 use super::base::{Generator, shuffled_order};
 use super::fit::{self, Draft, Request, Units};
 use super::numbered_documents::NumberedDocuments;
-use super::template::{Definition, substitute};
+use super::template::{RulerDefinition, substitute};
 use crate::seed::Draw;
 use crate::text::grammar::Grammar;
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const WORLD: u64 = 0;
     pub const ORDER: u64 = 1;
     pub const QUESTION: u64 = 2;
 }
 
-/// Different countries in one example.
+/// Number of different countries in an example.
 const COUNTRIES: usize = 30;
-/// Most filler sentences of a document.
+/// The most filler sentences of a document.
 const FILLER: usize = 3;
 
 /// The part of the definition file that describes the made-up world.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct File {
+pub struct WorldFile {
     /// Sentences, documents and questions.
-    pub synthetic: Synthetic,
+    pub synthetic: World,
 }
 
 /// Sentences, documents and questions of the made-up world.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Synthetic {
+pub struct World {
     /// Sentence forms by name.
     pub sentences: BTreeMap<String, String>,
     /// Names of the sentences of each kind of document.
     pub documents: BTreeMap<String, Vec<String>>,
     /// Question forms.
-    pub questions: Vec<Question>,
+    pub questions: Vec<WorldQuestion>,
 }
 
 /// One question form.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Question {
+pub struct WorldQuestion {
     /// The question.
     pub ask: String,
-    /// The fact that answers it.
+    /// The name of the fact that answers it.
     pub answer: String,
-    /// The kind of document it names.
+    /// The kind of document (city, company, person) whose name is in the question.
     pub of: String,
-    /// The kind of document it leads to.
+    /// The kind of document that holds the answer of a question of two hops.
     pub via: Option<String>,
-    /// Sentences that must be there.
+    /// Names of the sentences that the answer needs.
     pub uses: Vec<String>,
 }
 
-impl Question {
+impl WorldQuestion {
     fn hops(&self) -> usize {
         1 + usize::from(self.via.is_some())
     }
@@ -72,7 +72,7 @@ impl Question {
 
 struct SyntheticQa {
     prompt: NumberedDocuments,
-    text: Synthetic,
+    text: World,
     hops: usize,
 }
 
@@ -80,8 +80,8 @@ struct SyntheticQa {
 ///
 /// # Errors
 /// If the definition is malformed.
-pub fn make(prompt: NumberedDocuments, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
-    let file: File = definition.own()?;
+pub fn make(prompt: NumberedDocuments, definition: &RulerDefinition, hops: usize) -> Result<Box<dyn Generator>> {
+    let file: WorldFile = definition.own()?;
     Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }
 
@@ -102,7 +102,7 @@ impl Generator for SyntheticQa {
     }
 }
 
-/// What is true in the made-up world, three documents at a time.
+/// The facts about one city, one company and one person, which make up three documents.
 struct Group {
     /// Placeholder to value: `city`, `country`, `fame`, `company`, … of this group's city, company and person.
     facts: BTreeMap<&'static str, String>,
@@ -114,7 +114,7 @@ struct Group {
 /// Sentences of one document in order.
 type Document = Vec<String>;
 
-/// One draw of an example; its world grows as sizes are tried.
+/// One draw of an example, whose world grows while the size is searched.
 struct Attempt<'a> {
     qa: &'a SyntheticQa,
     request: &'a Request<'a>,
@@ -156,7 +156,7 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self) -> Result<()> {
         let qa = self.qa;
         let mut draw = self.request.draw(self.number, part::QUESTION);
-        let questions: Vec<&Question> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
+        let questions: Vec<&WorldQuestion> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
         let question = *questions
             .get(draw.below(questions.len().max(1)))
             .ok_or_else(|| anyhow!("no question has {} hops", qa.hops))?;

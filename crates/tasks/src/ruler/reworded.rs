@@ -1,9 +1,8 @@
-//! RULER's tasks in other words: how much of a score is the prompt's wording?
+//! RULER's tasks in other words, to measure how much a score depends on the wording of the prompt.
 //!
-//! The generators, parameters and draws are those of `ruler/NAME`: for the same seed, length and index the
-//! same keys, values and places are asked for. Only the words around them differ. They are data in
-//! `tasks/ruler_reworded.toml`; the wordings of a base task are taken in turn, and the record's `source`
-//! names the one that was used.
+//! Generators, parameters and draws are those of `ruler/NAME`: equal seed, length and index give the same keys, values and places.
+//! Only the words around them differ. These are data in `tasks/ruler_reworded.toml`. Examples take the wordings of a base task in turn,
+//! and the record's `source` names the one that was used.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -15,7 +14,7 @@ use super::base::Base;
 use super::family::{self, BASES};
 use super::ruler_task::{RulerTask, info};
 use super::shape::Shape;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use spattn_base::error::UsageError;
 
@@ -24,7 +23,7 @@ const PREFIX: &str = "ruler_reworded/";
 const FILE: &str = include_str!("../../tasks/ruler_reworded.toml");
 
 /// Each base task that has other wordings, with its definition in each of them.
-static REWORDED: LazyLock<Vec<(&'static Base, Vec<Definition>)>> = LazyLock::new(|| {
+static REWORDED: LazyLock<Vec<(&'static Base, Vec<RulerDefinition>)>> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
     read(FILE).expect("tasks/ruler_reworded.toml is well-formed")
 });
@@ -33,17 +32,17 @@ static REWORDED: LazyLock<Vec<(&'static Base, Vec<Definition>)>> = LazyLock::new
 struct File {
     /// The tasks to reword, without `ruler/`.
     tasks: Vec<String>,
-    /// For each base task, what each wording puts in place of entries of the base task's own file.
+    /// For each base task its wordings, each with the entries that replace those of the base task's own file.
     #[serde(flatten)]
     wordings: BTreeMap<String, Vec<toml::Table>>,
 }
 
-fn read(text: &str) -> Result<Vec<(&'static Base, Vec<Definition>)>> {
+fn read(text: &str) -> Result<Vec<(&'static Base, Vec<RulerDefinition>)>> {
     let file: File = toml::from_str(text)?;
-    let reword = |base: &'static Base, wording: &toml::Table| -> Result<Definition> {
+    let reword = |base: &'static Base, wording: &toml::Table| -> Result<RulerDefinition> {
         let mut whole: toml::Table = toml::from_str(base.file)?;
         overlay(&mut whole, wording);
-        let mut definition: Definition = toml::Value::Table(whole).try_into()?;
+        let mut definition: RulerDefinition = toml::Value::Table(whole).try_into()?;
         definition.tasks.retain(|task| file.tasks.contains(&task.name));
         Ok(definition)
     };
@@ -66,7 +65,7 @@ fn overlay(table: &mut toml::Table, over: &toml::Table) {
 }
 
 /// The definitions of all base tasks in all other wordings.
-fn definitions() -> impl Iterator<Item = &'static Definition> {
+fn definitions() -> impl Iterator<Item = &'static RulerDefinition> {
     REWORDED.iter().flat_map(|(_, wordings)| wordings)
 }
 
@@ -80,14 +79,14 @@ pub struct Reworded;
 
 impl Reworded {
     /// Every task with its base task and the wordings of that.
-    fn all() -> impl Iterator<Item = (&'static Base, &'static [Definition], &'static TaskDefinition)> {
+    fn all() -> impl Iterator<Item = (&'static Base, &'static [RulerDefinition], &'static TaskDefinition)> {
         REWORDED.iter().flat_map(|(base, wordings)| {
             let tasks = wordings.first().map_or(&[][..], |w| &w.tasks);
             tasks.iter().map(move |task| (*base, wordings.as_slice(), task))
         })
     }
 
-    fn find(name: &str) -> Option<(&'static Base, &'static [Definition], &'static TaskDefinition)> {
+    fn find(name: &str) -> Option<(&'static Base, &'static [RulerDefinition], &'static TaskDefinition)> {
         let short = name.strip_prefix(PREFIX)?;
         Self::all().find(|(_, _, task)| task.name == short)
     }
@@ -95,7 +94,7 @@ impl Reworded {
 
 impl Family for Reworded {
     fn catalog(&self) -> Vec<TaskInfo> {
-        let listed = |wordings: &[Definition], task: &TaskDefinition| {
+        let listed = |wordings: &[RulerDefinition], task: &TaskDefinition| {
             let info = info(PREFIX, &wordings[0], task);
             TaskInfo { about: format!("{}; in {} other wordings", info.about, wordings.len()), ..info }
         };
@@ -185,7 +184,7 @@ mod tests {
 
     #[test]
     fn no_wording_is_that_of_a_training_row_or_of_ruler() {
-        let training = include_str!("../../tasks/train.toml").replace("\\n", "\n").replace("\\\"", "\"");
+        let training = include_str!("../../../train-rows/train.toml").replace("\\n", "\n").replace("\\\"", "\"");
         let ruler: String = BASES.iter().map(|base| base.file.replace("\\n", "\n")).collect();
         let mut compared = 0;
         for text in texts() {

@@ -1,16 +1,16 @@
-//! One task of RULER, in the published words or in others.
+//! A task of RULER, in the published wording or another.
 
 use anyhow::Result;
 
 use super::base::{Base, Generator};
 use super::fit::Request;
-use super::template::{Definition, TaskDefinition};
+use super::template::{RulerDefinition, TaskDefinition};
 use crate::metrics::Metric;
 use crate::seed::{TRAINING_DOMAIN, example_seed};
 use crate::{Example, Positions, PromptCounter, PromptRules, Task, TaskInfo, TaskOptions, digest};
 
-/// How a task of a family with the prefix `prefix` is listed.
-pub(super) fn info(prefix: &str, definition: &Definition, task: &TaskDefinition) -> TaskInfo {
+/// The entry of a task in the catalog, for the family whose names begin with `prefix`.
+pub(super) fn info(prefix: &str, definition: &RulerDefinition, task: &TaskDefinition) -> TaskInfo {
     TaskInfo {
         name: format!("{prefix}{}", task.name),
         about: task.about.clone(),
@@ -28,7 +28,7 @@ fn bare(value: &toml::Value) -> String {
 
 pub(super) struct RulerTask {
     name: String,
-    /// What seeds hash: the name, unless the examples of another task are wanted.
+    /// The name that seeds hash: the task's own, or that of another task whose draws it repeats.
     seed_name: String,
     metric: Metric,
     max_new_tokens: usize,
@@ -52,7 +52,7 @@ impl RulerTask {
         name: &str,
         seed_name: &str,
         base: &Base,
-        definition: &Definition,
+        definition: &RulerDefinition,
         task: &TaskDefinition,
         options: &TaskOptions,
     ) -> Result<Self> {

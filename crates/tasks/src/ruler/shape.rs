@@ -1,9 +1,9 @@
-//! How rows of a prepared file are recognised as those of a task of RULER.
+//! How a row of a prepared file is recognised as one of a task of RULER.
 
-use super::template::Definition;
+use super::template::RulerDefinition;
 use crate::metrics::Metric;
 
-/// How rows of a prepared RULER file are told apart, and what they are scored with.
+/// The marks by which prompts of a base task are recognised, and how their answers are scored.
 pub struct Shape {
     /// Beginnings of the question.
     pub question_marks: &'static [String],
@@ -17,7 +17,7 @@ pub struct Shape {
 
 impl Shape {
     /// The shape of the tasks of a definition.
-    pub(super) fn of(definition: &'static Definition) -> Self {
+    pub(super) fn of(definition: &'static RulerDefinition) -> Self {
         Self {
             question_marks: &definition.question_marks,
             prefix_mark: &definition.prefix_mark,

@@ -6,9 +6,9 @@ use serde::de::DeserializeOwned;
 
 use crate::metrics::Metric;
 
-/// What every base task's file holds.
+/// The definition file of a base task.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Definition {
+pub struct RulerDefinition {
     /// How predictions are scored.
     pub metric: Metric,
     /// Tokens kept free for the answer, and generated at most.
@@ -17,7 +17,7 @@ pub struct Definition {
     pub context_template: String,
     /// The published template from the question on.
     pub question_template: String,
-    /// What opens the answer.
+    /// The start of the answer, which the model continues.
     pub answer_prefix: String,
     /// Beginnings of the question, to recognise prepared rows.
     pub question_marks: Vec<String>,
@@ -25,13 +25,13 @@ pub struct Definition {
     pub prefix_mark: String,
     /// The tasks made from this base task.
     pub tasks: Vec<TaskDefinition>,
-    /// What only this base task has: its needle, its noise, ...
+    /// The entries that only this base task has, such as its needle and its noise.
     #[serde(flatten)]
     own: toml::Table,
 }
 
-impl Definition {
-    /// What only this base task has, as the type its generator reads it into.
+impl RulerDefinition {
+    /// The entries that only this base task has, deserialised into a type of its generator.
     ///
     /// # Errors
     /// If an entry is missing or of the wrong type.
@@ -47,7 +47,7 @@ pub struct TaskDefinition {
     pub name: String,
     /// What it asks, in a few words.
     pub about: String,
-    /// The published task that this one stands in for with data of its own, by its full name.
+    /// Full name of the published task whose place this one takes with synthetic data.
     pub stands_in_for: Option<String>,
     /// Everything else in its table.
     #[serde(flatten)]
@@ -55,7 +55,7 @@ pub struct TaskDefinition {
 }
 
 impl TaskDefinition {
-    /// The parameters as the type a generator reads them into.
+    /// The parameters, deserialised into a type of the generator.
     ///
     /// # Errors
     /// If a parameter is missing or of the wrong type.

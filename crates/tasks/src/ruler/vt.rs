@@ -1,8 +1,8 @@
 //! Variable tracking (RULER, section 3 "Multi-hop tracing"; `scripts/data/synthetic/variable_tracking.py`).
 //!
-//! A chain of assignments lies among noise lines; the answer is every variable that ends up with the
-//! first one's value. A solved example with shorter names, filled to 500 tokens, comes first. It is
-//! drawn for every example unless positions are published: then only its names and value change.
+//! A chain of assignments lies among noise lines. The answer is every variable that has the first one's value in the end. A solved
+//! example with shorter names, of up to 500 tokens, comes first. It is drawn for every example; with published positions only its
+//! names and value are.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::base::{Base, Generator};
 use super::fit::{self, Draft, Request, Units};
-use super::template::{Definition, TaskDefinition, substitute};
+use super::template::{RulerDefinition, TaskDefinition, substitute};
 use crate::seed::{Draw, example_seed};
 use crate::{Positions, TaskOptions};
 use spattn_base::error::UsageError;
@@ -19,7 +19,7 @@ use spattn_base::error::UsageError;
 /// This base task.
 pub const BASE: Base = Base { name: "vt", file: include_str!("../../tasks/ruler/vt.toml"), make };
 
-/// Parts of an example with draws of their own.
+/// Streams of random draws, one for each part of an example.
 mod part {
     pub const NAMES: u64 = 0;
     pub const PLACES: u64 = 1;
@@ -46,12 +46,12 @@ struct Parameters {
 }
 
 struct Tracking {
-    definition: Definition,
+    definition: RulerDefinition,
     shared: Shared,
     parameters: Parameters,
 }
 
-fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
+fn make(definition: &RulerDefinition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(Tracking { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 
@@ -79,12 +79,12 @@ struct Chain {
 }
 
 impl Tracking {
-    /// Each assignment of a chain needs a noise line of its own to stand before.
+    /// The fewest noise lines: each assignment of a chain stands before a line of its own.
     fn fewest_lines(&self) -> usize {
         self.parameters.hops + 1
     }
 
-    /// The solved example, as long as fits into its own share of tokens (its shortest if none fits).
+    /// The longest solved example that fits into its share of tokens; the shortest one if none fits.
     fn shot(&self, request: &Request) -> Result<String> {
         let frame = request.counter.prompt_tokens("", "")?;
         let alone = Request { length: frame + self.shared.shot_tokens, max_new_tokens: 0, ..*request };

@@ -1,9 +1,8 @@
-//! Essay haystacks: text from a folder or from the house grammar, as words and as sentences.
+//! Essays as haystacks: text from a folder or from the grammar in `grammar.rs`, as words and as sentences.
 //!
-//! As in RULER a haystack of n words is the first n of the collapsed text (started again when it
-//! ends), cut into sentences between which needles are put. RULER cuts with NLTK's trained punkt
-//! model; [`sentences`] is a small rule, which differs at some abbreviations. It only decides between
-//! which sentences a needle may lie.
+//! As in RULER, a haystack of n words consists of the first n words of the text, which starts again when it ends. Needles are put
+//! between its sentences. RULER finds sentences by NLTK's trained punkt model. [`sentences`] uses a short rule instead, which
+//! differs at some abbreviations; it only decides between which sentences a needle may lie.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use spattn_base::error::{UsageError, in_plain_words};
 /// Where essay text comes from.
 #[derive(Debug, Clone, Hash)]
 pub enum Essays {
-    /// Text of the house grammar, different for every example.
+    /// Text of the grammar in `grammar.rs`, different for every example.
     Grammar,
     /// The words of a file or folder.
     Text {
@@ -26,7 +25,7 @@ pub enum Essays {
         label: String,
         /// The whitespace-separated words in order.
         words: Arc<[String]>,
-        /// Where haystacks start in them.
+        /// Where in these words a haystack starts.
         start: Start,
     },
 }
@@ -34,9 +33,9 @@ pub enum Essays {
 /// Where the haystack of an example starts in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Start {
-    /// Where the text starts: the same for every example, as published.
+    /// At the beginning of the text, the same for every example, as RULER does it.
     Beginning,
-    /// At a sentence drawn for the example.
+    /// At a random sentence for every example.
     Anywhere,
 }
 
@@ -94,17 +93,17 @@ impl Essays {
         }
     }
 
-    /// A reader from the beginning of the haystack; `seed` and `stream` choose the grammar's text, and the
-    /// place in a text that may start anywhere.
-    pub fn reader(&self, seed: u64, stream: u64) -> Reader {
+    /// A reader that starts at the beginning of a haystack. `seed` and `stream` determine the text of the grammar, and the place in a
+    /// text that may start anywhere.
+    pub fn reader(&self, seed: u64, stream: u64) -> HaystackReader {
         match self {
-            Self::Grammar => Reader::Growing { words: Vec::new(), draw: Box::new(Draw::new(seed, stream)) },
+            Self::Grammar => HaystackReader::Growing { words: Vec::new(), draw: Box::new(Draw::new(seed, stream)) },
             Self::Text { words, start, .. } => {
                 let from = match start {
                     Start::Beginning => 0,
                     Start::Anywhere => sentence_start(words, Draw::new(seed, stream).below(words.len())),
                 };
-                Reader::Fixed { words: Arc::clone(words), from }
+                HaystackReader::Fixed { words: Arc::clone(words), from }
             }
         }
     }
@@ -128,9 +127,9 @@ pub fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Gives the first n words of a haystack.
+/// Reads the first words of a haystack.
 #[derive(Debug)]
-pub enum Reader {
+pub enum HaystackReader {
     /// Words of a file, from its start again when they run out.
     Fixed {
         /// All words.
@@ -147,7 +146,7 @@ pub enum Reader {
     },
 }
 
-impl Reader {
+impl HaystackReader {
     /// The first `count` words, joined by single spaces.
     pub fn text(&mut self, count: usize) -> String {
         match self {

@@ -1,8 +1,7 @@
-//! The house grammar: essay-like sentences with made-up persons and places, in any length.
+//! A grammar that generates essay-like sentences with made-up persons and places, as many as are needed.
 //!
-//! Patterns and words are data (`tasks/text/grammar.toml`). It is the haystack when no essays are
-//! given, and the filler of synthetic documents. It says nothing and means nothing, but no two
-//! sentences are likely to be the same.
+//! Patterns and words are data (`tasks/text/grammar.toml`). The sentences are the haystack when the user gives no essays, and the
+//! filler of synthetic documents. They have no meaning, but equal sentences are unlikely.
 
 use std::sync::LazyLock;
 
@@ -48,7 +47,7 @@ pub struct Grammar {
     company_ends: Vec<String>,
 }
 
-/// Words of our own, and those of a crate: many, but all animals or all flattering.
+/// Words of the definition file, and those of the crate `petname`, which are many but of few kinds (animals, praise).
 #[derive(Debug)]
 struct Mixed {
     own: Vec<String>,
@@ -60,7 +59,7 @@ impl Mixed {
         Self { own: list(own), more: more.iter().map(|w| (*w).to_owned()).collect() }
     }
 
-    /// One word in three comes from the crate.
+    /// A random word; one in three comes from the crate.
     fn pick(&self, draw: &mut Draw) -> &str {
         let words = if draw.below(3) == 0 { &self.more } else { &self.own };
         draw.pick::<String>(words)

@@ -1,6 +1,6 @@
-//! Text to hide things in: word lists, the house grammar and essays from a folder.
+//! Raw material for generated examples: word lists, generated sentences, and essays from a folder.
 //!
-//! What is built from it (needles, lists, documents) belongs to the task families.
+//! What is built from it (needles, lists, documents) belongs to the families of tasks.
 
 pub mod essays;
 pub mod grammar;
@@ -13,7 +13,7 @@ use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// All of a file of text, without the mark that may be at its start.
+/// Reads a text file, without the byte order mark that it may start with.
 ///
 /// # Errors
 /// If it cannot be read, or as [`decode`].
@@ -23,10 +23,11 @@ pub fn read(path: &Path) -> Result<String, UsageError> {
     decode(bytes, path)
 }
 
-/// The text of a file's bytes, without the mark that may be at its start.
+/// Decodes the bytes of a text file, without the byte order mark that they may start with; `path` names the file in errors.
 ///
 /// # Errors
-/// If it is not UTF-8, with the line: what the model reads is what the file says, or nothing; if it is a pointer of Git LFS.
+/// If the bytes are not UTF-8 (the error names the line), since replacing them would change what the model reads; or if the file is
+/// a pointer of Git LFS.
 pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<String, UsageError> {
     no_lfs_pointer(path.display(), &bytes)?;
     let text = String::from_utf8(bytes).map_err(|e| {

@@ -1,8 +1,8 @@
-//! WikiText without its marks of tokens, as lm-eval's task `wikitext` reads it.
+//! WikiText detokenised, as lm-eval's task `wikitext` reads it.
 //!
-//! The file has blanks around punctuation, `@-@` within compounds and `= Title =` for headings. lm-eval takes them out of
-//! each article before a model sees it, and still divides by the bytes and words of the article as it was: its figures
-//! for a byte and a word are lower than those of the text as it stands. Rules, order and counts are those of
+//! The file has blanks around punctuation, `@-@` within compounds and `= Title =` for headings. lm-eval removes these from each article
+//! before a model reads it, but divides the likelihood by the bytes and words of the original article. So its figures per byte and
+//! word are lower than those of the text as the file has it. Rules, order and counts are those of
 //! lm_eval 0.4.13, `tasks/wikitext/preprocess_wikitext.py`; articles are those of the data set that it reads
 //! (`EleutherAI/wikitext_document_level`).
 
@@ -10,12 +10,12 @@ use std::ops::Range;
 
 use crate::metrics::python::{is_space, strip};
 
-/// A text made from another, and how much of the other its parts stand for.
+/// A text that was made from an original, and which part of the original each of its bytes stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detokenised {
-    /// The text without marks of tokens: the articles one after the other, each on lines of its own.
+    /// The detokenised text: all articles in turn, each on lines of its own.
     pub text: String,
-    /// For each byte of `text`, how many bytes of the original end with what it stands for.
+    /// For each byte of `text`, the byte of the original at which the part ends that it stands for.
     ends: Vec<usize>,
     /// Bytes of the original at which words begin as lm-eval counts them, ascending.
     words: Vec<usize>,
@@ -44,14 +44,14 @@ impl Detokenised {
         Self { text: all.text, ends: all.ends, words }
     }
 
-    /// Bytes of the original that some bytes of the text stand for.
+    /// Number of bytes of the original that these bytes of the text stand for.
     pub fn original_bytes(&self, bytes: Range<usize>) -> usize {
         let original = self.original(bytes);
         original.end - original.start
     }
 
-    /// Words of the original that begin in what some bytes of the text stand for. lm-eval counts the pieces between runs of
-    /// white space, so that white space at the beginning or end of an article is beside one more, which is empty.
+    /// Number of words of the original that begin in the part that these bytes of the text stand for. lm-eval counts the pieces
+    /// between runs of white space, so white space at the beginning or end of an article adds an empty piece.
     pub fn original_words(&self, bytes: Range<usize>) -> usize {
         let original = self.original(bytes);
         let before = |place: usize| self.words.partition_point(|word| *word < place);
@@ -64,7 +64,7 @@ impl Detokenised {
     }
 }
 
-/// The articles of a file, as it has them; what comes before the first heading is one of them unless it is blank.
+/// Splits a file into its articles. Text before the first title is an article too, unless it is blank.
 fn articles(file: &str) -> Vec<String> {
     let mut all = Vec::new();
     let mut lines: Vec<&str> = Vec::new();
@@ -81,15 +81,15 @@ fn articles(file: &str) -> Vec<String> {
     all
 }
 
-/// Whether a line is an article's title rather than a heading within one, which has more signs on each side.
+/// Whether a line is the title of an article (`= Title =`); headings within an article have more signs on each side.
 fn is_title(line: &str) -> bool {
     let line = line.replace("= = =", "===").replace("= =", "==");
     let line = strip(&line);
     line.starts_with("= ") && line.ends_with(" =")
 }
 
-/// Where the pieces of an article between runs of white space begin: each at the last byte of the run before it, the first
-/// at the article's beginning.
+/// Where the pieces of an article between runs of white space begin. Each begins at the last byte of the run before it, the first at
+/// the beginning of the article.
 fn word_places(article: &str) -> impl Iterator<Item = usize> {
     let ends_run = |(at, c): (usize, char)| {
         let next = article[at + c.len_utf8()..].chars().next();
@@ -98,7 +98,7 @@ fn word_places(article: &str) -> impl Iterator<Item = usize> {
     [0].into_iter().chain(article.char_indices().filter_map(ends_run))
 }
 
-/// The rules in lm-eval's order, in which some undo what others would find.
+/// Applies lm-eval's rules in its order, which matters: some rules remove what later ones would match.
 fn detokenised(article: &str) -> Tracked {
     let rules: &[(&str, &str)] = &[
         (" @-@ ", "-"),
@@ -133,11 +133,11 @@ fn detokenised(article: &str) -> Tracked {
     replaced(text, last)
 }
 
-/// A text that remembers what each of its bytes stands for.
+/// A text under construction, which keeps for each byte the part of the original that it stands for.
 #[derive(Debug, Default)]
 struct Tracked {
     text: String,
-    /// For each byte, the end of what it stands for in the original.
+    /// For each byte, where the part of the original ends that it stands for.
     ends: Vec<usize>,
 }
 
@@ -146,20 +146,20 @@ impl Tracked {
         Self { text: text.to_owned(), ends: (1..=text.len()).collect() }
     }
 
-    /// Takes over bytes of another as they are.
+    /// Appends bytes of another text unchanged.
     fn push_part(&mut self, of: &Tracked, bytes: Range<usize>) {
         self.text.push_str(&of.text[bytes.clone()]);
         self.ends.extend(&of.ends[bytes]);
     }
 
-    /// Adds a text that stands for some bytes of the original, each of its bytes for an equal part.
+    /// Appends a text that stands for these bytes of the original, each of its bytes for an equal part.
     fn push_literal(&mut self, text: &str, original: Range<usize>) {
         let (n, bytes) = (text.len(), original.end - original.start);
         self.text.push_str(text);
         self.ends.extend((1..=n).map(|i| original.start + (i * bytes).div_ceil(n)));
     }
 
-    /// What some bytes stand for.
+    /// The part of the original that these bytes stand for.
     fn original(&self, bytes: Range<usize>) -> Range<usize> {
         let start = bytes.start.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..bytes.end.checked_sub(1).map_or(0, |last| self.ends[last])
@@ -170,7 +170,7 @@ impl Tracked {
         self.with(found, |_| to)
     }
 
-    /// Each of some ranges, which follow each other, replaced by a text.
+    /// The text with each of these ranges, which are in order, replaced by a text.
     fn with<'t>(&self, ranges: impl Iterator<Item = Range<usize>>, text: impl Fn(&str) -> &'t str) -> Self {
         let (mut out, mut from) = (Self::default(), 0);
         for range in ranges {
@@ -182,7 +182,8 @@ impl Tracked {
         out
     }
 
-    /// A published rule that is broken: a digit between slashes, with an apostrophe before it, becomes the pattern's text.
+    /// Applies a rule that is a mistake in lm-eval: a digit between slashes, with an apostrophe before it, becomes the text of the
+    /// rule's own pattern.
     fn with_broken_digits(self) -> Self {
         let is_digit = |at: usize| self.text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
         let is_slash = |at: usize| self.text.as_bytes().get(at) == Some(&b'/');
@@ -200,7 +201,7 @@ impl Tracked {
         self.with(found.into_iter(), |_| "/'[0-9]/")
     }
 
-    /// Without white space directly within a pair of marks; pairs do not overlap, and a mark without the other is text.
+    /// Removes white space directly inside a pair of marks. Pairs do not overlap; a single mark stays as it is.
     fn trimmed_within(self, open: char, close: char) -> Self {
         let (mut out, mut from) = (Self::default(), 0);
         while let Some(opened) = self.text[from..].find(open).map(|at| from + at + open.len_utf8()) {

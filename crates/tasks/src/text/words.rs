@@ -1,9 +1,8 @@
 //! Words for keys and lists: from maintained crates by default, or the exact lists of a folder.
 //!
-//! RULER takes adjective-noun keys and the words of its lists from the wonderwords package. No crate
-//! carries those lists; `petname` (curated adjectives, adverbs and animal names) with the plainest
-//! words of `random_word` gives the same task with other words. For RULER's own words put
-//! wonderwords' three files into a folder.
+//! RULER takes its adjective-noun keys and the words of its lists from the Python package wonderwords, whose lists no crate has. The
+//! adjectives, adverbs and animal names of `petname` with the plainest words of `random_word` give the same task with other words.
+//! For RULER's own words, the user puts wonderwords' three files into a folder.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -19,15 +18,14 @@ use spattn_base::error::UsageError;
 
 /// The least number of words in the pool for lists.
 const POOL: usize = 8_400;
-/// Words of a list without which examples repeat themselves.
+/// The fewest words of a list; with fewer, examples repeat themselves.
 const LEAST_WORDS: usize = 10;
-/// Keys without which two needles too often have the same.
+/// The fewest keys; with fewer, two needles have the same key too often.
 const LEAST_KEYS: usize = 1000;
 const LIST_HINT: &str = "a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line";
 /// SHA-256 of `nounlist.txt` in wonderwords 3.0.1.
 const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
-/// Beginnings of words that do not belong on a page one shows to others; the large list is a
-/// word-game dictionary and has them all.
+/// Beginnings of offensive words, which are left out: the large list is a dictionary for word games and has them all.
 static BLOCKED: LazyLock<Regex> = LazyLock::new(|| {
     let lines = include_str!("../../tasks/text/blocked.txt").lines();
     let stems = lines.filter(|line| !line.starts_with('#') && !line.is_empty()).map(regex::escape);
@@ -47,7 +45,7 @@ pub struct Words {
 
 #[derive(Debug, Clone, Hash)]
 enum Pool {
-    /// [`PLAIN_POOL`], which is gathered when somebody looks: most tasks have no lists.
+    /// [`PLAIN_POOL`], which is computed when it is first needed, since most tasks have no lists.
     Plain,
     Read(Arc<[String]>),
 }
@@ -112,8 +110,8 @@ impl Words {
     /// All words for lists in random order: the pool, then (for very long lists only) words of
     /// `random_word` that are not in it. A list of n words takes the first n.
     ///
-    /// RULER takes *all* words of a list from a second dictionary once the pool is too small; adding
-    /// to the pool instead keeps the length of a list growing smoothly with its words.
+    /// If the pool is too small, RULER takes *all* words of a list from a second dictionary. Here they are added to the pool instead,
+    /// so that the tokens of a list grow smoothly with its number of words.
     pub fn shuffled(&self, seed: u64, stream: u64) -> Shuffled<'_> {
         let mut draw = Draw::new(seed, stream);
         let mut order: Vec<&str> = self.pool().iter().map(String::as_str).collect();
@@ -175,7 +173,7 @@ impl<'a> Shuffled<'a> {
     }
 }
 
-/// Every word of the large dictionary that is fit to show, in its own order.
+/// Every word of the large dictionary that is not offensive, in its order.
 pub fn dictionary_words() -> &'static [&'static str] {
     static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| dictionary().collect());
     &ALL
@@ -186,8 +184,8 @@ fn dictionary() -> impl Iterator<Item = &'static str> {
     random_word::all(random_word::Lang::En).iter().copied().filter(|w| is_plain(w))
 }
 
-/// Dictionary words of four to eight letters, those with most relatives (plays, played, player, replay,
-/// …) first. A word-game dictionary has no frequencies, and common words are those that breed.
+/// Dictionary words of four to eight letters, those with the most derived words (plays, played, player, replay, …) first. The
+/// dictionary has no frequencies, but common words have many derived ones.
 fn plainest_words() -> impl Iterator<Item = &'static str> {
     let words = random_word::all(random_word::Lang::En);
     let all: HashSet<&str> = words.iter().copied().collect();

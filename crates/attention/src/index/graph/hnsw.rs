@@ -27,7 +27,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 
 /// How a graph is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HnswParams {
     /// Links of a new node on each level (`M`).
     pub links: usize,

@@ -20,7 +20,7 @@ use spattn_kernels::topk::{argmax, top_k};
 const QUERY_BLOCK: usize = 16;
 
 /// How a graph is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RoarParams {
     /// Keys that each query is linked to (`N_q`).
     pub nearest: usize,

@@ -1,21 +1,11 @@
-//! Heavy hitters on a device: what a run holds lies there with what each token has received, and changes there at every step.
-//!
-//! The masses of the prompt were gathered while it was read; the host says which tokens are heavy hitters then, and sends them.
-
-#[cfg(feature = "cuda")]
-use rayon::prelude::*;
+//! Heavy hitters on a device: which shapes they fit, what they cost and how much memory the token caches take.
 
 use super::H2o;
-#[cfg(feature = "cuda")]
-use super::bytes_of;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, PromptShape, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow};
 
 /// The widest head that kernels weigh.
 const WIDEST: usize = 256;
@@ -41,8 +31,8 @@ impl H2o {
 }
 
 impl DeviceForm for H2o {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
     /// Nothing: the weights that are added up are those by which a step attends.
@@ -72,62 +62,5 @@ impl DeviceForm for H2o {
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         let [heavy, recent] = self.sizes(prefix);
         size_of::<u32>() * (self.lists(prefix) * heavy + prefix.heads * (heavy + recent))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        let stats = learned.stats.expect("an index is built when what it needs was gathered");
-        let candidates = layer.candidates.clone();
-        let prompt = |kv_head: usize| stats.head(layer.layer, kv_head);
-        let tokens = prompt(0).attention_mass(0).len();
-        let budget = self.heavy.tokens(Context::new(tokens, &candidates));
-        let caches: Vec<_> = (0..layer.cache.kv_heads)
-            .into_par_iter()
-            .flat_map(|kv_head| self.caches(&prompt(kv_head), candidates.clone(), budget))
-            .collect();
-        let lists: Vec<HeldList> = caches
-            .iter()
-            .map(|cache| HeldList {
-                tokens: cache.tokens().collect(),
-                masses: cache.heavy.iter().map(|(_, mass)| *mass).collect(),
-                window: cache.recent.iter().copied().collect(),
-            })
-            .collect();
-        let sizes = HeldSizes { budget, window: tokens - candidates.end };
-        let held = HeldTokens::upload(layer.gpu, sizes, tokens, &lists)?;
-        Ok(DeviceIndex { held: Some(held), bytes: bytes_of(&caches), ..DeviceIndex::default() })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn start_all(&self, gpu: &Gpu, index: &DeviceIndex, total: usize) -> Result<Option<HeldTokens>, GpuError> {
-        index.held.as_ref().map(|held| held.with_room(gpu, total)).transpose()
-    }
-
-    #[cfg(feature = "cuda")]
-    fn select_all(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        room: &mut DeviceWorkspace,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let began = index.held.as_ref().expect("the index is what runs begin with");
-        let candidates = &step.prefix.candidates;
-        let prefix = HoldingPrefix {
-            keys: step.prefix.cache,
-            tokens: candidates.end + began.sizes().window,
-            sink: candidates.start,
-        };
-        let rows: Vec<HoldingRow<'_>> = step
-            .runs
-            .iter()
-            .zip(step.seeds)
-            .map(|(run, seed)| HoldingRow {
-                held: run.held.expect("a run holds what it began with"),
-                tail: run.tail,
-                total: seed.total,
-            })
-            .collect();
-        step.prefix.gpu.evict_and_weigh(&step.queries, &prefix, &rows, &mut room.lists, &mut scratch.holding)
     }
 }

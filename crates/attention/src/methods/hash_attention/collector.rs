@@ -560,7 +560,7 @@ impl Trainer {
 
     /// The queries at some positions of the chunk for one KV head, and the keys that they should find.
     fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
-        let (d, group) = (chunk.d(), self.model.group());
+        let (d, group, divisor) = (chunk.d(), self.model.group(), chunk.scale().divisor() as f32);
         let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
         let all = seen.last().copied().unwrap_or(0);
         let rows = &keys.rows[..all * d];
@@ -572,7 +572,7 @@ impl Trainer {
             scores(queries, rows, d, &mut exact);
             let of_query = |(row, seen): (&mut [f32], &usize)| {
                 row.iter_mut().zip(&keys.further).for_each(|(score, x)| *score += x);
-                largest(&row[..*seen], self.settings.top, d)
+                largest(&row[..*seen], self.settings.top, divisor)
             };
             exact.chunks_exact_mut(all).zip(&seen).map(of_query).collect()
         };
@@ -595,8 +595,9 @@ impl Trainer {
             true => {
                 let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
                 let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
-                // exp(s·q·k)·‖v‖ is in the order of q·k + √d·ln‖v‖.
-                squares.map(|square| (d as f32).sqrt() * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
+                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
+                let divisor = chunk.scale().divisor() as f32;
+                squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
             }
         };
         Keys { rows, further }
@@ -636,11 +637,11 @@ impl Trainer {
     }
 }
 
-/// The `top` largest scores; shares are a softmax over them, with the factor `1/√d`.
-fn largest(scores: &[f32], top: usize, d: usize) -> Vec<Largest> {
+/// The `top` largest of some scores, which become attention when they are divided by `divisor`, and by a softmax.
+fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
     let keys = top_k(scores, top);
     let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |key: &u32| ((scores[*key as usize] - most) / (d as f32).sqrt()).exp();
+    let weight = |key: &u32| ((scores[*key as usize] - most) / divisor).exp();
     let total: f32 = keys.iter().map(weight).sum();
     keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }

@@ -78,8 +78,8 @@ pub(crate) const PRESETS: &[Preset] = &[
     },
 ];
 
-/// A kind of nets. Method and training read it from the same parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which of the nets that can be trained: the same parameters say it to the method and to the training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NetKind {
     pub(super) bits: usize,
     /// Whether tokens were ranked by `a·‖v‖` (Lemma 4.1), not by `a`.

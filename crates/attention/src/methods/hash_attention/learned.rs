@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::IndexKey;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::cost::Cost;
-use crate::device::scorer::DeviceScorer;
 use crate::methods::hash_attention::kind::{KEY_NETS, NAME, NETS, NetKind, RELEASED, TEXT, TRAINING, in_blocks};
 use crate::methods::hash_attention::net::SignNet;
 use crate::methods::signatures::{Signatures, Ties, words_of};
@@ -48,8 +50,10 @@ impl Scorer for LearnedSignatures {
         Some(ScorerCalibration { kind: NAME, load: Self::with_nets })
     }
 
-    fn index_key(&self) -> String {
-        format!("{},artefact={}", self.kind, self.nets.as_ref().map_or("", |nets| &nets.sha256))
+    /// `trained` and `text` only say which artefact is accepted; the order of ties is that of the query.
+    fn index_key(&self) -> IndexKey {
+        let Self { kind, trained: _, text: _, ties: _, nets } = self;
+        IndexKey::new((*kind, nets.as_ref().map(|nets| nets.sha256.clone())))
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Signatures> {
@@ -99,8 +103,8 @@ impl Scorer for LearnedSignatures {
         }
     }
 
-    fn device(&self) -> Option<&dyn DeviceScorer> {
-        Some(self)
+    fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
+        Ok(self)
     }
 }
 

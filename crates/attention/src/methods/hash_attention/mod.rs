@@ -11,6 +11,9 @@
 //! belong to the model and are not counted as index.
 
 pub(super) use self::collector::CALIBRATION;
+#[cfg(feature = "cuda")]
+mod cuda;
+
 pub use self::embeddings::Embeddings;
 
 use super::ParamInfo;

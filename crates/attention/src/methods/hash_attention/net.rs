@@ -16,15 +16,16 @@ pub(super) const LAYERS: usize = 3;
 /// SiLU and biases are as in the authors' code; the paper names neither.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SignNet {
-    layers: [Affine; LAYERS],
+    pub(super) layers: [Affine; LAYERS],
 }
 
 /// `W·x + b`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Affine {
-    /// `[output][input]`, in the precision of artefacts.
-    weight: Vec<f16>,
-    bias: Vec<f32>,
+    /// `[output][input]`, in the precision in which artefacts store it.
+    pub(super) weight: Vec<f16>,
+    /// One for each output.
+    pub(super) bias: Vec<f32>,
 }
 
 impl Affine {
@@ -74,17 +75,7 @@ impl SignNet {
         self.layers.iter().map(|l| size_of_val(l.weight.as_slice()) + size_of_val(l.bias.as_slice())).sum()
     }
 
-    /// Weights `[net][output][input]` and biases `[net][output]` of each layer of several nets.
-    #[cfg(feature = "cuda")]
-    pub(super) fn stacked(nets: &[&Self]) -> [(Vec<f16>, Vec<f32>); LAYERS] {
-        let layers = |part: usize| nets.iter().map(move |net| &net.layers[part]);
-        std::array::from_fn(|part| {
-            let weights = layers(part).flat_map(|layer| layer.weight.iter().copied()).collect();
-            (weights, layers(part).flat_map(|layer| layer.bias.iter().copied()).collect())
-        })
-    }
-
-    /// Reads the nets of one side (`key` or `query`) of a layer of the model from an artefact, one for each head.
+    /// The nets of one side (`key` or `query`) of a layer of the model, one a head, from an artefact.
     ///
     /// # Errors
     /// If a tensor is missing or does not have the shape that `d` and `bits` require.

@@ -18,7 +18,7 @@ use crate::methods::hash_attention::net::SignNet;
 use crate::scored::scorer::{NewTokens, Scorer, Segment};
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
-use crate::{SelectedTokens, Selection};
+use crate::{SelectedTokens, Selection, SoftmaxScale};
 
 // ---- the nets as the method uses them ----
 
@@ -116,7 +116,7 @@ fn every_query_head_may_have_a_key_net_of_its_own() {
     };
     for kv_head in 0..2 {
         let scorer = scorer(true, Ties::First).with_nets(&artefact).unwrap();
-        let place = KvHeadId { layer: 0, kv_head, d, dtype: KvDtype::F32 };
+        let place = KvHeadId { layer: 0, kv_head, d, scale: SoftmaxScale::inverse_root(d), dtype: KvDtype::F32 };
         let mut index = scorer.empty(place, None);
         for (kept, end) in [(0, 70), (70, n)] {
             scorer.append(&mut index, kept, &NewTokens { place, keys: &keys[kept * d..end * d], values: &[] });
@@ -124,7 +124,7 @@ fn every_query_head_may_have_a_key_net_of_its_own() {
         assert_eq!(scorer.index_bytes(&index), n * group * 4, "a word a token for each query head");
         let rows = kv(&keys, d);
         let joined = spattn_kernels::Joined::one(rows.keys.head(0), d);
-        let asked = GroupQueries { layer: 0, kv_head, queries: &queries, rows: 2, d, scale: 0.25 };
+        let asked = GroupQueries { layer: 0, kv_head, queries: &queries, rows: 2, d, scale: place.scale };
         let scores = scorer.scores(&asked, &Segment { index: &index, keys: joined }, &mut Cost::default());
         for (q, query) in queries.chunks(d).enumerate() {
             let head = kv_head * group + q / 2;

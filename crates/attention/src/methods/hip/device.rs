@@ -1,51 +1,47 @@
-//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances.
+//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances. What it
+//! costs, and how much memory it takes.
 
 use super::search::Chunks;
-#[cfg(feature = "cuda")]
-use super::search::Offset;
 use super::{Hip, View, Window};
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, Positions, PromptShape, QueryBlock, SearchedMask, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
 use std::ops::Range;
-
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, Sampling, Tree};
 
 /// The widest head that kernels search, and the heads with which the blocks of a prompt do.
 const WIDEST: usize = 256;
 const TILED: [usize; 2] = [64, 128];
 
 impl Hip {
-    /// Whether a device can search as this method does.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Why a device cannot search as this method does; nothing if it can.
+    pub(super) fn search_reasons(&self) -> Vec<HostReason> {
         let Self { search, ensemble, positions, .. } = self;
-        let all_channels = search.channels.0.is_none() && search.chunks == Chunks::Equal;
-        all_channels && ensemble.searches == 1 && *positions == Positions::Original
-    }
-
-    fn count_lists(&self, heads: usize, kv_heads: usize) -> usize {
-        if self.per == Granularity::QueryHead { heads } else { kv_heads }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn tree(&self, tokens: Range<usize>) -> Tree {
-        Tree {
-            tokens,
-            size: self.key_block,
-            stride: self.search.key_stride,
-            last: self.search.key_offset == Offset::Last,
-            representative: self.search.representative.place(),
+        let mut reasons = Vec::new();
+        if let Some(channels) = search.channels.0 {
+            reasons.push(HostReason::setting("top_r", channels));
         }
+        if search.chunks != Chunks::Equal {
+            reasons.push(HostReason::setting("chunks", "aligned"));
+        }
+        if ensemble.searches != 1 {
+            reasons.push(HostReason::setting("n_e", ensemble.searches));
+        }
+        if *positions != Positions::Original {
+            reasons.push(HostReason::MovedPositions);
+        }
+        reasons
+    }
+
+    pub(super) fn count_lists(&self, heads: usize, kv_heads: usize) -> usize {
+        if self.per == Granularity::QueryHead { heads } else { kv_heads }
     }
 }
 
 impl DeviceForm for Hip {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
     fn refresh(&self) -> usize {
@@ -84,29 +80,6 @@ impl DeviceForm for Hip {
         let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
         self.count_lists(prefix.heads, prefix.kv_heads) * of_list
     }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, _: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        Ok(DeviceIndex::default())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn select_all(
-        &self,
-        step: &DeviceStep<'_>,
-        _: &DeviceIndex,
-        room: &mut DeviceWorkspace,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
-        let lists = self.count_lists(step.queries.heads, cache.kv_heads);
-        let most =
-            step.budget_units.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
-        room.lists.resize_counted(gpu, [step.budget_units.len(), lists], most, candidates.end)?;
-        room.budget_units.set(gpu, step.budget_units.to_vec())?;
-        let tree = self.tree(candidates);
-        gpu.search_tree(&step.queries, cache, &tree, &room.budget_units, &mut room.lists, &mut scratch.tree)
-    }
 }
 
 impl SearchedMask for Hip {
@@ -126,10 +99,5 @@ impl SearchedMask for Hip {
 
     fn key_block(&self) -> usize {
         self.key_block
-    }
-
-    #[cfg(feature = "cuda")]
-    fn search(&self) -> (Tree, Sampling) {
-        (self.tree(0..0), Sampling { stride: self.query_stride, last: self.query_offset == Offset::Last })
     }
 }

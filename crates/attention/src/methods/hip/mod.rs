@@ -38,6 +38,9 @@
 //!   A method that decodes after `hip>` has its own positions. Prompts beyond the model's context are still refused
 //!   without `--allow-extrapolation`: that limit belongs to the run, not to the method.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,11 +49,13 @@ use rand_chacha::ChaCha8Rng;
 
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::ParamInfo;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::hip::search::Limit;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, each_head};
+use crate::types::attention_spec::SoftmaxScale;
 use crate::{
     BlockMask, Budget, Context, DeviceForm, Grouping, HeadPrefix, Mask, Masks, Method, Params, Positions,
     PrefillPattern, QueryBlock, Role, SearchedMask, SelectedTokens, Selection, StaticTokens, Step, TailRule,
@@ -319,13 +324,13 @@ impl Hip {
         queries: &Queries<'_>,
         blocks: &KeyBlocks<'_>,
         keep: usize,
-        (layer, mut rng): (usize, ChaCha8Rng),
+        (layer, scale, mut rng): (usize, SoftmaxScale, ChaCha8Rng),
         cost: &mut Cost,
     ) -> Vec<u32> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
-        // Scores are products without the scale of logits.
-        let reach = (self.ensemble.reach * (blocks.d as f64).sqrt()) as f32;
+        // A score is a product that the logit's scale has not been applied to.
+        let reach = (self.ensemble.reach * scale.divisor()) as f32;
         for _ in 0..searches {
             let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
             for block in self.search.find(queries, blocks, keep, randomness, cost) {
@@ -359,7 +364,7 @@ impl Hip {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
-            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
+            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.scale, step.rng(head)), cost))
         };
         match self.per {
             Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)),
@@ -459,8 +464,12 @@ impl Method for Hip {
         }
     }
 
-    fn device_form(&self) -> Option<&dyn DeviceForm> {
-        (self.is_plain() && !self.budget.is_none()).then_some(self as &dyn DeviceForm)
+    fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
+        let mut reasons = self.search_reasons();
+        if self.budget.is_none() {
+            reasons.push(HostReason::SelectsNothing);
+        }
+        if reasons.is_empty() { Ok(self) } else { Err(reasons) }
     }
 
     fn tail_rule(&self) -> TailRule {
@@ -492,7 +501,7 @@ impl BlockMask for Hip {
         let keep = self.keep(context);
         let mut mask = |first: usize, heads: Range<usize>| {
             let queries = self.sampled(block, heads, &starts);
-            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.rng(first)), cost);
+            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.scale, block.rng(first)), cost);
             Mask::new((0..candidates.start as u32).chain(picks).collect(), starts.clone())
         };
         match self.per {
@@ -502,7 +511,7 @@ impl BlockMask for Hip {
     }
 
     fn device_form(&self) -> Option<&dyn SearchedMask> {
-        (self.is_plain() && self.window == Window::Block).then_some(self as &dyn SearchedMask)
+        (self.search_reasons().is_empty() && self.window == Window::Block).then_some(self as &dyn SearchedMask)
     }
 }
 

@@ -11,7 +11,10 @@ use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, LayerKv};
 use crate::types::seed::head_seed;
-use crate::{Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
+use crate::{AttentionSpec, LayerSpecs};
+use crate::{
+    Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SoftmaxScale, SparsePrefill, mix_seed,
+};
 use spattn_kernels::Rows;
 
 const D: usize = 4;
@@ -66,6 +69,7 @@ impl Prompt {
             rows,
             first,
             d: D,
+            scale: SoftmaxScale::inverse_root(D),
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
             grouped: None,
             policy: &method.policy,
@@ -104,7 +108,7 @@ impl Prompt {
 
     /// Cost of reading the whole prompt in chunks of about 50 rows.
     fn cost(&self, method: &Configured) -> Cost {
-        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap();
+        let mut sparse = SparsePrefill::new(method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), SEED).unwrap();
         let mut kv = LayerKv::new(KvDtype::F32, self.kv_heads, D, self.tokens);
         let width = self.heads() * D;
         let rows = sparse.chunk_rows(50);

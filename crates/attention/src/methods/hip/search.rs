@@ -66,17 +66,11 @@ impl KeyBlocks<'_> {
 
 /// Place of a branch's representative: 0 for its first block, 1 for its last, 0.5 for the middle (Table 16).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Representative(f64);
+pub(super) struct Representative(pub(super) f64);
 
 impl Representative {
     /// The middle block, rounded up in a branch of even length (§3.1).
     pub const MIDDLE: Self = Self(0.5);
-
-    /// As a number from 0 to 1.
-    #[cfg(feature = "cuda")]
-    pub fn place(self) -> f64 {
-        self.0
-    }
 
     fn of(self, branch: &Range<usize>) -> usize {
         branch.start + (self.0 * (branch.len() - 1) as f64 + 0.5) as usize

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
 use super::reference::{Ensemble, Keys, Listing, Row};
+use crate::SoftmaxScale;
 use crate::cost::Cost;
 use crate::kv::KvDtype;
 use crate::{
@@ -46,7 +47,7 @@ impl Head {
             kv_head: 0,
             queries,
             d: self.d,
-            scale: 1.0 / (self.d as f32).sqrt(),
+            scale: SoftmaxScale::inverse_root(self.d),
             keys: Rows::F32(&self.keys),
             values: Rows::F32(&self.keys),
             tail_keys: Rows::F32(&[]),
@@ -141,6 +142,7 @@ impl Run {
             keys: step.keys,
             values: step.values,
             d: step.d,
+            scale: step.scale,
             dtype: step.dtype,
             candidates: step.candidates.clone(),
             prompt: PromptHead::default(),

@@ -1,37 +1,14 @@
-//! The tables on a device: keys are hashed and sorted when the prefix is read, collisions are met at every step.
+//! The hash tables on a device: which shapes they fit, what they cost and how much memory they take.
 
-#[cfg(feature = "cuda")]
-use super::probability::LogProbability;
 use super::{MagicPig, Shape};
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::form::FITS;
 use crate::kv::{KvDtype, KvShape};
 use crate::{Context, DeviceForm, PromptShape, StepShape};
-#[cfg(feature = "cuda")]
-use crate::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, PrefixStatsView};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, SamplingSpec, TableShape};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
 /// The most bits of a code that kernels sort by.
 const MOST_BITS: usize = 15;
-/// Of so many candidates one is expected to be sampled, to cut the work evenly: the published settings sample 1 to 4 %.
-#[cfg(feature = "cuda")]
-const SAMPLED_OF: usize = 32;
-
-impl MagicPig {
-    /// Whether a device can sample as this method does: its tables are known, and hold angles.
-    pub(super) fn is_plain(&self) -> bool {
-        self.log_probability.is_some() && !self.hashing.simple_lsh
-    }
-
-    #[cfg(feature = "cuda")]
-    fn table_shape(&self, d: usize) -> TableShape {
-        let Shape { bits, tables } = self.shape();
-        TableShape { bits, tables, d }
-    }
-}
 
 /// Bytes of a token's number in a table.
 fn number_bytes(candidates: usize) -> usize {
@@ -39,8 +16,12 @@ fn number_bytes(candidates: usize) -> usize {
 }
 
 impl DeviceForm for MagicPig {
-    fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.shape().bits <= MOST_BITS
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let mut reasons = Vec::from_iter(HostReason::of_head_width(shape.d, GPU_WIDEST, 8));
+        if self.shape().bits > MOST_BITS {
+            reasons.push(HostReason::setting("K", self.shape().bits));
+        }
+        reasons
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
@@ -80,38 +61,5 @@ impl DeviceForm for MagicPig {
     /// Whatever collides: each token with its weight.
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         prefix.heads * (prefix.tokens * (2 * size_of::<u32>() + 1) + 2 * self.shape().tables)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
-        let (shape, d) = (self.shape(), layer.cache.d);
-        let planes = super::gaussians(shape.planes() * d, self.hashing.seed);
-        let log_probability = self.log_probability.as_ref().expect(FITS);
-        let chances = SamplingSpec {
-            least: self.hashing.min_collisions,
-            floor: self.u_floor,
-            log_probabilities: log_probability.steps(),
-            farthest: LogProbability::FARTHEST,
-        };
-        let (gpu, tokens) = (layer.gpu, layer.candidates.clone());
-        let tables =
-            gpu.hash_keys(&layer.cache, tokens, self.table_shape(d), (&planes, self.hashing.center), chances)?;
-        Ok(DeviceIndex { bytes: tables.bytes(), tables: Some(tables), ..DeviceIndex::default() })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn select_all(
-        &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        room: &mut DeviceWorkspace,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        let (gpu, candidates) = (step.prefix.gpu, step.prefix.candidates.clone());
-        let lists = [step.budget_units.len(), step.queries.heads];
-        let lengths = [candidates.len(), candidates.len().div_ceil(SAMPLED_OF)];
-        room.lists.resize_weighted(gpu, lists, lengths, candidates.end)?;
-        let tables = index.tables.as_ref().expect(FITS);
-        gpu.sample_collisions(&step.queries, &step.prefix.cache, tables, &mut room.lists, &mut scratch.collisions)
     }
 }

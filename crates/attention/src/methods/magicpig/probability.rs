@@ -40,8 +40,8 @@ pub(super) struct LogProbability {
     shape: Shape,
     least: u8,
     floor: f64,
-    /// Values at equal steps of the sine of half the angle, in which the function is smooth, up to [`Self::FARTHEST`].
-    steps: Vec<f32>,
+    /// At equal steps of the sine of half the angle, in which it is smooth, up to [`Self::FARTHEST`].
+    pub(super) steps: Vec<f32>,
 }
 
 impl LogProbability {
@@ -61,13 +61,7 @@ impl LogProbability {
         (self.floor + sampling_probability(self.shape, self.least, agreement(cos))).ln() as f32
     }
 
-    /// Values of the table, at equal steps of the sine of half the angle from 0 to [`Self::FARTHEST`].
-    #[cfg(feature = "cuda")]
-    pub fn steps(&self) -> &[f32] {
-        &self.steps
-    }
-
-    /// The value for a token at this cosine to the query.
+    /// Of a token at this cosine to the query.
     pub fn at(&self, cos: f64) -> f32 {
         let sine = (0.5 - 0.5 * cos.clamp(-1.0, 1.0)).sqrt();
         let at = sine * (Self::STEPS as f64 / Self::FARTHEST);

@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use super::super::planes::gaussians;
 use super::*;
 use crate::kv::KvDtype;
-use crate::{Context, PromptHead, SparseLayerRank, expand_grid};
+use crate::{Context, PromptHead, SoftmaxScale, SparseLayerRank, expand_grid};
 
 /// Data of a test: one KV head and a group of queries.
 struct Scene {
@@ -33,6 +33,7 @@ impl Scene {
             keys,
             values: keys,
             d: self.d,
+            scale: SoftmaxScale::inverse_root(self.d),
             dtype: KvDtype::F32,
             candidates,
             prompt,
@@ -44,7 +45,7 @@ impl Scene {
         let keys = Rows::F32(&self.keys);
         let candidates = 0..self.tokens();
         let context = Context::new(self.tokens() + 1, &candidates);
-        let scale = 1.0 / (self.d as f32).sqrt();
+        let scale = SoftmaxScale::inverse_root(self.d);
         let (layer, kv_head, seed, d, queries) = (0, 0, 0, self.d, &self.queries);
         let tail_keys = Rows::F32(&[]);
         Step {
@@ -343,7 +344,7 @@ mod frequency {
     fn makes_the_weighted_sum_unbiased() {
         let scene = scene();
         let logits = scene.step().exact_scores(scene.step().queries, &mut Cost::default());
-        let weight = |token: u32| f64::from(scene.step().scale * logits[token as usize]).exp();
+        let weight = |token: u32| f64::from(scene.step().scale.factor() * logits[token as usize]).exp();
         let exact: f64 = (0..TOKENS as u32).map(weight).sum();
         for spec in
             ["magicpig:K=4,L=10", "magicpig:K=3,L=4,min_collisions=1,center=false", "magicpig:K=5,L=20,simple_lsh=true"]

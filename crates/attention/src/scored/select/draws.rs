@@ -12,24 +12,15 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use rand::RngExt;
-#[cfg(feature = "cuda")]
-use rand::SeedableRng;
 
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::layer::DeviceStep;
-use crate::device::scorer::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceWorkspace;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Context, Tuned};
-#[cfg(feature = "cuda")]
-use crate::types::seed::{RowSeed, mix_seed};
 use crate::types::selection::{SelectedTokens, Weighting};
 use crate::{Histogram, Probe, ProbeHead, least_reaching};
-#[cfg(feature = "cuda")]
-use spattn_cuda::{DRAW_KEY, GpuError, Pages, Scores};
 
 /// Independent draws from the exact weights of the candidates.
 pub(crate) struct Draws {
@@ -146,8 +137,12 @@ impl Picker for Draws {
         SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
     }
 
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        (self.is_known() && self.proposal == Proposal::Attention).then_some(self as &dyn DevicePicker)
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        match (self.budget, self.proposal) {
+            (_, Proposal::ValueNorm) => Err(HostReason::setting("proposal", "value_norm")),
+            (Tuned::Density(_), _) => Err(HostReason::UnsolvedDensity),
+            (Tuned::Value(_), Proposal::Attention) => Ok(self),
+        }
     }
 }
 
@@ -159,45 +154,6 @@ impl DevicePicker for Draws {
     fn budget_units(&self, _: Context, pages: &LeastPages) -> u32 {
         self.budget.value().get().min(pages.all) as u32
     }
-
-    #[cfg(feature = "cuda")]
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        of: &Pages,
-        lists: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let (gpu, most) = (step.prefix.gpu, self.budget.value().get().min(of.tokens.len()));
-        to.lists.resize_weighted(gpu, [step.seeds.len(), lists], [most, most], of.tokens.end)?;
-        let group = lists / step.prefix.cache.kv_heads;
-        let seed =
-            |row: &RowSeed, list: usize| mix_seed(row.of_head(step.prefix.layer, list / group), (list % group) as u64);
-        let seeds = step.seeds.iter().flat_map(|row| (0..lists).map(move |list| seed(row, list)));
-        to.draws.keys.set(gpu, seeds.flat_map(key_of).collect())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn pick_all(
-        &self,
-        step: &DeviceStep<'_>,
-        (of, _): (&Pages, usize),
-        scores: &Scores,
-        first: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
-        let DeviceWorkspace { lists, draws, .. } = to;
-        step.prefix.gpu.draw_tokens(scores, (self.budget.value().get(), scale), first, of.tokens.clone(), lists, draws)
-    }
-}
-
-/// The key of a ChaCha generator with this seed.
-#[cfg(feature = "cuda")]
-fn key_of(seed: u64) -> [u32; DRAW_KEY] {
-    let key = rand_chacha::ChaCha8Rng::seed_from_u64(seed).get_seed();
-    let (words, _) = key.as_chunks::<4>();
-    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! any picker can be combined with any [`Scorer`](super::scorer::Scorer).
 
 mod choice;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod draws;
 mod picker;
 mod refuse;

@@ -7,8 +7,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::Probe;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
-use crate::device::scorer::DevicePicker;
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
@@ -30,14 +31,19 @@ pub(crate) trait Picker: Send + Sync {
         true
     }
 
+    /// Whether its selection depends on the order of scores alone.
+    fn only_ranks(&self) -> bool {
+        false
+    }
+
     /// Its data-independent form, if it ignores scores.
     fn blind(&self) -> Option<&dyn DataIndependentPicker> {
         None
     }
 
-    /// Its form on a device, with equal selections; `None` if it has none.
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        None
+    /// Its form on a device, with equal selections; why there is none, or none with these parameters, by default.
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Err(HostReason::NoForm)
     }
 
     /// The second score, if it has two stages.

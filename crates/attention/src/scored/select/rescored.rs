@@ -11,6 +11,8 @@
 
 use std::sync::Arc;
 
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::scored::select::picker::{Finer, Picker, ScoredRow};
@@ -58,6 +60,10 @@ pub(crate) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
 }
 
 impl Picker for Rescored {
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Err(HostReason::Selection("by a second score"))
+    }
+
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         let left = self.first.pick(row, cost).tokens;
         let scores = (row.rescore)(self.finer, &left, cost);

@@ -24,6 +24,8 @@ use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use statrs::function::erf::erfc_inv;
 
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
@@ -93,7 +95,7 @@ impl Sample {
     /// The relative deviation for each query of a head's probe, if `best` tokens are selected by score.
     fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
         let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
-        let (tokens, scale) = (head.prefix.keys.elements() / d, 1.0 / (d as f32).sqrt());
+        let (tokens, scale) = (head.prefix.keys.elements() / d, head.prefix.scale.factor());
         let (rest, place) = (candidates.len() - best, mix_seed(head.prefix.layer as u64, head.prefix.kv_head as u64));
         let base = self.base_of(rest);
         let of_query = |(i, query): (usize, &[f32])| {
@@ -143,6 +145,10 @@ fn outside(taken: &[u32], first: u32, places: &[u32]) -> Vec<u32> {
 }
 
 impl Picker for Sample {
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        Err(HostReason::Selection("by a sample of the rest"))
+    }
+
     fn is_known(&self) -> bool {
         !matches!(self.budget, Budget::Density(_))
     }

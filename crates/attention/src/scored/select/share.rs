@@ -7,20 +7,15 @@
 use std::sync::Arc;
 
 use crate::Probe;
+use crate::backend::reasons::HostReason;
+use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
-#[cfg(feature = "cuda")]
-use crate::device::layer::DeviceStep;
-use crate::device::scorer::{DevicePicker, LeastPages};
-#[cfg(feature = "cuda")]
-use crate::device::workspaces::DeviceWorkspace;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::spec::Params;
 use crate::types::budget::{Context, Tuned};
 use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
-#[cfg(feature = "cuda")]
-use spattn_cuda::{GpuError, Pages, Scores};
 use spattn_kernels::share::{share_passes, top_share};
 
 /// The smallest set of candidates with a share of the mass.
@@ -113,15 +108,13 @@ impl Picker for TopShare {
         SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
     }
 
-    fn device(&self) -> Option<&dyn DevicePicker> {
-        // A share that is not solved yet has no device form.
-        self.p.density().is_none().then_some(self)
+    fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
+        match self.p {
+            Tuned::Value(_) => Ok(self),
+            Tuned::Density(_) => Err(HostReason::UnsolvedDensity),
+        }
     }
 }
-
-/// A device expects lists to hold one of so many candidates; list lengths are an outcome here.
-#[cfg(feature = "cuda")]
-const EXPECTED: usize = 16;
 
 impl DevicePicker for TopShare {
     fn cost(&self, scores: usize) -> Cost {
@@ -131,31 +124,6 @@ impl DevicePicker for TopShare {
 
     fn budget_units(&self, _: Context, pages: &LeastPages) -> u32 {
         pages.all as u32
-    }
-
-    #[cfg(feature = "cuda")]
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        of: &Pages,
-        lists: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let (rows, most) = (step.budget_units.len(), of.tokens.len());
-        to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / EXPECTED], of.tokens.end)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn pick_all(
-        &self,
-        step: &DeviceStep<'_>,
-        (of, least): (&Pages, usize),
-        scores: &Scores,
-        first: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError> {
-        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
-        step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)
     }
 }
 

@@ -1,0 +1,306 @@
+//! The launches of device forms.
+//!
+//! A method implements [`CudaForm`], and a scorer [`CudaScorer`], each with an index of its own type. The engine calls them through
+//! [`DeviceLaunch`] and [`ScorerLaunch`], which know an index as a [`DeviceIndex`].
+
+use std::any::Any;
+use std::ops::Range;
+
+use crate::backend::cuda::layer::{DeviceLayer, DeviceStep};
+use crate::backend::cuda::memory::{DeviceScratch, DeviceWorkspace, KvHandle};
+use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::kv::{DeviceFailure, KvDtype};
+use crate::types::attention_spec::SoftmaxScale;
+use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Sampling, Scores, Tree};
+
+/// An index that was built on a device.
+#[derive(Debug, Default)]
+pub struct Built<I> {
+    /// The index of all KV heads of a layer.
+    pub index: I,
+    /// Bytes that the host form's index of the same keys takes ([`DeviceIndex::host_bytes`]).
+    pub host_bytes: usize,
+}
+
+impl<I: Any + Send + Sync> From<Built<I>> for DeviceIndex {
+    fn from(built: Built<I>) -> Self {
+        Self::new(built.index, built.host_bytes)
+    }
+}
+
+/// Launches of a method on a GPU. They do not wait for their work.
+pub trait CudaForm: Send + Sync {
+    /// The index of all KV heads of a layer.
+    type Index: Any + Send + Sync;
+
+    /// Builds the index of a layer.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
+    -> Result<Built<Self::Index>, GpuError>;
+
+    /// The token cache of a sequence at the layer, when it starts with room for `total` tokens in context; `None` by
+    /// default.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn start_all(&self, _gpu: &Gpu, _index: &Self::Index, _total: usize) -> Result<Option<HeldTokens>, GpuError> {
+        Ok(None)
+    }
+
+    /// Selects for all heads of all rows of a step, into a list for each query head or each KV head.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &Self::Index,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError>;
+}
+
+/// [`CudaForm`] with the type of its index erased.
+pub trait DeviceLaunch: Send + Sync {
+    /// See [`CudaForm::build_all`].
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
+
+    /// See [`CudaForm::start_all`].
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn start_all(&self, gpu: &Gpu, index: &DeviceIndex, total: usize) -> Result<Option<HeldTokens>, GpuError>;
+
+    /// See [`CudaForm::select_all`].
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError>;
+
+    /// Benchmark hook: scores all candidates and selects nothing. Returns whether [`select_all`](Self::select_all) also
+    /// materialises scores.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn score_only(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &DeviceIndex,
+        _scratch: &mut DeviceScratch,
+    ) -> Result<MaterializesScores, GpuError> {
+        Ok(MaterializesScores::No)
+    }
+}
+
+impl<F: CudaForm> DeviceLaunch for F {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
+        CudaForm::build_all(self, layer, learned).map(DeviceIndex::from)
+    }
+
+    fn start_all(&self, gpu: &Gpu, index: &DeviceIndex, total: usize) -> Result<Option<HeldTokens>, GpuError> {
+        CudaForm::start_all(self, gpu, index.of(), total)
+    }
+
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        CudaForm::select_all(self, step, index.of(), to, scratch)
+    }
+}
+
+/// Whether a form writes the scores of all candidates to memory and selects by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaterializesScores {
+    /// There are no such scores.
+    No,
+    /// Only [`score_only`](DeviceLaunch::score_only) does; selection is fused with scoring.
+    ForTimingOnly,
+    /// Every selection does.
+    Yes,
+}
+
+/// A launch that scores and selects at once, for the step that it was made for.
+pub(crate) type FusedTopK<'f> =
+    Box<dyn FnOnce(&DeviceStep<'_>, &mut DeviceScratch, &mut DeviceWorkspace) -> Result<(), GpuError> + 'f>;
+
+/// Launches of a scorer on a GPU.
+pub(crate) trait CudaScorer: Send + Sync {
+    /// The index of all KV heads of a layer.
+    type Index: Any + Send + Sync;
+
+    /// Builds the index of a layer.
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
+    -> Result<Built<Self::Index>, GpuError>;
+
+    /// Writes the scores of every page of the candidates for `rows` into `scratch.scores`: one list per query head, or
+    /// per KV head if they are reduced.
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &Self::Index,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError>;
+
+    /// The launch that scores and selects the top `budget_units` tokens of all rows at once, without writing scores; `None` if
+    /// there is none for such a step. None by default.
+    fn fused_top_k<'f>(
+        &'f self,
+        _step: &DeviceStep<'_>,
+        _index: &'f Self::Index,
+        _reduction: Option<Reduction>,
+    ) -> Option<FusedTopK<'f>> {
+        None
+    }
+
+    /// Weights the selected tokens of the rows from `first` on by the scores that [`score_all`](Self::score_all) wrote
+    /// last, as the scorer does on the host. Does nothing by default: tokens enter the softmax by their logits.
+    fn weigh_all(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &Self::Index,
+        _first: usize,
+        _scratch: &DeviceScratch,
+        _to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+/// [`CudaScorer`] with the type of its index erased.
+pub(crate) trait ScorerLaunch: Send + Sync {
+    /// See [`CudaScorer::build_all`].
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
+
+    /// See [`CudaScorer::score_all`].
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError>;
+
+    /// See [`CudaScorer::fused_top_k`].
+    fn fused_top_k<'f>(
+        &'f self,
+        step: &DeviceStep<'_>,
+        index: &'f DeviceIndex,
+        reduction: Option<Reduction>,
+    ) -> Option<FusedTopK<'f>>;
+
+    /// See [`CudaScorer::weigh_all`].
+    fn weigh_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        first: usize,
+        scratch: &DeviceScratch,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError>;
+}
+
+impl<S: CudaScorer> ScorerLaunch for S {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
+        CudaScorer::build_all(self, layer, learned).map(DeviceIndex::from)
+    }
+
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        CudaScorer::score_all(self, step, rows, index.of(), reduction, scratch)
+    }
+
+    fn fused_top_k<'f>(
+        &'f self,
+        step: &DeviceStep<'_>,
+        index: &'f DeviceIndex,
+        reduction: Option<Reduction>,
+    ) -> Option<FusedTopK<'f>> {
+        CudaScorer::fused_top_k(self, step, index.of(), reduction)
+    }
+
+    fn weigh_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        first: usize,
+        scratch: &DeviceScratch,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
+        CudaScorer::weigh_all(self, step, index.of(), first, scratch, to)
+    }
+}
+
+/// Launches of a picker on a GPU.
+pub(crate) trait PickerLaunch: Send + Sync {
+    /// Reserves `lists` lists for each row in `to`, and uploads what the rows need.
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        pages: &Pages,
+        lists: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError>;
+
+    /// Selects by the scores of some rows, from row `first` on. `pages` are the candidates' pages and the least number
+    /// of them to select.
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        pages: (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError>;
+}
+
+/// Launches of a mask that a GPU searches for.
+pub trait MaskLaunch: Send + Sync {
+    /// The search tree over key blocks, and the query rows that are scored.
+    fn search(&self) -> (Tree, Sampling);
+}
+
+/// Builds the index of all KV heads of a layer.
+pub(crate) fn build_index(
+    form: &(impl DeviceLaunch + ?Sized),
+    (gpu, cache): KvHandle<'_>,
+    (layer, scale, dtype, candidates): (usize, SoftmaxScale, KvDtype, Range<usize>),
+    learned: &PrefixStatsView<'_>,
+) -> Result<DeviceIndex, DeviceFailure> {
+    let layer = DeviceLayer { gpu, layer, cache, scale, dtype, candidates };
+    form.build_all(&layer, learned).map_err(DeviceFailure::from)
+}
+
+/// Waits for all that was launched.
+pub(crate) fn finish((gpu, _): KvHandle<'_>) -> Result<(), DeviceFailure> {
+    gpu.synchronize().map_err(DeviceFailure::from)
+}
+
+impl From<GpuError> for DeviceFailure {
+    fn from(error: GpuError) -> Self {
+        Self(error.to_string())
+    }
+}

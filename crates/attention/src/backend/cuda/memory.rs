@@ -1,0 +1,27 @@
+//! Device memory: keys and values of a layer, and what is kept from step to step, so that nothing is allocated in between.
+
+use crate::backend::workspaces::Workspaces;
+use spattn_cuda::{Cache, Gpu, HostDeviceVec, ScoreWorkspace, TokenLists};
+
+/// Keys and values of one layer, and the GPU that holds them.
+pub type KvHandle<'a> = (&'a Gpu, Cache<'a>);
+
+/// Selections of the rows that share a method, kept from step to step.
+#[derive(Debug, Default)]
+pub struct DeviceWorkspace {
+    /// The selected tokens.
+    pub lists: TokenLists,
+    /// The budget of each row.
+    pub budget_units: HostDeviceVec<u32>,
+    /// What the method or its picker keeps beside them.
+    pub own: Workspaces,
+}
+
+/// Scratch memory of a launch. Launches follow each other on one stream, so that all methods share it.
+#[derive(Debug, Default)]
+pub struct DeviceScratch {
+    /// Scores of candidates, from which a picker selects.
+    pub scores: ScoreWorkspace,
+    /// What methods need beside them, by its type.
+    pub own: Workspaces,
+}

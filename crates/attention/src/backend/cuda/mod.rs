@@ -1,0 +1,19 @@
+//! The backend for NVIDIA GPUs: what device forms are given, and the traits by which they launch kernels.
+
+mod launch;
+mod layer;
+mod memory;
+mod projection;
+
+pub use launch::{Built, CudaForm, DeviceLaunch, MaskLaunch, MaterializesScores};
+pub(crate) use launch::{CudaScorer, FusedTopK, PickerLaunch, ScorerLaunch, build_index, finish};
+pub(crate) use layer::build_on_host;
+pub use layer::{DeviceLayer, DeviceSequence, DeviceStep};
+pub use memory::{DeviceScratch, DeviceWorkspace, KvHandle};
+pub(crate) use projection::ProjectionWorkspace;
+
+/// Whether this build can select on a device.
+pub(crate) const HAS_DEVICE: bool = true;
+
+/// Panic message of launches for a shape that the form does not fit.
+pub(crate) const FITS: &str = "`fits` was not checked before a launch";

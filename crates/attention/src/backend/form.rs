@@ -1,0 +1,93 @@
+//! [`DeviceForm`]: how a method selects on the device that holds the prefix, for all rows of a step that share it.
+
+use crate::backend::active::DeviceLaunch;
+use crate::backend::reasons::HostReason;
+use crate::cost::Cost;
+use crate::kv::{KvDtype, KvShape};
+use crate::types::budget::Context;
+use crate::types::prompt_shape::PromptShape;
+use spattn_kernels::GPU_ROW_WIDTHS;
+
+/// The shape of a step of one KV head, as far as the cost of selection depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct StepShape {
+    /// Query heads of the group.
+    pub group: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// Tokens that may be selected.
+    pub candidates: usize,
+    /// Static tokens.
+    pub exact: usize,
+    /// The budget, in the method's own units ([`DeviceForm::budget_units`]).
+    pub number: u32,
+}
+
+/// The most numbers for each key of an index whose rows are scored by products.
+pub(crate) const WIDEST_ROW: usize = GPU_ROW_WIDTHS[GPU_ROW_WIDTHS.len() - 1];
+
+/// The smallest supported row width of an index with `numbers` numbers per key; `None` if there is none.
+pub(crate) fn row_width(numbers: usize) -> Option<usize> {
+    GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
+}
+
+/// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
+/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds).
+pub trait DeviceForm: DeviceLaunch + Send + Sync {
+    /// Why kernels do not take keys and values of this shape; nothing if they do.
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason>;
+
+    /// Whether kernels take keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool {
+        self.shape_reasons(shape).is_empty()
+    }
+
+    /// Generated tokens that attend one selection before the next is made; the engine keeps the selection for that
+    /// long.
+    fn refresh(&self) -> usize {
+        1
+    }
+
+    /// Cost of scoring the candidates of one KV head at a step, and of the passes over the scores.
+    fn cost(&self, step: &StepShape) -> Cost;
+
+    /// Cost of selection that depends on its outcome, from the index entries read and the tokens selected, summed over
+    /// all lists.
+    fn cost_of_picks(&self, _step: &StepShape, _entries: u64, _picked: u64) -> Cost {
+        Cost::default()
+    }
+
+    /// Whether [`cost`](Self::cost) includes the exact products of the group's queries with the tokens that they then
+    /// attend. Attention reuses these, so they are counted there alone. Default false.
+    fn takes_products(&self, _group: usize) -> bool {
+        false
+    }
+
+    /// True if [`budget_units`](Self::budget_units) fully encodes the budget: methods that differ only in it can share
+    /// a launch. Default false.
+    fn units_encode_budget(&self) -> bool {
+        false
+    }
+
+    /// The budget in this context, for a prefix with `candidates` candidates, in the method's own units (tokens, pages,
+    /// blocks).
+    fn budget_units(&self, context: Context, candidates: usize) -> u32;
+
+    /// Upper bound of the device memory of its indexes over all layers of a prefix, in bytes.
+    fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
+
+    /// Whether each sequence has a token cache of its own on the device, which changes with every decoded token.
+    fn holds(&self) -> bool {
+        false
+    }
+
+    /// Upper bound of the device memory of that cache at one layer, in bytes; 0 by default.
+    fn held_bytes(&self, _prefix: &PromptShape) -> usize {
+        0
+    }
+
+    /// Upper bound of the device memory of one row's token lists, in bytes; layers reuse them.
+    fn list_bytes(&self, prefix: &PromptShape) -> usize;
+}

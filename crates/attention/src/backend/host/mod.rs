@@ -1,0 +1,11 @@
+//! The backend of a build that computes on the CPU only: the names of a backend, with nothing behind them.
+
+mod launch;
+mod memory;
+
+pub use launch::{DeviceLaunch, MaskLaunch};
+pub(crate) use launch::{PickerLaunch, ScorerLaunch, build_index, finish};
+pub use memory::KvHandle;
+
+/// Whether this build can select on a device.
+pub(crate) const HAS_DEVICE: bool = false;

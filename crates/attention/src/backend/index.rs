@@ -1,0 +1,64 @@
+//! [`DeviceIndex`]: what a device form keeps of the keys of one layer, and [`PrefixStatsView`], which it may be built from.
+
+use std::any::{Any, type_name};
+use std::fmt;
+
+use crate::PromptStats;
+
+/// The index of all KV heads of one layer, in the type of the device form that built it.
+pub struct DeviceIndex {
+    index: Box<dyn Any + Send + Sync>,
+    host_bytes: usize,
+}
+
+impl DeviceIndex {
+    /// An index, and the bytes that the host form's index of the same keys takes.
+    pub fn new(index: impl Any + Send + Sync, host_bytes: usize) -> Self {
+        Self { index: Box::new(index), host_bytes }
+    }
+
+    /// Bytes that the host form's index of the same keys takes: auxiliary memory is reported alike wherever tokens are selected.
+    pub fn host_bytes(&self) -> usize {
+        self.host_bytes
+    }
+
+    /// The index in its own type.
+    ///
+    /// # Panics
+    /// If a form of another type built it.
+    pub fn of<I: Any>(&self) -> &I {
+        self.index.downcast_ref().unwrap_or_else(|| panic!("the device index is no {}", type_name::<I>()))
+    }
+}
+
+impl fmt::Debug for DeviceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceIndex({} bytes on the host)", self.host_bytes)
+    }
+}
+
+/// What an index may draw on beside keys and values.
+#[derive(Clone, Copy)]
+pub struct PrefixStatsView<'a> {
+    /// Seed of indexes.
+    pub seed: u64,
+    /// Statistics gathered while the prompt was read; `None` if there are none.
+    pub stats: Option<&'a PromptStats>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_read_in_the_type_that_it_was_built_in() {
+        let index = DeviceIndex::new(vec![1u8, 2], 7);
+        assert_eq!((index.of::<Vec<u8>>().as_slice(), index.host_bytes()), (&[1u8, 2][..], 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "the device index is no u8")]
+    fn an_index_of_another_type_is_none() {
+        DeviceIndex::new(3u16, 0).of::<u8>();
+    }
+}

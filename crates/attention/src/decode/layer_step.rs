@@ -1,0 +1,292 @@
+//! One decode step of a sequence at one layer, for engines that attend by themselves: what is to be done, as a type that
+//! allows nothing else.
+//!
+//! [`Sequence::begin_step`] says by what the tokens are selected. Each case is a value with the only method that is legal
+//! there; it takes the value, so a step is finished at most once. A step that is begun and not finished changes nothing.
+
+use std::any::Any;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::backend::form::StepShape;
+use crate::cost::Cost;
+use crate::decode::head_kv::HeadKv;
+use crate::decode::index_cache::{HAS_FORM, Index};
+use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
+use crate::decode::timing::ParallelTime;
+use crate::method::Step;
+use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
+use spattn_base::clock;
+use spattn_base::clock::Section;
+
+/// Where the tokens of a layer are selected, for engines that attend by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SelectionSite {
+    /// Nowhere: only static tokens are attended.
+    None,
+    /// On the host, from positions alone: queries, keys and values are not needed.
+    DataIndependent,
+    /// On the device that holds the prefix.
+    Device,
+    /// On the host.
+    Host,
+}
+
+/// The step of the next token of a sequence at a layer, by what selects the tokens that it attends.
+#[must_use = "a step that is begun has to be finished"]
+pub enum LayerStep<'s> {
+    /// Nothing is selected: the engine attends static tokens.
+    StaticOnly(StaticStep<'s>),
+    /// The host selects from positions alone, and the engine attends.
+    DataIndependent(DataIndependentStep<'s>),
+    /// The device selects, and the engine attends.
+    Device(DeviceSelectStep<'s>),
+    /// The host selects by queries, keys and values, and the engine attends.
+    Host(HostStep<'s>),
+    /// The host selects and attends, since it attends tokens at other positions than their own.
+    HostAttends(HostStep<'s>),
+}
+
+/// A sequence at a layer.
+struct AtLayer<'s> {
+    sequence: &'s mut Sequence,
+    layer: usize,
+}
+
+/// A step in which nothing is selected.
+pub struct StaticStep<'s>(AtLayer<'s>);
+
+/// A step whose selection depends on positions alone.
+pub struct DataIndependentStep<'s>(AtLayer<'s>);
+
+/// A step for which a device selects.
+pub struct DeviceSelectStep<'s>(AtLayer<'s>);
+
+/// A step for which the host selects. `queries` are `[heads][d]`, `key` and `value` `[kv_heads][d]`, rotated and unscaled.
+pub struct HostStep<'s>(AtLayer<'s>);
+
+impl StaticStep<'_> {
+    /// The static tokens, which each of `heads` query heads attends.
+    pub fn finish(self, heads: usize) -> StaticTokens {
+        self.0.sequence.attend_static_only(self.0.layer, heads)
+    }
+}
+
+impl DataIndependentStep<'_> {
+    /// The tokens that each KV head attends, for `heads` query heads.
+    pub fn finish(self, heads: usize) -> Vec<AttendedTokens> {
+        self.0.sequence.select_without_queries(self.0.layer, heads)
+    }
+}
+
+impl DeviceSelectStep<'_> {
+    /// The static tokens, which each of `heads` query heads attends beside those that the device selects. The latter are
+    /// counted on the device, until [its counters are collected](Sequence::collect_device_counters).
+    pub fn finish(self, heads: usize) -> StaticTokens {
+        self.0.sequence.select_on_device(self.0.layer, heads)
+    }
+}
+
+impl HostStep<'_> {
+    /// Stores the token's key and value, and returns the tokens that each KV head attends.
+    pub fn select(self, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
+        self.0.sequence.select(self.0.layer, queries, key, value)
+    }
+
+    /// Stores the token's key and value, and attends into `out` (`[heads][d]`).
+    pub fn attend(self, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
+        self.0.sequence.step(self.0.layer, queries, key, value, out);
+    }
+}
+
+/// The selection of a KV head, its cost, and its processor time on another thread than the caller's.
+type Selected = (Option<Selection>, Cost, ParallelTime);
+
+impl Sequence {
+    /// Begins the step of the next token at a layer. Each token has one step at every layer, in the tokens' order.
+    pub fn begin_step(&mut self, layer: usize) -> LayerStep<'_> {
+        let (site, needs_host, moves) = (self.selection_site(layer), self.needs_host(), self.moves_positions());
+        let at = AtLayer { sequence: self, layer };
+        match site {
+            SelectionSite::Device => LayerStep::Device(DeviceSelectStep(at)),
+            SelectionSite::DataIndependent => LayerStep::DataIndependent(DataIndependentStep(at)),
+            SelectionSite::None if !needs_host => LayerStep::StaticOnly(StaticStep(at)),
+            SelectionSite::None | SelectionSite::Host if moves => LayerStep::HostAttends(HostStep(at)),
+            SelectionSite::None | SelectionSite::Host => LayerStep::Host(HostStep(at)),
+        }
+    }
+
+    /// Begins a step for which the host selects, even where it could do without queries or has nothing to select.
+    ///
+    /// # Panics
+    /// If the device selects for this sequence: the host has no index.
+    pub fn begin_host_step(&mut self, layer: usize) -> HostStep<'_> {
+        assert!(!self.selects_on_device(), "the host has no index of a sequence whose tokens a device selects");
+        HostStep(AtLayer { sequence: self, layer })
+    }
+
+    /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and
+    /// value, and returns the tokens that each KV head attends. Counts what that costs.
+    pub(crate) fn select(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
+        let (picked, apart) = self.select_timed(layer, queries, key, value);
+        self.attention_time += apart.into();
+        picked
+    }
+
+    /// As [`select`](Self::select), with the processor time spent on other threads than the caller's.
+    pub(super) fn select_timed(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        key: &[f32],
+        value: &[f32],
+    ) -> (Vec<AttendedTokens>, ParallelTime) {
+        self.tail[layer].append(key, value);
+        self.tail_tokens[layer] += 1;
+        let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
+        self.select_for_heads(layer, Some(queries), group)
+    }
+
+    /// As [`select`](Self::select), at a layer where [nothing is selected](Self::selects_at): the static tokens, which
+    /// every KV head attends, for `heads` query heads.
+    pub(crate) fn attend_static_only(&mut self, layer: usize, heads: usize) -> StaticTokens {
+        self.tail_tokens[layer] += 1;
+        let picked = AttendedTokens { exact: self.exact(layer), selection: None };
+        let (kv_heads, d) = (self.prefix.shape().kv_heads, self.prefix.shape().d);
+        for kv_head in 0..kv_heads {
+            self.count(layer, kv_head, heads / kv_heads, &picked, Cost::default());
+        }
+        debug_assert!(!self.selects_at(layer) && d > 0);
+        picked.exact
+    }
+
+    /// As [`select`](Self::select), where the selection is [data-independent](SelectionSite::DataIndependent), for
+    /// `heads` query heads.
+    pub(crate) fn select_without_queries(&mut self, layer: usize, heads: usize) -> Vec<AttendedTokens> {
+        self.tail_tokens[layer] += 1;
+        debug_assert_eq!(self.selection_site(layer), SelectionSite::DataIndependent);
+        let (drawn, apart) = self.select_for_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        self.attention_time += apart.into();
+        drawn
+    }
+
+    /// As [`select`](Self::select), where the [device](SelectionSite::Device) selects for `heads` query heads: returns
+    /// the static tokens. The selected tokens are counted on the device until [its counters are
+    /// collected](Self::collect_device_counters).
+    pub(crate) fn select_on_device(&mut self, layer: usize, heads: usize) -> StaticTokens {
+        self.tail_tokens[layer] += 1;
+        let (picked, shape) = (AttendedTokens { exact: self.exact(layer), selection: None }, self.prefix.shape());
+        let group = heads / shape.kv_heads;
+        let number = self.budget_units(self.total(layer));
+        let step = StepShape { exact: picked.exact.tokens(self.total(layer)), ..self.step_shape(group, number) };
+        let form = self.method.method.device_form().expect(HAS_FORM);
+        let cost = if self.selects_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
+        (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
+        if let Selector::Device { has_uncollected, .. } = &mut self.selector {
+            *has_uncollected = true;
+        }
+        picked.exact
+    }
+
+    /// Whether the device selects, at the layers where there is something to select.
+    pub fn selects_on_device(&self) -> bool {
+        matches!(self.selector, Selector::Device { .. })
+    }
+
+    /// Whether counters of the device are still to be collected.
+    pub fn has_uncollected_counters(&self) -> bool {
+        matches!(self.selector, Selector::Device { has_uncollected: true, .. })
+    }
+
+    /// Where the tokens of `layer` are selected.
+    pub fn selection_site(&self, layer: usize) -> SelectionSite {
+        match self.selects_at(layer) {
+            false => SelectionSite::None,
+            true if self.selects_on_device() => SelectionSite::Device,
+            true if self.method.method.is_data_independent() && !self.needs_host() => SelectionSite::DataIndependent,
+            true => SelectionSite::Host,
+        }
+    }
+
+    /// Whether the host selects tokens, or attends by itself, at any layer.
+    pub fn selects_on_host(&self) -> bool {
+        let here = |layer| matches!(self.selection_site(layer), SelectionSite::Host | SelectionSite::DataIndependent);
+        self.moves_positions() || (0..self.dense.len()).any(here)
+    }
+
+    /// The tokens that every KV head attends, for `group` query heads each, and the processor time spent on other
+    /// threads than the caller's. Without `queries`, methods get no keys and values either.
+    fn select_for_heads(
+        &mut self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+    ) -> (Vec<AttendedTokens>, ParallelTime) {
+        let exact = self.exact(layer);
+        let candidates = self.candidates(exact);
+        let mut states = std::mem::take(&mut self.states[layer]);
+        let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
+        let selected = match asks {
+            true => self.select_per_head(layer, queries, group, candidates, &mut states),
+            false => vec![(None, Cost::default(), ParallelTime::default()); self.prefix.shape().kv_heads],
+        };
+        if !self.dense[layer] {
+            self.method.method.coordinate_heads(&mut states);
+        }
+        self.states[layer] = states;
+        let mut all = ParallelTime::default();
+        for (_, _, apart) in &selected {
+            all.select += apart.select;
+            all.parts += apart.parts;
+        }
+        let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
+            let picked = AttendedTokens { exact, selection };
+            self.count(layer, kv_head, group, &picked, cost);
+            picked
+        };
+        (selected.into_iter().enumerate().map(count).collect(), all)
+    }
+
+    /// The method's selection for each KV head, independently of the others.
+    fn select_per_head(
+        &self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+        candidates: Range<usize>,
+        states: &mut [Box<dyn Any + Send>],
+    ) -> Vec<Selected> {
+        let (total, width) = (self.total(layer), group * self.prefix.shape().d);
+        let nothing = vec![0.0; width];
+        let step_of = |kv_head: usize| {
+            let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
+            let seed = self.row_seed(total).of_head(layer, kv_head);
+            let step = Step { kv_head, seed, ..self.step_of(layer, total, own, candidates.clone()) };
+            if queries.is_none() {
+                return step;
+            }
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let (keys, values) = (kv.prefix_keys, kv.prefix_values);
+            Step { keys, values, tail_keys: kv.tail_keys, tail_values: kv.tail_values, ..step }
+        };
+        let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
+        let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let has_selection_breakdown = self.has_selection_breakdown;
+        let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
+            let mut cost = Cost::default();
+            let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            let (selection, parts) =
+                if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
+            (Some(selection), cost, ParallelTime { select: parts.sum(), parts })
+        };
+        let apart = |head| {
+            let ((selection, cost, apart), time) = Section::of(|| select(head));
+            (selection, cost, ParallelTime { select: apart.select + time, ..apart })
+        };
+        match candidates.len() < MIN_PARALLEL_TOKENS {
+            true => steps.iter().zip(indexes).zip(states).map(select).collect(),
+            false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
+        }
+    }
+}

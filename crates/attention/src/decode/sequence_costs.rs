@@ -1,0 +1,138 @@
+//! What a sequence costs: counted when a token is attended, collected from a device, and summed over sequences.
+
+use std::any::Any;
+
+use crate::cost::Cost;
+use crate::decode::index_cache::{HAS_FORM, Index};
+use crate::decode::sequence::{Selector, Sequence};
+use crate::method::TailRule;
+use crate::types::selection::AttendedTokens;
+
+impl Sequence {
+    /// Adds the costs, times and fidelity of another sequence of the same method on the same prefix; caches and states
+    /// stay apart.
+    pub fn merge_counters(&mut self, other: &Sequence) {
+        self.costs.absorb(other.costs());
+        self.index_time += other.index_time;
+        self.attention_time += other.attention_time;
+        self.has_whole_steps |= other.has_whole_steps;
+        if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
+            own.absorb(other);
+        }
+    }
+
+    /// Bytes of keys and values that this sequence needs at this point, over all layers: all tokens in context, less
+    /// the evicted ones.
+    pub fn kv_bytes_held(&self) -> u64 {
+        (self.tokens_held().iter().sum::<usize>() * self.prefix.shape().row_bytes()) as u64
+    }
+
+    /// Tokens whose keys and values this sequence needs at this point, mean over layers and KV heads. A KV head keeps
+    /// what any query head of its group keeps.
+    pub fn kv_tokens_held(&self) -> f64 {
+        let held = self.tokens_held();
+        let kv_heads = held.len() * self.prefix.shape().kv_heads;
+        held.iter().sum::<usize>() as f64 / kv_heads.max(1) as f64
+    }
+
+    /// Resident tokens of each layer, summed over its KV heads.
+    fn tokens_held(&self) -> Vec<usize> {
+        let total = self.tokens();
+        let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+        let fixed = exact.sink + total - exact.recent;
+        let held = |index: &Index, state: &Box<dyn Any + Send>| {
+            self.method.method.resident_candidates(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
+        };
+        let of_layer = |layer: usize| {
+            let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
+            match &self.selector {
+                _ if self.dense[layer] => kv_heads * self.seen_by_full(layer, total),
+                _ if !indexes.is_empty() => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
+                // A device selects from all tokens, unless it said how many are resident.
+                Selector::Device { resident, .. } => {
+                    resident[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
+                }
+                // Without an index there was nothing to select: what is not static now has left for good.
+                Selector::Host => kv_heads * fixed,
+            }
+        };
+        (0..self.prefix.layers()).map(of_layer).collect()
+    }
+
+    /// Adds the counters of a device since the last call, `[layer][kv_heads + heads + 1]`, summed over steps: tokens
+    /// read by each KV head, tokens attended by each query head, and index entries read.
+    pub fn collect_device_counters(&mut self, picks: &[u64]) {
+        if let Selector::Device { has_uncollected, .. } = &mut self.selector {
+            *has_uncollected = false;
+        }
+        let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
+        let method = self.method.method.clone();
+        let form = method.device_form().expect(HAS_FORM);
+        for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
+            let (read, picks) = picks.split_at(shape.kv_heads);
+            let (entries, attended) = picks.split_last().expect("heads and entries");
+            let tokens: u64 = attended.iter().sum();
+            let step = self.step_shape(attended.len() / shape.kv_heads, 0);
+            let cost = self.costs.layer_mut(layer);
+            *cost += form.cost_of_picks(&step, *entries, tokens);
+            let read = read.iter().sum::<u64>();
+            if form.takes_products(step.group) {
+                cost.leave_to_attention(tokens as usize, read as usize, shape.d, shape.dtype.bytes());
+            }
+            cost.kv_bytes += read * shape.row_bytes() as u64;
+            cost.attended_tokens += tokens;
+            cost.attend_flops += attend_flops(shape.d) * tokens;
+            if tokens > 0 {
+                let attended: Vec<usize> = attended.iter().map(|tokens| *tokens as usize).collect();
+                self.costs.count_heads(layer, 0, &attended, 0);
+            }
+        }
+    }
+
+    /// Sets how many evictable tokens a layer still holds, summed over KV heads, as counted on the device.
+    pub fn set_resident_tokens(&mut self, layer: usize, tokens: usize) {
+        if let Selector::Device { resident, .. } = &mut self.selector {
+            resident[layer] = Some(tokens);
+        }
+    }
+
+    /// Of the first `total` tokens, those that full attention of a layer attends: all, or the layer's window.
+    fn seen_by_full(&self, layer: usize, total: usize) -> usize {
+        total - self.prefix.spec(layer).first_visible(total)
+    }
+
+    /// Adds the cost of attending for a group of query heads to `cost`, the cost of its selection.
+    pub(super) fn count(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        group: usize,
+        picked: &AttendedTokens,
+        mut cost: Cost,
+    ) {
+        let (total, shape) = (self.total(layer), self.prefix.shape());
+        let seen = self.seen_by_full(layer, total);
+        let attended = picked.attended(group, total);
+        let summed: usize = attended.iter().sum();
+        cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
+        cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
+        cost.steps += group as u64;
+        cost.context_tokens += (group * seen) as u64;
+        cost.attended_tokens += summed as u64;
+        cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
+        let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
+        if !self.dense[layer] && !self.method.has_moving_candidates() && !has_rule {
+            cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
+        }
+        let per_token = attend_flops(shape.d);
+        cost.attend_flops += per_token * summed as u64;
+        cost.full_flops += per_token * (group * seen) as u64;
+        self.costs.count_heads(layer, kv_head * group, &attended, seen);
+        *self.costs.layer_mut(layer) += cost;
+    }
+}
+
+/// FLOPs of attending one token by one query head.
+fn attend_flops(d: usize) -> u64 {
+    4 * d as u64
+}

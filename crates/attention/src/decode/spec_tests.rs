@@ -1,0 +1,225 @@
+//! Layers with a cap, a window and sinks of their own, in decoding and in prefill, against attention computed naively in double precision.
+
+use super::sequence::Sequence;
+use crate::calibration::collector::PrefillChunk;
+use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::methods::configure;
+use crate::{
+    AttentionSpec, Configured, IndexCache, LayerSpecs, Policy, SoftmaxScale, SparsePrefill, SpecReason, attend_densely,
+    expand_grid,
+};
+
+const D: usize = 8;
+const KV_HEADS: usize = 2;
+const HEADS: usize = 4;
+const PREFIX: usize = 60;
+const STEPS: usize = 7;
+
+fn configured(spec: &str) -> Configured {
+    configure(&expand_grid(spec).unwrap()[0], &Policy { sink: 2, local: 3, ..Policy::default() }).unwrap()
+}
+
+/// One spec of each kind, and one with everything.
+fn specs() -> Vec<AttentionSpec> {
+    let plain = AttentionSpec::of_width(D);
+    let sinks = Some([0.5, -2.0, 3.0, 1.0].into());
+    vec![
+        plain.clone(),
+        AttentionSpec { scale: SoftmaxScale::inverse_root(3), ..plain.clone() },
+        AttentionSpec { soft_cap: Some(0.8), ..plain.clone() },
+        AttentionSpec { window: Some(9), ..plain.clone() },
+        AttentionSpec { window: Some(1), ..plain.clone() },
+        AttentionSpec { sinks: sinks.clone(), ..plain },
+        AttentionSpec { scale: SoftmaxScale::of_factor(0.6), soft_cap: Some(1.2), window: Some(64), sinks },
+    ]
+}
+
+fn noise(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin() * 1.5).collect()
+}
+
+/// Keys and values of all tokens at a layer, and the queries of all of them, `[token][heads][D]`.
+fn layer(number: usize) -> (LayerKv, Vec<f32>) {
+    let (tokens, width) = (PREFIX + STEPS, KV_HEADS * D);
+    let mut kv = LayerKv::new(KvDtype::F32, KV_HEADS, D, tokens);
+    kv.append_rows(&noise(tokens * width, 3 * number), &noise(tokens * width, 3 * number + 1));
+    (kv, noise(tokens * HEADS * D, 3 * number + 2))
+}
+
+/// What the token at `position` attends, `[heads][D]`.
+fn naive(kv: &LayerKv, queries: &[f32], position: usize, spec: &AttentionSpec) -> Vec<f32> {
+    let of_head = |head: usize| {
+        let query = &queries[(position * HEADS + head) * D..][..D];
+        let own = |store: &crate::kv::KvStore| store.head(head / (HEADS / KV_HEADS)).to_f32();
+        let (keys, values) = (own(&kv.keys), own(&kv.values));
+        let sees = |token: &usize| spec.window.is_none_or(|window| position - token < window);
+        let weight = |token: usize| {
+            let pairs = query.iter().zip(&keys[token * D..]);
+            let logit = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / spec.scale.divisor();
+            spec.soft_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh()).exp()
+        };
+        let weights: Vec<(usize, f64)> = (0..=position).filter(sees).map(|token| (token, weight(token))).collect();
+        let sink = spec.sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+        let sum = weights.iter().map(|(_, weight)| weight).sum::<f64>() + sink;
+        let channel = |c: usize| weights.iter().map(|(t, w)| w * f64::from(values[t * D + c])).sum::<f64>() / sum;
+        (0..D).map(|c| channel(c) as f32).collect::<Vec<f32>>()
+    };
+    (0..HEADS).flat_map(of_head).collect()
+}
+
+fn assert_close(got: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 2e-5, "{what}: {a} against {b}"));
+}
+
+/// A sequence behind the prefixes of layers that attend by [`specs`], and each of its steps by layer.
+fn decode(method: &str) -> (Sequence, Vec<Vec<Vec<f32>>>) {
+    let specs: LayerSpecs = specs().into();
+    let layers: Vec<(LayerKv, Vec<f32>)> = (0..specs.layers()).map(layer).collect();
+    let cut = |(kv, _): &(LayerKv, Vec<f32>)| {
+        let mut kv = kv.clone();
+        kv.truncate(PREFIX, PREFIX);
+        kv
+    };
+    let prefix = Prefix::with_specs(layers.iter().map(cut).collect(), specs);
+    let mut sequence = IndexCache::new(prefix, KvDtype::F32, 1).fork(&configured(method), true);
+    let step = |at: usize, number: usize, sequence: &mut Sequence| {
+        let (kv, queries) = &layers[number];
+        let row = |store: &crate::kv::KvStore| -> Vec<f32> {
+            (0..KV_HEADS).flat_map(|head| store.head(head).slice(at..at + 1, D).to_f32()).collect()
+        };
+        let mut out = vec![f32::NAN; HEADS * D];
+        sequence.step(number, &queries[at * HEADS * D..][..HEADS * D], &row(&kv.keys), &row(&kv.values), &mut out);
+        out
+    };
+    let outputs = (PREFIX..PREFIX + STEPS)
+        .map(|at| (0..layers.len()).map(|number| step(at, number, &mut sequence)).collect::<Vec<_>>());
+    let outputs = outputs.collect();
+    (sequence, outputs)
+}
+
+#[test]
+fn decoding_honours_the_spec_of_each_layer() {
+    for method in ["full", "topk:k=500", "quest:page=4,k=500"] {
+        let (sequence, outputs) = decode(method);
+        for (at, outputs) in (PREFIX..).zip(outputs) {
+            for (number, (out, spec)) in outputs.iter().zip(specs()).enumerate() {
+                let (kv, queries) = layer(number);
+                assert_close(out, &naive(&kv, &queries, at, &spec), &format!("{method}, {spec:?}"));
+            }
+        }
+        let fidelity = sequence.fidelity().unwrap();
+        let all = |measured: Vec<Vec<f64>>| measured.concat();
+        assert!(all(fidelity.output_error()).iter().all(|error| *error < 1e-5), "{method}");
+        assert!(all(fidelity.recall()).iter().all(|recall| *recall == 1.0), "{method}");
+        assert!(all(fidelity.dropped_mass()).iter().all(|mass| *mass == 0.0), "{method}");
+    }
+}
+
+/// Methods select nothing where the model has a window: such layers attend it in full, and no more is counted or held.
+#[test]
+fn layers_with_a_window_attend_it_in_full_whatever_the_method() {
+    let (sequence, outputs) = decode("topk:k=1");
+    for (number, spec) in specs().iter().enumerate() {
+        let (kv, queries) = layer(number);
+        let costs = sequence.costs().total(|layer| layer == number);
+        match spec.window {
+            None => assert!(costs.attended_tokens < costs.context_tokens, "{spec:?}"),
+            Some(window) => {
+                (PREFIX..).zip(&outputs).for_each(|(at, outputs)| {
+                    assert_close(&outputs[number], &naive(&kv, &queries, at, spec), &format!("{spec:?}"));
+                });
+                let seen: usize = (PREFIX + 1..=PREFIX + STEPS).map(|total| total.min(window)).sum();
+                assert_eq!(
+                    (costs.attended_tokens, costs.context_tokens),
+                    ((HEADS * seen) as u64, (HEADS * seen) as u64)
+                );
+            }
+        }
+    }
+    let (total, windows) = (PREFIX + STEPS, [9, 1, 64]);
+    let expected = (4 * total + windows.iter().sum::<usize>()) as f64 / 7.0;
+    assert!((sequence.kv_tokens_held() - expected).abs() < 1e-9, "{} tokens held", sequence.kv_tokens_held());
+}
+
+/// The share of a softmax that is dropped counts the sink in its denominator, and logits as they are capped.
+#[test]
+fn dropped_mass_is_of_the_layers_own_softmax() {
+    let (sequence, _) = decode("streaming_llm:window=5");
+    let dropped = sequence.fidelity().unwrap().dropped_mass();
+    for (number, spec) in specs().iter().enumerate().filter(|(_, spec)| spec.window.is_none()) {
+        let (kv, queries) = layer(number);
+        for head in 0..HEADS {
+            let of_step = |at: usize| {
+                // The mass that values of one get: of all tokens, less that of the tokens attended.
+                let mass = |keeps: &dyn Fn(usize) -> bool| {
+                    let mut marked = LayerKv::new(KvDtype::F32, KV_HEADS, D, at + 1);
+                    let own = |head: usize| kv.keys.head(head).to_f32();
+                    let keys: Vec<f32> =
+                        (0..=at).flat_map(|t| (0..KV_HEADS).flat_map(move |h| own(h)[t * D..][..D].to_vec())).collect();
+                    let values: Vec<f32> =
+                        (0..=at).flat_map(|t| vec![f32::from(u8::from(keeps(t))); KV_HEADS * D]).collect();
+                    marked.append_rows(&keys, &values);
+                    f64::from(naive(&marked, &queries, at, spec)[head * D])
+                };
+                let attended = |t: usize| t < 2 || t + 5 > at;
+                mass(&|t| !attended(t))
+            };
+            let expected = (PREFIX..PREFIX + STEPS).map(of_step).sum::<f64>() / STEPS as f64;
+            assert!(
+                (dropped[number][head] - expected).abs() < 1e-5,
+                "{spec:?}: {} against {expected}",
+                dropped[number][head]
+            );
+        }
+    }
+}
+
+#[test]
+fn prefill_honours_the_spec_of_its_layer() {
+    let layer_specs: LayerSpecs = specs().into();
+    for method in [None, Some("topk:k=500"), Some("a_shape:window=500"), Some("quest:page=4,k=500")] {
+        let method = method.map(configured);
+        let mut sparse = method.as_ref().map(|method| SparsePrefill::new(method, &layer_specs, 1).unwrap());
+        for (number, spec) in layer_specs.iter().enumerate() {
+            let (kv, queries) = layer(number);
+            let mut out = vec![f32::NAN; queries.len()];
+            let chunk = PrefillChunk::new(number, 0, &queries, HEADS, &kv).with_spec(spec);
+            match &mut sparse {
+                Some(sparse) => sparse.attend(&chunk, &mut out),
+                None => attend_densely(&chunk, &mut out),
+            }
+            for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
+                assert_close(out, &naive(&kv, &queries, at, spec), &format!("{method:?}, {spec:?}, row {at}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn methods_say_what_of_a_spec_they_cannot_honour() {
+    use SpecReason::{Sinks, SoftCap, Window};
+    let all = specs().pop().unwrap();
+    let plain = AttentionSpec::of_width(D);
+    for (method, reasons) in [
+        ("full", &[][..]),
+        ("topk:k=9", &[]),
+        ("quest:k=32", &[]),
+        ("a_shape:window=9", &[]),
+        ("random:k=9", &[]),
+        ("streaming_llm:window=9", &[]),
+        ("streaming_llm:window=9,rolling=true", &[Window]),
+        ("topp:p=0.9", &[SoftCap, Sinks]),
+        ("topk_norm:k=9", &[SoftCap, Sinks]),
+        ("lsh_bits:k=9", &[SoftCap, Sinks]),
+        ("magicpig:K=3,L=9", &[SoftCap, Sinks]),
+        ("snapkv:k=9", &[SoftCap, Sinks]),
+        ("vertical_slash", &[SoftCap, Sinks]),
+    ] {
+        let configured = configured(method);
+        let said = configured.unsupported(&vec![plain.clone(), all.clone(), all.clone()].into());
+        assert_eq!(said.into_iter().collect::<Vec<_>>(), reasons, "{method}");
+        let scaled = AttentionSpec { scale: SoftmaxScale::inverse_root(77), ..plain.clone() };
+        assert!(configured.unsupported(&vec![plain.clone(), scaled].into()).is_empty(), "{method}: any scale will do");
+    }
+}

@@ -1,0 +1,108 @@
+//! Launches that compare packed bit signatures on a GPU: one [`CudaScorer`] for all methods that sign keys and queries.
+
+use std::ops::Range;
+
+use super::{Signatures, Steps, Ties};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FusedTopK};
+use crate::backend::index::PrefixStatsView;
+use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as LayerSignatures, TieOrder};
+
+/// How a method signs keys and queries.
+pub(crate) trait CudaSigner: Send + Sync {
+    /// Signatures of the keys of a layer, and what signs queries.
+    type Index: std::any::Any + Send + Sync;
+
+    /// How candidates at one distance are ordered.
+    fn ties(&self) -> Ties;
+
+    /// Signs the keys of a layer.
+    fn sign_keys(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
+    -> Result<Built<Self::Index>, GpuError>;
+
+    /// The signatures of a layer's keys.
+    fn signatures<'a>(&self, step: &DeviceStep<'_>, index: &'a Self::Index) -> LayerSignatures<'a>;
+
+    /// Signs the queries of some rows into `signed`: `[row][head][word]`.
+    fn sign_queries(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &Self::Index,
+        signed: &mut Buffer,
+    ) -> Result<(), GpuError>;
+}
+
+/// Signatures of the queries of a step, `[row][head][word]`.
+#[derive(Debug, Default)]
+struct SignedQueries(Option<Buffer>);
+
+impl SignedQueries {
+    /// Signs the queries of some rows; returns the signatures and the order of candidates that are equally near to them.
+    fn sign<S: CudaSigner>(
+        &mut self,
+        signer: &S,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &S::Index,
+    ) -> Result<(&Buffer, TieOrder), GpuError> {
+        let LayerSignatures { kv_heads, words, .. } = signer.signatures(step, index);
+        let heads = step.queries.heads;
+        let signed = step.prefix.gpu.reserved(&mut self.0, 4 * rows.len() * heads * words)?;
+        signer.sign_queries(step, rows, index, signed)?;
+        Ok((signed, signer.ties().on_device(32 * words, heads / kv_heads)))
+    }
+}
+
+impl<S: CudaSigner> CudaScorer for S {
+    type Index = S::Index;
+
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<Built<S::Index>, GpuError> {
+        self.sign_keys(layer, learned)
+    }
+
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &S::Index,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (keys, queries) = (self.signatures(step, index), (rows.len(), step.queries.heads));
+        let DeviceScratch { scores, own } = scratch;
+        let (signed, ties) = own.of::<SignedQueries>().sign(self, step, rows, index)?;
+        step.prefix.gpu.score_signatures((signed, queries.0, queries.1), &keys, ties, reduction, scores)
+    }
+
+    fn fused_top_k<'f>(
+        &'f self,
+        step: &DeviceStep<'_>,
+        index: &'f S::Index,
+        reduction: Option<Reduction>,
+    ) -> Option<FusedTopK<'f>> {
+        let rows = step.budget_units.len();
+        let keys = self.signatures(step, index);
+        let nearest = Nearest::new(step.prefix.gpu, (rows, step.queries.heads), keys, reduction)?;
+        Some(Box::new(move |step, scratch, to| {
+            let (signed, ties) = scratch.own.of::<SignedQueries>().sign(self, step, 0..rows, index)?;
+            let chosen = (&to.budget_units, step.prefix.candidates.start);
+            step.prefix.gpu.nearest_signatures(nearest, signed, ties, chosen, &mut to.lists)
+        }))
+    }
+}
+
+impl Ties {
+    /// As kernels take it, for signatures of `bits` bits and groups of `group` heads.
+    fn on_device(self, bits: usize, group: usize) -> TieOrder {
+        let Self::Seeded(seed) = self else { return TieOrder::default() };
+        let steps = Steps::new(bits, group);
+        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
+    }
+}
+
+impl Signatures {
+    /// All of them, `[word][candidate]`.
+    pub(crate) fn planes(&self) -> &[u32] {
+        &self.planes
+    }
+}

@@ -1,0 +1,73 @@
+//! Launches of scores by the queries' largest channels, and of what selections leave over, on a GPU.
+
+use std::ops::Range;
+
+use super::QueryChannels;
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace};
+use crate::backend::index::PrefixStatsView;
+use crate::scored::granularity::Granularity;
+use spattn_cuda::{Buffer, ChosenChannels, GpuError, KeysByChannel, Reduction};
+
+/// The keys of a layer, channel by channel, and the mean values.
+pub(super) struct LayerChannels {
+    keys: Buffer,
+    means: Buffer,
+}
+
+impl LayerChannels {
+    fn view(&self, step: &DeviceStep<'_>) -> KeysByChannel<'_> {
+        let (Self { keys, means }, cache) = (self, &step.prefix.cache);
+        let (kv_heads, d, storage) = (cache.kv_heads, cache.d, cache.storage);
+        KeysByChannel { keys, means, tokens: step.prefix.candidates.len(), kv_heads, d, storage }
+    }
+}
+
+/// The channels that the queries chose, and the queries there.
+#[derive(Debug, Default)]
+struct ChannelWorkspace {
+    channels: Option<Buffer>,
+    weights: Option<Buffer>,
+}
+
+impl CudaScorer for QueryChannels {
+    type Index = LayerChannels;
+
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<Built<LayerChannels>, GpuError> {
+        let (cache, tokens) = (&layer.cache, layer.candidates.len());
+        let [keys, means] = KeysByChannel::bytes(tokens, cache.kv_heads, cache.d, cache.storage.bytes());
+        let (mut keys, mut means) = (layer.gpu.alloc(keys)?, layer.gpu.alloc(means)?);
+        layer.gpu.keys_by_channel(cache, layer.candidates.clone(), [&mut keys, &mut means])?;
+        let host_bytes = cache.kv_heads * cache.d * (tokens * layer.dtype.bytes() + size_of::<f32>());
+        Ok(Built { index: LayerChannels { keys, means }, host_bytes })
+    }
+
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &LayerChannels,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
+        let DeviceScratch { scores, own } = scratch;
+        let ChannelWorkspace { channels, weights } = own.of();
+        let lists = if self.per == Granularity::QueryHead { heads } else { cache.kv_heads };
+        let mut chosen = ChosenChannels { channels, weights, count: self.r.of(cache.d), lists };
+        gpu.choose_channels(&step.queries, rows.clone(), (cache.d, cache.storage), &mut chosen)?;
+        // What a selection leaves over is a matter of each head's own logits, so these are kept.
+        gpu.score_channels(&chosen, (rows.len(), heads), &index.view(step), reduction, scores)
+    }
+
+    fn weigh_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &LayerChannels,
+        first: usize,
+        scratch: &DeviceScratch,
+        to: &mut DeviceWorkspace,
+    ) -> Result<(), GpuError> {
+        let begin = step.prefix.candidates.start;
+        step.prefix.gpu.rest_shares(&scratch.scores, begin, &index.view(step), first, &mut to.lists)
+    }
+}

@@ -1,0 +1,97 @@
+//! Launches of a scorer and a picker on a GPU.
+
+use std::ops::Range;
+
+use super::Scored;
+use super::device::ON_DEVICE;
+use crate::backend::active::{
+    DeviceLaunch, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FusedTopK, MaterializesScores,
+};
+use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::scorer::{DevicePicker, DeviceScorer};
+use crate::scored::granularity::{Granularity, Reduce};
+use crate::scored::scorer::Scorer;
+use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Scores};
+
+/// Limit of the bytes of scores computed at a time; a single row may exceed it.
+const SCORE_BYTES: usize = 64 << 20;
+
+/// Ranges of rows whose scores are computed together.
+fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
+    let rows = step.budget_units.len();
+    let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
+    (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
+}
+
+/// How the scores of a group are reduced; `None` if each query head selects by its own.
+fn reduction(per: Granularity) -> Option<Reduction> {
+    match per {
+        Granularity::QueryHead => None,
+        Granularity::KvHead(Reduce::Sum) => Some(Reduction::Sum),
+        Granularity::KvHead(Reduce::Max) => Some(Reduction::Max),
+    }
+}
+
+/// The launch that scores and selects at once, if the picker is a top-k and the scorer has one.
+fn fused<'f>(
+    (scorer, picker): (&'f dyn DeviceScorer, &dyn DevicePicker),
+    step: &DeviceStep<'_>,
+    index: &'f DeviceIndex,
+    reduction: Option<Reduction>,
+) -> Option<FusedTopK<'f>> {
+    if picker.is_top_k() { scorer.fused_top_k(step, index, reduction) } else { None }
+}
+
+impl<S: Scorer> Scored<S> {
+    /// The pages of a step's candidates.
+    fn pages(&self, step: &DeviceStep<'_>) -> Pages {
+        Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
+    }
+}
+
+impl<S: Scorer> DeviceLaunch for Scored<S> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
+        self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)
+    }
+
+    fn start_all(&self, _: &Gpu, _: &DeviceIndex, _: usize) -> Result<Option<HeldTokens>, GpuError> {
+        Ok(None)
+    }
+
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        let pages = self.pages(step);
+        let reduction = reduction(self.per);
+        let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
+        picker.prepare(step, &pages, lists, to)?;
+        if let Some(launch) = fused((scorer, picker), step, index, reduction) {
+            return launch(step, scratch, to);
+        }
+        for rows in rows_at_once(step, &pages) {
+            let first = rows.start;
+            scorer.score_all(step, rows, index, reduction, scratch)?;
+            picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, to)?;
+            scorer.weigh_all(step, index, first, scratch, to)?;
+        }
+        Ok(())
+    }
+
+    fn score_only(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        scratch: &mut DeviceScratch,
+    ) -> Result<MaterializesScores, GpuError> {
+        let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), reduction(self.per));
+        rows_at_once(step, &self.pages(step))
+            .try_for_each(|rows| scorer.score_all(step, rows, index, reduction, scratch))?;
+        let is_fused = fused((scorer, picker), step, index, reduction).is_some();
+        Ok(if is_fused { MaterializesScores::ForTimingOnly } else { MaterializesScores::Yes })
+    }
+}

@@ -1,0 +1,92 @@
+//! [`IndexKey`]: which sequences can share an index.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// The settings of a method that its index over a prefix depends on: methods of one name with equal keys share one index.
+///
+/// A key is a value of the method's own type, so that the compiler can check it: either all of the method, with derived `Eq` and
+/// `Hash`, or what an exhaustive pattern (`let Self { page, ties: _ } = self`) takes from it. Keys of different types differ.
+#[derive(Debug, Clone)]
+pub struct IndexKey(Arc<dyn Settings>);
+
+impl IndexKey {
+    /// The key of an index with these settings.
+    pub fn new(settings: impl Any + Debug + Eq + Hash + Send + Sync) -> Self {
+        Self(Arc::new(settings))
+    }
+
+    /// The key of an index that depends on no setting of the method.
+    pub fn none() -> Self {
+        Self::new(())
+    }
+}
+
+impl PartialEq for IndexKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.is(other.0.as_ref())
+    }
+}
+
+impl Eq for IndexKey {}
+
+impl Hash for IndexKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.write(state);
+    }
+}
+
+/// Settings with their type erased.
+trait Settings: Any + Debug + Send + Sync {
+    fn is(&self, other: &dyn Settings) -> bool;
+    fn write(&self, state: &mut dyn Hasher);
+}
+
+impl<S: Any + Debug + Eq + Hash + Send + Sync> Settings for S {
+    fn is(&self, other: &dyn Settings) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
+    }
+
+    fn write(&self, mut state: &mut dyn Hasher) {
+        self.type_id().hash(&mut state);
+        self.hash(&mut state);
+    }
+}
+
+/// A number of a key, equal if its bits are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Bits(u64);
+
+impl From<f64> for Bits {
+    fn from(number: f64) -> Self {
+        Self(number.to_bits())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn keys_are_equal_if_type_and_settings_are() {
+        #[derive(Debug, PartialEq, Eq, Hash)]
+        struct Pages(usize);
+        #[derive(Debug, PartialEq, Eq, Hash)]
+        struct Blocks(usize);
+        let keys = [
+            IndexKey::new(Pages(3)),
+            IndexKey::new(Pages(4)),
+            IndexKey::new(Blocks(3)),
+            IndexKey::none(),
+            IndexKey::new((Bits::from(0.5), 1)),
+            IndexKey::new((Bits::from(0.25), 1)),
+        ];
+        let distinct: HashSet<IndexKey> = keys.iter().cloned().collect();
+        assert_eq!(distinct.len(), keys.len());
+        assert!(distinct.contains(&IndexKey::new(Pages(4))) && !distinct.contains(&IndexKey::new(Pages(5))));
+        assert_eq!(IndexKey::new((Bits::from(0.5), 1)), keys[4]);
+    }
+}

@@ -1,0 +1,102 @@
+//! [`Buffer`]: memory of a GPU, counted as long as it is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cudarc::driver::{CudaSlice, DevicePtr};
+use half::{bf16, f16};
+
+/// Numbers that host and device store alike.
+///
+/// # Safety
+/// Every pattern of bits is a value, and there is no padding.
+pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
+
+// SAFETY: integers and floats have neither padding nor patterns that are no value.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for f16 {}
+// SAFETY: as above.
+unsafe impl Plain for bf16 {}
+
+/// Memory of a GPU.
+pub struct Buffer {
+    pub(super) slice: CudaSlice<u8>,
+    pub(super) held: Held,
+}
+
+/// Bytes that all buffers of a GPU take now, and the most that they have taken.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    now: AtomicUsize,
+    pub(super) most: AtomicUsize,
+}
+
+/// A buffer's part of [`Memory`], for as long as it is there.
+pub(super) struct Held {
+    bytes: usize,
+    memory: Arc<Memory>,
+}
+
+impl Held {
+    pub(super) fn new(bytes: usize, memory: &Arc<Memory>) -> Self {
+        let before = memory.now.fetch_add(bytes, Ordering::Relaxed);
+        memory.most.fetch_max(before + bytes, Ordering::Relaxed);
+        Self { bytes, memory: memory.clone() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.memory.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes())
+    }
+}
+
+impl Buffer {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.held.bytes
+    }
+
+    /// A number that no other buffer has as long as this one is there.
+    pub fn id(&self) -> u64 {
+        self.address(0, 0)
+    }
+
+    /// The address of a byte; `len` bytes from there on lie inside.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub(super) fn address(&self, offset: usize, len: usize) -> u64 {
+        assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
+        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
+        address + offset as u64
+    }
+}
+
+/// A buffer that a launcher or a caller has reserved.
+///
+/// # Panics
+/// With the buffer's name, if it was not reserved.
+pub(super) fn reserved<'b>(buffer: &'b Option<Buffer>, name: &str) -> &'b Buffer {
+    buffer.as_ref().unwrap_or_else(|| panic!("memory of {name} was not reserved"))
+}
+
+/// The bytes of numbers.
+pub(super) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
+    // SAFETY: `Plain` numbers have no padding.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }
+}

@@ -1,0 +1,57 @@
+//! Counting what was selected.
+
+use std::ops::Range;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::host_device_vec::HostDeviceVec;
+use super::token_lists::TokenLists;
+use super::{Buffer, Gpu, GpuError, failed};
+
+/// Threads of a block that counts.
+const THREADS: u32 = 1024;
+
+impl Gpu {
+    /// Adds to each row's counters how many different tokens the lists of each KV head have together, how many each query
+    /// head attends, and how many entries of an index all lists took: u64 from number `offset` on, `[kv_head]`, `[head]`, and
+    /// one. Lists are by KV head or by query head, of tokens in `tokens`. What is read and attended counts as often as the
+    /// counters' row says.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    #[allow(clippy::too_many_arguments)]
+    pub fn count_picks(
+        &self,
+        lists: &TokenLists,
+        (kv_heads, heads): (usize, usize),
+        tokens: Range<usize>,
+        counters: &[(&Buffer, u64)],
+        offset: usize,
+        room: &mut HostDeviceVec<u64>,
+    ) -> Result<(), GpuError> {
+        assert!(lists.lists() == heads || lists.lists() == kv_heads, "{} lists of a row", lists.lists());
+        assert_eq!(counters.len(), lists.rows(), "counters for each row");
+        if lists.rows() == 0 {
+            return Ok(());
+        }
+        let needed = 8 * (offset + kv_heads + heads + 1);
+        room.set(self, counters.iter().flat_map(|(buffer, times)| [buffer.address(0, needed), *times]).collect())?;
+        let function = self.function("count_picks", "count_picks")?;
+        let [from, counts] = lists.addresses(0);
+        let to = room.address(0..2 * lists.rows());
+        let entries = if lists.is_counted() { lists.entries(0) } else { 0 };
+        let grid = (kv_heads as u32, lists.rows() as u32, 1);
+        let (most, group, offset) = (lists.most() as u32, (heads / kv_heads) as u32, offset as u64);
+        let of_group = (lists.lists() / kv_heads) as u32;
+        let (first, end) = (tokens.start as u32, tokens.end as u32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&most).arg(&counts).arg(&entries).arg(&of_group).arg(&group).arg(&first).arg(&end);
+        launch.arg(&to).arg(&offset);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: lists and counters are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("counting picks"))
+    }
+}

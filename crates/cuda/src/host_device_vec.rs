@@ -1,0 +1,42 @@
+//! [`HostDeviceVec`]: numbers that host and device hold alike.
+
+use std::ops::Range;
+
+use super::{Buffer, Gpu, GpuError, Plain};
+
+/// Numbers that host and device hold alike; uploaded when they change.
+#[derive(Debug, Default)]
+pub struct HostDeviceVec<T> {
+    host: Vec<T>,
+    device: Option<Buffer>,
+}
+
+impl<T: Plain + PartialEq> HostDeviceVec<T> {
+    /// Makes both hold `numbers`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn set(&mut self, gpu: &Gpu, numbers: Vec<T>) -> Result<(), GpuError> {
+        if self.host == numbers && self.device.is_some() {
+            return Ok(());
+        }
+        self.host.clear();
+        let bytes = size_of_val(numbers.as_slice());
+        let device = gpu.reserved(&mut self.device, bytes)?;
+        gpu.upload_to(device, 0, &numbers)?;
+        self.host = numbers;
+        Ok(())
+    }
+
+    /// What both hold.
+    pub fn numbers(&self) -> &[T] {
+        &self.host
+    }
+
+    /// Where some of them are on the device.
+    pub(super) fn address(&self, range: Range<usize>) -> u64 {
+        assert!(range.end <= self.host.len(), "{range:?} of {} numbers", self.host.len());
+        let device = self.device.as_ref().expect("numbers are set before they are used");
+        device.address(range.start * size_of::<T>(), range.len() * size_of::<T>())
+    }
+}

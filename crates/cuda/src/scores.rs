@@ -1,0 +1,156 @@
+//! Scores of candidates on the device, by query head or reduced over the heads of a group.
+
+use super::buffer::reserved;
+use super::{Buffer, Gpu, GpuError};
+
+/// A list of scores takes a multiple of this many: rows are read in vectors.
+const WIDE: usize = 4;
+
+/// Scores of candidates, `[row][list][stride]` f32.
+#[derive(Debug, Default)]
+pub struct Scores {
+    buffer: Option<Buffer>,
+    pub(super) rows: usize,
+    pub(super) lists: usize,
+    pub(super) columns: usize,
+}
+
+impl Scores {
+    /// Makes room for `lists` lists of `columns` scores in each of `rows` rows.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, columns: usize) -> Result<(), GpuError> {
+        (self.rows, self.lists, self.columns) = (rows, lists, columns);
+        gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns))
+    }
+
+    /// Copies one list to the host.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn download(&self, gpu: &Gpu, row: usize, list: usize) -> Result<Vec<f32>, GpuError> {
+        let mut scores = vec![0.0; self.columns];
+        let buffer = reserved(&self.buffer, "scores");
+        gpu.download(buffer, 4 * (row * self.lists + list) * self.stride(), &mut scores)?;
+        Ok(scores)
+    }
+
+    /// Copies scores `[row][list][column]` to the device.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn upload(&mut self, gpu: &Gpu, scores: &[f32]) -> Result<(), GpuError> {
+        assert_eq!(scores.len(), self.rows * self.lists * self.columns, "a score for each column");
+        let mut padded = vec![f32::NAN; self.rows * self.lists * self.stride()];
+        let columns = self.columns.max(1);
+        let lists = scores.chunks_exact(columns).zip(padded.chunks_exact_mut(self.stride().max(1)));
+        lists.for_each(|(from, to)| to[..columns].copy_from_slice(from));
+        gpu.upload_to(self.buffer.as_mut().expect("scores were not reserved"), 0, &padded)
+    }
+
+    /// Rows and lists of each.
+    ///
+    /// # Panics
+    /// If there are not so many columns.
+    pub(super) fn shape(&self, columns: usize) -> (usize, usize) {
+        assert_eq!(self.columns, columns, "a score for each column");
+        (self.rows, self.lists)
+    }
+
+    /// Scores from one list to the next.
+    pub(super) fn stride(&self) -> usize {
+        Self::stride_of(self.columns)
+    }
+
+    fn stride_of(columns: usize) -> usize {
+        columns.next_multiple_of(WIDE)
+    }
+
+    /// Bytes of one row of so many lists.
+    pub fn row_bytes(lists: usize, columns: usize) -> usize {
+        4 * lists * Self::stride_of(columns)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        let buffer = reserved(&self.buffer, "scores");
+        buffer.address(0, 4 * self.rows * self.lists * self.stride())
+    }
+}
+
+/// Room for scores by query head, and for what those of each group come to.
+#[derive(Debug, Default)]
+pub struct ScoreWorkspace {
+    by_head: Scores,
+    by_group: Scores,
+    /// What is kept of the scores of each tile.
+    tiles: Option<Buffer>,
+}
+
+impl ScoreWorkspace {
+    /// What was scored last: by query head, or as [`Reduction`] made it.
+    pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
+        if reduction.is_some() { &self.by_group } else { &self.by_head }
+    }
+
+    /// Room for the scores of query heads and, of as many columns, for what those of each group come to; and for two numbers of each of
+    /// `tiles` tiles of a query head.
+    pub(super) fn resized_both(
+        &mut self,
+        gpu: &Gpu,
+        rows: usize,
+        (heads, kv_heads): (usize, usize),
+        columns: usize,
+        tiles: usize,
+    ) -> Result<[u64; 3], GpuError> {
+        self.by_head.resize(gpu, rows, heads, columns)?;
+        self.by_group.resize(gpu, rows, kv_heads, columns)?;
+        gpu.reserve(&mut self.tiles, 8 * rows * heads * tiles)?;
+        Ok([self.by_head.address(), self.by_group.address(), self.tiles(rows, heads, tiles)])
+    }
+
+    /// The address of the numbers of tiles.
+    pub(super) fn tiles(&self, rows: usize, heads: usize, tiles: usize) -> u64 {
+        reserved(&self.tiles, "numbers of tiles").address(0, 8 * rows * heads * tiles)
+    }
+
+    /// Makes of the scores by query head what those of each group come to.
+    pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
+        gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
+    }
+
+    /// Room for the scores of `heads` query heads, or what those of `kv_heads` groups come to.
+    pub(super) fn resized(
+        &mut self,
+        gpu: &Gpu,
+        rows: usize,
+        (heads, kv_heads): (usize, usize),
+        columns: usize,
+        reduction: Option<Reduction>,
+    ) -> Result<&mut Scores, GpuError> {
+        let (scores, lists) =
+            if reduction.is_some() { (&mut self.by_group, kv_heads) } else { (&mut self.by_head, heads) };
+        scores.resize(gpu, rows, lists, columns)?;
+        Ok(scores)
+    }
+}
+
+/// How the scores of a group's heads become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// Added.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+impl Reduction {
+    /// As kernels name it, or the lack of one.
+    pub(super) fn number(reduction: Option<Self>) -> i32 {
+        match reduction {
+            None => 0,
+            Some(Self::Sum) => 1,
+            Some(Self::Max) => 2,
+        }
+    }
+}

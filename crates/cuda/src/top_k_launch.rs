@@ -1,0 +1,135 @@
+//! Launches that select the pages with the largest scores: a number of them, or those that cover a share of the mass.
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::host_device_vec::HostDeviceVec;
+use super::queries::Pages;
+use super::scores::Scores;
+use super::token_lists::TokenLists;
+use super::{Gpu, GpuError, failed};
+
+/// Threads of a block that selects from a list alone.
+const THREADS: u32 = 1024;
+/// Scores of a list from which on a cluster of blocks selects from it.
+const CLUSTERED: usize = 4096;
+/// Lists up to which clusters are larger, so that all processors have work.
+const FEW_LISTS: usize = 32;
+/// Threads of a block of a cluster.
+const CLUSTER_THREADS: u32 = 512;
+/// Bytes of shared memory of a block of a cluster, without two bits for each of its scores.
+const CLUSTER_SHARED: usize = 66 << 10;
+/// Scores of a block of a cluster: a multiple of this,
+const CHUNK: usize = 128;
+/// and at most this many.
+const LARGEST_CHUNK: usize = 1 << 19;
+
+/// Size of the cluster of blocks that selects from each of `lists` lists of `columns` scores: as few blocks as hold all candidates of
+/// the selection, but more where there are few lists.
+fn cluster_of(lists: usize, columns: usize) -> usize {
+    match (lists <= FEW_LISTS, columns) {
+        (false, ..=0x1_0000) => 2,
+        (true, ..=0x1_0000) | (false, ..=0x4_0000) => 4,
+        _ => 8,
+    }
+}
+
+impl Gpu {
+    /// The tokens of the pages with the largest scores, ascending; of equal scores the earlier page. `chosen` says how many
+    /// pages for each row of `lists`, of which the scores are those from row `first` on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If `lists` have no room for them, or scores and pages do not fit.
+    pub fn top_pages(
+        &self,
+        scores: &Scores,
+        chosen: &HostDeviceVec<u32>,
+        first: usize,
+        pages: &Pages,
+        lists: &mut TokenLists,
+    ) -> Result<(), GpuError> {
+        let rows = first..first + scores.rows;
+        assert!(pages.count() == scores.columns && lists.lists() == scores.lists, "a score for each page of each list");
+        assert!(rows.end <= lists.rows() && pages.tokens.end <= lists.end(), "lists of {} rows", lists.rows());
+        let most = chosen.numbers()[rows.clone()].iter().max().map_or(0, |most| *most as usize);
+        assert!(
+            lists.most() >= most.saturating_mul(pages.size).min(pages.tokens.len()),
+            "lists of {} tokens",
+            lists.most()
+        );
+        if scores.rows == 0 || scores.lists == 0 {
+            return Ok(());
+        }
+        let (from, stride, columns) = (scores.address(), scores.stride() as u64, scores.columns as u32);
+        let chosen = chosen.address(rows);
+        let [tokens, counts] = lists.addresses(first);
+        let size = pages.size.min(pages.tokens.len()) as u32;
+        let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most() as u32);
+        let cluster = cluster_of(scores.rows * scores.lists, scores.columns);
+        let chunk = scores.columns.div_ceil(cluster).next_multiple_of(CHUNK);
+        let clustered = self.is_hopper && scores.columns >= CLUSTERED && chunk <= LARGEST_CHUNK;
+        let (blocks, threads, shared) = match clustered {
+            true => (cluster * scores.lists, CLUSTER_THREADS, (CLUSTER_SHARED + chunk / 4) as u32),
+            false => (scores.lists, THREADS, 0),
+        };
+        let function = match clustered {
+            true => self.with_shared("top_pages_hopper", &format!("top_pages_hopper_{cluster}"), shared),
+            false => self.function("top_pages", "top_pages"),
+        }?;
+        let chunk = chunk as u32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&columns);
+        if clustered {
+            launch.arg(&chunk);
+        }
+        launch.arg(&chosen).arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
+        let grid = (blocks as u32, scores.rows as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: scores, numbers of pages and lists are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
+    }
+
+    /// The tokens of the fewest pages with the largest scores that have a share of the mass of all, and of `least` pages at least,
+    /// ascending; of equal scores the earlier page. A page's mass is `exp(scale * score)`. Rows of `lists` from `first` on are those of
+    /// the scores.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If `lists` have no room for all, or scores and pages do not fit.
+    pub fn top_share(
+        &self,
+        scores: &Scores,
+        (share, scale, least): (f64, f32, usize),
+        first: usize,
+        pages: &Pages,
+        lists: &mut TokenLists,
+    ) -> Result<(), GpuError> {
+        assert!(pages.count() == scores.columns && lists.lists() == scores.lists, "a score for each page of each list");
+        assert!(
+            first + scores.rows <= lists.rows() && pages.tokens.end <= lists.end(),
+            "lists of {} rows",
+            lists.rows()
+        );
+        assert!(lists.most() >= pages.tokens.len(), "lists of {} tokens", lists.most());
+        if scores.rows == 0 || scores.lists == 0 {
+            return Ok(());
+        }
+        let (from, stride, columns) = (scores.address(), scores.stride() as u64, scores.columns as u32);
+        let [tokens, counts] = lists.addresses(first);
+        let size = pages.size.min(pages.tokens.len()) as u32;
+        let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most() as u32);
+        let least = least.min(scores.columns) as u32;
+        let function = self.function("top_share", "top_share")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&columns).arg(&share).arg(&scale).arg(&least);
+        launch.arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
+        let grid = (scores.lists as u32, scores.rows as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: scores and lists are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing a share of the mass"))
+    }
+}

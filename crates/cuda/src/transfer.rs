@@ -1,0 +1,170 @@
+//! Memory of a GPU: allocating it, and copying between host and device.
+
+use std::sync::PoisonError;
+
+use cudarc::driver::DriverError;
+use cudarc::driver::result::memcpy_dtoh_async;
+use cudarc::driver::sys::CUresult;
+use rayon::prelude::*;
+
+use super::buffer::{Buffer, Held, Plain, bytes_of};
+use super::staging::{LANDING, Staging};
+use super::{Gpu, GpuError, failed, may_deal};
+use spattn_kernels::Rows as StoredRows;
+
+/// Bytes of a download that a thread copies at a time.
+const COPIED: usize = 1 << 18;
+
+impl Gpu {
+    /// Memory of so many bytes, all zero.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, GpuError> {
+        let bytes = bytes.max(1);
+        let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
+        match allocated {
+            Ok(slice) => Ok(Buffer { slice, held: Held::new(bytes, &self.memory) }),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
+                Err(GpuError::OutOfMemory { asked: bytes, free })
+            }
+            Err(error) => Err(failed("making room")(error)),
+        }
+    }
+
+    /// Makes `buffer` at least so large; what it held is lost where it has to grow.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserve(&self, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), GpuError> {
+        if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+            *buffer = None;
+            *buffer = Some(self.alloc(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// As [`reserve`](Self::reserve); returns the buffer.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserved<'b>(&self, buffer: &'b mut Option<Buffer>, bytes: usize) -> Result<&'b mut Buffer, GpuError> {
+        self.reserve(buffer, bytes)?;
+        Ok(buffer.as_mut().expect("it was just reserved"))
+    }
+
+    /// Copies numbers to the device, into memory of their own.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn upload<T: Plain>(&self, numbers: &[T]) -> Result<Buffer, GpuError> {
+        let mut buffer = self.alloc(size_of_val(numbers))?;
+        self.upload_to(&mut buffer, 0, numbers)?;
+        Ok(buffer)
+    }
+
+    /// Copies numbers to the device, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
+        let bytes = bytes_of(numbers);
+        let address = buffer.address(offset, bytes.len());
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if bytes.len() <= Staging::MOST {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
+        }
+        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
+        self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
+    }
+
+    /// Copies rows to the device as they are stored, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_rows(&self, buffer: &mut Buffer, offset: usize, rows: StoredRows<'_>) -> Result<(), GpuError> {
+        match rows {
+            StoredRows::F32(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::F16(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::Bf16(rows) => self.upload_to(buffer, offset, rows),
+        }
+    }
+
+    /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.
+    ///
+    /// # Errors
+    /// [`GpuError`]; whatever went wrong on the device since the last time shows here.
+    ///
+    /// # Panics
+    /// If the buffer does not hold so many.
+    pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
+        let len = size_of_val(numbers);
+        let from = buffer.address(offset, len);
+        // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
+        for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
+            let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
+            // SAFETY: the range lies inside the buffer as checked above, and the pages are not touched before it is over.
+            unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
+            self.synchronize()?;
+            // Pages that are new to the process are slow to be written to first.
+            match may_deal() {
+                true => {
+                    let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
+                    pieces.for_each(|(to, from)| to.copy_from_slice(from));
+                }
+                false => piece.copy_from_slice(landed),
+            }
+        }
+        if len == 0 { self.synchronize() } else { Ok(()) }
+    }
+
+    /// As [`download`](Self::download), into new memory.
+    pub(super) fn downloaded<T: Plain + Default>(
+        &self,
+        buffer: &Buffer,
+        offset: usize,
+        count: usize,
+    ) -> Result<Vec<T>, GpuError> {
+        let mut numbers = vec![T::default(); count];
+        self.download(buffer, offset, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Copies `len` bytes within the device.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If either range is not inside its buffer.
+    pub fn copy(
+        &self,
+        from: &Buffer,
+        offset: usize,
+        to: &mut Buffer,
+        place: usize,
+        len: usize,
+    ) -> Result<(), GpuError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let from = from.slice.slice(offset..offset + len);
+        let mut to = to.slice.slice_mut(place..place + len);
+        self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
+    }
+}

@@ -1,0 +1,177 @@
+//! The cache on disk, in the layout that other Hugging Face tools use.
+//!
+//! `blobs/` has each file under what the hub calls its version, for most files a hash; `snapshots/COMMIT/` has links to
+//! them under the names in the repository, `refs/` the commits of branches and tags, `.no_exist/COMMIT/` the names that
+//! were looked for in vain. Locks are in `.locks/`, beside the repositories.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+
+use crate::checksum::Blob;
+
+/// A repository's folder in the cache.
+#[derive(Debug)]
+pub(crate) struct RepoCache {
+    /// The folder of the cache.
+    pub cache: PathBuf,
+    /// The folder's name in it.
+    pub name: String,
+    /// How files are compared with what was published.
+    pub damage: DamageCheck,
+}
+
+/// Says in what a file of the cache differs from the published one, by its name in the repository; nothing if it does not, as far as
+/// it is looked at.
+pub type DamageCheck = fn(&str, &Blob) -> Option<String>;
+
+/// Compares all of a file with the hash that it is named by.
+pub fn by_hash(_: &str, blob: &Blob) -> Option<String> {
+    blob.difference().unwrap_or_else(|e| Some(format!("it cannot be read: {e}")))
+}
+
+/// A file that is not in the cache as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lack {
+    /// It is not there; with what errors call it.
+    Missing(String),
+    /// It is there, and not what it was when it was published.
+    Damaged {
+        /// Its name in the repository.
+        name: String,
+        /// What is wrong.
+        difference: String,
+    },
+}
+
+impl RepoCache {
+    fn root(&self) -> PathBuf {
+        self.cache.join(&self.name)
+    }
+
+    /// The folder with a commit's files.
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root().join("snapshots").join(commit)
+    }
+
+    /// Where a version of a file is kept.
+    pub fn blob(&self, version: &str) -> PathBuf {
+        self.root().join("blobs").join(version)
+    }
+
+    /// Where processes that download the same version wait for each other.
+    pub fn lock(&self, version: &str) -> PathBuf {
+        self.cache.join(".locks").join(&self.name).join(format!("{version}.lock"))
+    }
+
+    /// Where it is noted that a commit does not have a file.
+    pub fn absence(&self, commit: &str, file: &str) -> PathBuf {
+        self.root().join(".no_exist").join(commit).join(file)
+    }
+
+    /// Where the names of all files of a commit of a data set are; no other tool reads them.
+    fn names_file(&self, commit: &str) -> PathBuf {
+        self.root().join(".spattn").join(format!("{commit}.json"))
+    }
+
+    /// The commit that a branch or tag was when it was asked for last.
+    pub fn commit_of(&self, revision: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.root().join("refs").join(revision)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// Notes the commit of a branch or tag.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn note_commit(&self, revision: &str, commit: &str) -> Result<()> {
+        write_aside(&self.root().join("refs").join(revision), commit)
+    }
+
+    /// The names of all files of a commit, if they are noted.
+    pub fn names(&self, commit: &str) -> Option<Vec<String>> {
+        let text = std::fs::read_to_string(self.names_file(commit)).ok()?;
+        // If it is malformed, the hub is asked again.
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Notes the names of all files of a commit.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn note_names(&self, commit: &str, names: &[&str]) -> Result<()> {
+        write_aside(&self.names_file(commit), &serde_json::to_string(names)?)
+    }
+
+    /// Notes that a commit does not have a file.
+    pub fn note_absence(&self, commit: &str, name: &str) {
+        let path = self.absence(commit, name);
+        // Only saves a request next time, so a failure does not matter.
+        let _ = path.parent().map(std::fs::create_dir_all);
+        let _ = std::fs::write(path, "");
+    }
+
+    /// What is wrong with a file of a commit; nothing if it is there and, as far as it is looked at, what was published.
+    pub fn lack(&self, commit: &str, name: &str) -> Option<Lack> {
+        let path = self.snapshot(commit).join(name);
+        if !path.is_file() {
+            return Some(Lack::Missing(format!("`{name}`")));
+        }
+        let difference = (self.damage)(name, &Blob::behind(&path)?);
+        difference.map(|difference| Lack::Damaged { name: name.to_owned(), difference })
+    }
+
+    /// Gives a version of a file its name in a commit.
+    ///
+    /// # Errors
+    /// If the link cannot be made.
+    pub fn link(&self, version: &str, commit: &str, name: &str) -> Result<()> {
+        let link = self.snapshot(commit).join(name);
+        let cannot = || format!("cannot write {}", link.display());
+        if let Some(folder) = link.parent() {
+            std::fs::create_dir_all(folder).with_context(cannot)?;
+        }
+        // From the folder of the link up to that of the repository; links stay right when the cache is moved.
+        let up = "../".repeat(2 + name.matches('/').count());
+        let aside = aside(&link);
+        make_link(Path::new(&format!("{up}blobs/{version}")), &self.blob(version), &aside).with_context(cannot)?;
+        // Renamed, so that a link that is there already, perhaps to nowhere, is replaced at once.
+        std::fs::rename(&aside, &link).with_context(cannot)
+    }
+}
+
+#[cfg(unix)]
+fn make_link(relative: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
+    match std::fs::remove_file(link) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    std::os::unix::fs::symlink(relative, link)
+}
+
+#[cfg(not(unix))]
+fn make_link(_relative: &Path, blob: &Path, link: &Path) -> io::Result<()> {
+    // Links to names need a privilege elsewhere.
+    std::fs::hard_link(blob, link)
+}
+
+/// A name beside a path that no other process or thread uses.
+fn aside(path: &Path) -> PathBuf {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}-{}.tmp", std::process::id(), USED.fetch_add(1, Ordering::Relaxed)));
+    PathBuf::from(name)
+}
+
+/// Writes a small file that is either there as a whole or not at all.
+fn write_aside(path: &Path, text: &str) -> Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).with_context(cannot)?;
+    }
+    let aside = aside(path);
+    std::fs::write(&aside, text).with_context(cannot)?;
+    std::fs::rename(&aside, path).with_context(cannot)
+}

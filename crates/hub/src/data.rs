@@ -1,0 +1,171 @@
+//! Where a data set comes from: a folder, or a data set repository on the hub.
+//!
+//! What its files mean, and which are wanted, is known to those who ask.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::cache::Lack;
+use crate::id;
+use crate::options::HubOptions;
+use crate::patterns::{is_match, matching_files};
+use crate::remote::RepoKind;
+use crate::repository::{CachedCommit, FetchedCommit, Obstacle};
+use crate::snapshot::snapshot;
+use crate::wanted::Wanted;
+use spattn_base::error::UsageError;
+use spattn_base::privacy;
+
+/// What tells a data set on the hub from a folder.
+const PREFIX: &str = "hub:";
+
+/// A data set as the user named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DataSource {
+    /// A folder.
+    Folder(PathBuf),
+    /// A data set repository on the hub.
+    Hub {
+        /// `organisation/name`.
+        repo: String,
+        /// Branch, tag or commit; `main` if absent.
+        revision: Option<String>,
+    },
+}
+
+/// A data set on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFolder {
+    /// Where its files are.
+    pub folder: PathBuf,
+    /// What a run is recorded with: the folder, or repository, commit and number of files.
+    ///
+    /// Branches move, so the commit stands for whatever name led to it; the number tells an incomplete
+    /// copy from a complete one.
+    pub id: String,
+    /// What the user should know about how the files were found, a line each.
+    pub notes: Vec<String>,
+}
+
+impl DataSource {
+    /// Reads `hub:org/name[@revision]`; anything else is a folder, which need not exist.
+    ///
+    /// # Errors
+    /// If what follows `hub:` is no such name.
+    pub fn parse(spec: &Path) -> Result<Self, UsageError> {
+        let Some(id) = spec.to_str().and_then(|s| s.strip_prefix(PREFIX)) else {
+            return Ok(Self::Folder(spec.to_owned()));
+        };
+        let (repo, revision) = id::parse_id(id).ok_or_else(|| {
+            UsageError::new(format!("`{PREFIX}{id}` is no data set on the hub"))
+                .hint("give `hub:organisation/name` or `hub:organisation/name@revision`, or a folder")
+        })?;
+        Ok(Self::Hub { repo, revision })
+    }
+
+    /// Finds the folder, downloading from the hub those files that match `patterns` (paths, with at most
+    /// one `*` in the last part) and are not in its cache; the environment decides on cache, endpoint,
+    /// token and being offline ([`HubOptions::from_env`]).
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the hub's data set is not to be had or has no such file.
+    pub fn resolve(&self, patterns: &[&str]) -> Result<DataFolder> {
+        match self {
+            Self::Hub { .. } => self.resolve_with(patterns, &HubOptions::from_env()?),
+            Self::Folder(path) => Ok(DataFolder { folder: path.clone(), id: privacy::path(path), notes: Vec::new() }),
+        }
+    }
+
+    /// As [`resolve`](Self::resolve), with given options for the hub.
+    pub fn resolve_with(&self, patterns: &[&str], options: &HubOptions) -> Result<DataFolder> {
+        let Self::Hub { repo, revision } = self else { return self.resolve(patterns) };
+        let snapshot = snapshot(repo, revision.as_deref(), &DataFiles(patterns), options)?;
+        let files = matching_files(&snapshot.folder, patterns).len();
+        let id = format!("{PREFIX}{repo}@{} (files: {files})", snapshot.commit);
+        Ok(DataFolder { folder: snapshot.folder, id, notes: snapshot.notes })
+    }
+}
+
+/// The files of a data set whose paths match one of these patterns.
+///
+/// They do not say themselves whether one is missing, so the names of all files of a commit are kept in the cache beside them.
+struct DataFiles<'a>(&'a [&'a str]);
+
+impl DataFiles<'_> {
+    /// The files that the commit has and that match, if its names are cached.
+    fn names(&self, cached: &CachedCommit<'_>) -> Option<Vec<String>> {
+        Some(cached.names()?.into_iter().filter(|name| is_match(name, self.0)).collect())
+    }
+}
+
+impl Wanted for DataFiles<'_> {
+    fn kind(&self) -> RepoKind {
+        RepoKind::Dataset
+    }
+
+    fn first(&self) -> Lack {
+        Lack::Missing("the data set".to_owned())
+    }
+
+    fn first_lack(&self, cached: &CachedCommit<'_>) -> Option<Lack> {
+        if let Some(names) = self.names(cached).filter(|names| !names.is_empty()) {
+            return names.iter().find_map(|name| cached.lack(name));
+        }
+        let found = matching_files(&cached.folder(), self.0);
+        match found.is_empty() {
+            true => Some(self.first()),
+            false => found.iter().find_map(|name| cached.lack(name)),
+        }
+    }
+
+    fn is_known(&self, cached: &CachedCommit<'_>) -> bool {
+        self.names(cached).is_some()
+    }
+
+    fn doubt(&self, repo: &str, cached: &CachedCommit<'_>, obstacle: &Obstacle) -> Option<String> {
+        let doubt = || format!("{repo}: the cache may not have all files of this data set ({obstacle})");
+        (!self.is_known(cached)).then(doubt)
+    }
+
+    fn fetch(&self, commit: &FetchedCommit<'_>) -> Result<()> {
+        let mut names = commit.names();
+        names.retain(|name| is_match(name, self.0));
+        if names.is_empty() {
+            let what = format!("{}: this data set has none of the files that are looked for", commit.repo());
+            return Err(UsageError::new(what).hint(format!("it may have {}", self.0.join(", "))).into());
+        }
+        // First, so that a download that was broken off is known to be one.
+        commit.note_names()?;
+        names.into_iter().try_for_each(|name| commit.fetch(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(spec: &str) -> Result<DataSource, UsageError> {
+        DataSource::parse(Path::new(spec))
+    }
+
+    #[test]
+    fn only_the_prefix_makes_it_a_hub_id() {
+        let hub =
+            |revision: Option<&str>| DataSource::Hub { repo: "org/data".into(), revision: revision.map(str::to_owned) };
+        assert_eq!(parse("hub:org/data").unwrap(), hub(None));
+        assert_eq!(parse("hub:org/data@v1").unwrap(), hub(Some("v1")));
+        for folder in ["org/data", "./hub:org/data", "data@v1"] {
+            assert_eq!(parse(folder).unwrap(), DataSource::Folder(folder.into()));
+        }
+    }
+
+    #[test]
+    fn a_malformed_id_is_a_mistake() {
+        for spec in ["hub:", "hub:data", "hub:datasets/org/data", "hub:org/data@", "hub:org/data@../x", "hub:../x"] {
+            let error = parse(spec).unwrap_err();
+            assert_eq!(error.what, format!("`{spec}` is no data set on the hub"));
+            assert!(error.hint.unwrap().contains("hub:organisation/name@revision"));
+        }
+    }
+}

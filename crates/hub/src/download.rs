@@ -1,0 +1,528 @@
+//! Downloads of files, from the network or from a folder that stands in for it. A file is moved to its place only once it is complete
+//! and checked.
+//!
+//! Bytes that have arrived are kept in a file beside it. A later attempt, also of another process, continues with them if the expected
+//! hash is known, since only that tells whether the parts belong together.
+
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::checksum::Expected;
+use crate::http::{Answer, Client, HttpError, Refusal, parse_url};
+use crate::lock::Lock;
+use spattn_base::error::UsageError;
+use spattn_base::text;
+
+const LOCAL: &str = "file://";
+/// Failures in a row, without a further byte, after which a download is given up.
+const MOST_FAILURES: u32 = 5;
+/// Complete files with a wrong hash after which a download is given up: the first may have continued a bad part.
+const MOST_WRONG: u32 = 2;
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// If a server asks to wait longer than this, the download ends with an error.
+const MOST_PATIENT: Duration = Duration::from_secs(120);
+
+/// Why a download failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DownloadError {
+    /// A request failed.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// The content is not that of the published file.
+    #[error("what arrives is not the published file: {difference}")]
+    Wrong {
+        /// In what it differs.
+        difference: String,
+    },
+    /// Neither hash nor size is known, so nothing tells whether the file is complete.
+    #[error("neither size nor hash of it are known, and the server states no size")]
+    Unverifiable,
+    /// The file of a folder that stands in for the network cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file, its part or its lock cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The address is not one that requests can be sent to.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+}
+
+impl DownloadError {
+    /// What the user can do about it; `again` says what the same command would do.
+    pub fn hint(&self, again: &str) -> String {
+        match self {
+            Self::Http(error) => error.hint(again),
+            Self::Wrong { .. } => {
+                format!(
+                    "something in between, or the server, changes the file; look at proxies and mirrors; {FROM_START}"
+                )
+            }
+            Self::Unverifiable => "take the file from a server that states sizes".to_owned(),
+            Self::Unreadable { .. } => "check the address of the copy".to_owned(),
+            Self::Unwritable { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("make room on the disk; {again}"),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    "choose a folder that can be written to".to_owned()
+                }
+                _ => format!("look at the disk; {again}"),
+            },
+            Self::Usage(error) => error.hint.clone().unwrap_or_default(),
+        }
+    }
+
+    fn is_transient(&self) -> bool {
+        matches!(self, Self::Http(error) if error.is_transient())
+    }
+}
+
+/// A failure of a server that may say how long to wait.
+trait Retryable {
+    fn asks_to_wait(&self) -> Option<Duration>;
+}
+
+impl Retryable for HttpError {
+    fn asks_to_wait(&self) -> Option<Duration> {
+        self.retry_after()
+    }
+}
+
+impl Retryable for DownloadError {
+    fn asks_to_wait(&self) -> Option<Duration> {
+        match self {
+            Self::Http(error) => error.retry_after(),
+            _ => None,
+        }
+    }
+}
+
+/// What running the same command again does where a part is kept.
+pub const GOES_ON: &str = "the same command goes on where this one stopped";
+/// What it does where no part is kept.
+pub const FROM_START: &str = "the same command fetches the file again";
+
+/// A file to download.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// What messages call it.
+    pub name: &'a str,
+    /// Where it is: `https://`, `http://` or `file://`.
+    pub url: &'a str,
+    /// Where it is moved once it is complete and checked.
+    pub target: &'a Path,
+    /// Where arrived bytes are kept until then.
+    pub unfinished: &'a Path,
+    /// Where another program may have kept a part, which is taken over.
+    pub earlier: Option<&'a Path>,
+    /// Where processes that want the same file wait for each other.
+    pub lock: &'a Path,
+    /// Its expected size and hash.
+    pub expected: Expected<'a>,
+}
+
+impl Job<'_> {
+    /// What running the same command again does after a failure.
+    pub fn again(&self) -> &'static str {
+        if self.can_resume() { GOES_ON } else { FROM_START }
+    }
+
+    /// Whether a part may be continued: a hash has to tell whether the parts belong together.
+    fn can_resume(&self) -> bool {
+        self.expected.digest.is_some()
+    }
+
+    fn unwritable(&self, source: io::Error) -> DownloadError {
+        DownloadError::Unwritable { path: self.unfinished.to_owned(), source }
+    }
+}
+
+/// Downloads files.
+#[derive(Debug)]
+pub struct Downloader {
+    /// Sends the requests.
+    pub client: Client,
+    /// The pause before the second try; those that follow double.
+    pub backoff: Duration,
+    /// Whether to draw progress bars on standard error.
+    pub progress: bool,
+}
+
+impl Downloader {
+    /// Downloads a file, unless it is complete once this process holds the lock. Waits, retries and damaged files are reported on
+    /// standard error.
+    ///
+    /// # Errors
+    /// [`DownloadError`]. Arrived bytes are kept if they can be continued.
+    pub fn get(&self, job: &Job<'_>) -> Result<(), DownloadError> {
+        let meter = Meter::new(job, self.progress);
+        let waits = || meter.say(&format!("{}: another process is downloading it; waiting for that", job.name));
+        let no_locks = |e: &io::Error| {
+            meter.say(&format!("{}: no lock at {} ({e}); start one process at a time", job.name, job.lock.display()));
+        };
+        let _lock = Lock::take(job.lock, waits, no_locks)
+            .map_err(|source| DownloadError::Unwritable { path: job.lock.to_owned(), source })?;
+        if is_right(job.target, job.expected) {
+            return Ok(());
+        }
+        if let Some(folder) = job.unfinished.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| job.unwritable(e))?;
+        }
+        if let Some(earlier) = job.earlier.filter(|earlier| earlier.is_file() && !job.unfinished.exists()) {
+            std::fs::rename(earlier, job.unfinished).map_err(|e| job.unwritable(e))?;
+        }
+        self.receive(job, &meter)?;
+        std::fs::rename(job.unfinished, job.target)
+            .map_err(|source| DownloadError::Unwritable { path: job.target.to_owned(), source })
+    }
+
+    /// Tries until the file is complete and right.
+    fn receive(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
+        let mut failures = Failures::new(self.backoff);
+        let mut wrong = 0;
+        loop {
+            let tried = self.attempt(job, meter).and_then(|()| check(job));
+            let failure = match tried {
+                Ok(()) => return Ok(()),
+                Err(failure @ DownloadError::Wrong { .. }) => {
+                    // Nothing of it can be trusted.
+                    remove(job.unfinished).map_err(|e| job.unwritable(e))?;
+                    wrong += 1;
+                    if wrong == MOST_WRONG || job.url.starts_with(LOCAL) {
+                        return Err(failure);
+                    }
+                    meter.say(&format!("{}: {failure}; fetching it again", job.name));
+                    continue;
+                }
+                Err(failure) if failure.is_transient() => failure,
+                Err(failure) => return Err(failure),
+            };
+            let arrived = job.unfinished.metadata().map_or(0, |data| data.len());
+            let wait = failures.wait_after(failure, arrived)?;
+            meter.say(&format!("{}: {}; trying again in {}", job.name, wait.reason, humane(wait.pause)));
+            std::thread::sleep(wait.pause);
+        }
+    }
+
+    /// Sends one request for the bytes that are missing.
+    fn attempt(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
+        let mut part = Part::open(job)?;
+        if let Some(path) = job.url.strip_prefix(LOCAL) {
+            return part.copy(Path::new(path), meter);
+        }
+        if job.expected.bytes == Some(part.bytes) {
+            return Ok(());
+        }
+        let url = parse_url(job.url)?;
+        let answer = match self.client.get(&url, part.bytes) {
+            // The part is no beginning of this file.
+            Err(HttpError::Refused(Refusal { status: 416, .. })) if part.bytes > 0 => {
+                part.start_over()?;
+                self.client.get(&url, 0)
+            }
+            other => other,
+        };
+        part.take_from(answer?, meter)
+    }
+}
+
+/// A failure that is tried again.
+struct Wait<E> {
+    reason: E,
+    pause: Duration,
+}
+
+/// Failures since the last new byte.
+struct Failures {
+    backoff: Duration,
+    in_a_row: u32,
+    furthest: u64,
+}
+
+impl Failures {
+    fn new(backoff: Duration) -> Self {
+        Self { backoff, in_a_row: 0, furthest: 0 }
+    }
+
+    /// How long to wait after a failure that came when `arrived` bytes were there.
+    ///
+    /// # Errors
+    /// The failure, if there were too many or the server asks for too long a wait.
+    fn wait_after<E: Retryable>(&mut self, reason: E, arrived: u64) -> Result<Wait<E>, E> {
+        if arrived > self.furthest {
+            (self.furthest, self.in_a_row) = (arrived, 0);
+        }
+        self.in_a_row += 1;
+        let asked = reason.asks_to_wait();
+        if self.in_a_row > MOST_FAILURES || asked.is_some_and(|wait| wait > MOST_PATIENT) {
+            return Err(reason);
+        }
+        let doubled = self.backoff.saturating_mul(1 << (self.in_a_row - 1)).min(LONGEST_WAIT);
+        let pause = doubled.mul_f64(jitter()).max(asked.unwrap_or_default());
+        Ok(Wait { reason, pause })
+    }
+}
+
+/// Between a half and one, so that processes that failed together do not come back together.
+fn jitter() -> f64 {
+    let random = RandomState::new().hash_one(std::process::id());
+    0.5 + 0.5 * (random as f64 / u64::MAX as f64)
+}
+
+fn humane(pause: Duration) -> String {
+    format!("{:.1} s", pause.as_secs_f64())
+}
+
+/// Tries a request for something small, with the pauses of a download, as long as a failure is `worth_another`. Messages call it
+/// `name`.
+///
+/// # Errors
+/// The last failure.
+pub fn with_retries<T>(
+    name: &str,
+    backoff: Duration,
+    worth_another: fn(&HttpError) -> bool,
+    mut request: impl FnMut() -> Result<T, HttpError>,
+) -> Result<T, HttpError> {
+    let mut failures = Failures::new(backoff);
+    loop {
+        let error = match request() {
+            Err(error) if worth_another(&error) => error,
+            done => return done,
+        };
+        let wait = failures.wait_after(error, 0)?;
+        eprintln!("note: {name}: {}; trying again in {}", wait.reason, humane(wait.pause));
+        std::thread::sleep(wait.pause);
+    }
+}
+
+/// Whether the file is there and as expected.
+fn is_right(path: &Path, expected: Expected<'_>) -> bool {
+    path.is_file() && expected.difference(path).is_ok_and(|difference| difference.is_none())
+}
+
+fn check(job: &Job<'_>) -> Result<(), DownloadError> {
+    match job.expected.difference(job.unfinished) {
+        Ok(None) => Ok(()),
+        Ok(Some(difference)) => Err(DownloadError::Wrong { difference }),
+        Err(source) => Err(DownloadError::Unreadable { path: job.unfinished.to_owned(), source }),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// The bytes of a file that have arrived.
+struct Part<'a> {
+    job: &'a Job<'a>,
+    file: File,
+    bytes: u64,
+}
+
+impl<'a> Part<'a> {
+    /// Opens what an earlier attempt has left, or an empty part.
+    fn open(job: &'a Job<'a>) -> Result<Self, DownloadError> {
+        let open = || File::options().create(true).append(true).open(job.unfinished);
+        let file = open().map_err(|e| job.unwritable(e))?;
+        let bytes = file.metadata().map_err(|e| job.unwritable(e))?.len();
+        let mut part = Self { job, file, bytes };
+        let too_long = job.expected.bytes.is_some_and(|expected| bytes > expected);
+        if bytes > 0 && (too_long || !job.can_resume()) {
+            part.start_over()?;
+        }
+        Ok(part)
+    }
+
+    fn start_over(&mut self) -> Result<(), DownloadError> {
+        match std::mem::take(&mut self.bytes) {
+            0 => Ok(()),
+            _ => self.file.set_len(0).map_err(|e| self.job.unwritable(e)),
+        }
+    }
+
+    /// Reads an answer to its end.
+    fn take_from(&mut self, mut answer: Answer, meter: &Meter) -> Result<(), DownloadError> {
+        let expected = self.place(&answer)?;
+        if expected.is_none() && !answer.has_end() && self.job.expected.digest.is_none() {
+            return Err(DownloadError::Unverifiable);
+        }
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            meter.show(self.bytes, expected);
+            match answer.read(&mut buffer)? {
+                0 => break,
+                read => self.write(&buffer[..read])?,
+            }
+        }
+        self.file.sync_all().map_err(|e| self.job.unwritable(e))?;
+        match expected {
+            Some(expected) if self.bytes < expected => Err(answer.ends_early(self.bytes, expected).into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Finds where in the file the answer begins, and the size of the file, if that is known.
+    fn place(&mut self, answer: &Answer) -> Result<Option<u64>, DownloadError> {
+        let total = match (answer.is_part, answer.range()) {
+            // All of the file, though perhaps only a part was asked for.
+            (false, _) => {
+                self.start_over()?;
+                answer.length()
+            }
+            (true, Some((start, total))) if start == self.bytes => {
+                total.or_else(|| answer.length().map(|length| start + length))
+            }
+            (true, _) => {
+                return Err(DownloadError::Wrong { difference: "it is another part than was asked for".to_owned() });
+            }
+        };
+        match total.and_then(|total| self.job.expected.difference_in_size(total)) {
+            Some(difference) => Err(DownloadError::Wrong { difference }),
+            None => Ok(self.job.expected.bytes.or(total)),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), DownloadError> {
+        self.bytes += bytes.len() as u64;
+        if let Some(expected) = self.job.expected.bytes.filter(|expected| self.bytes > *expected) {
+            let difference = format!("it has more than the {expected} bytes of the published file");
+            return Err(DownloadError::Wrong { difference });
+        }
+        self.file.write_all(bytes).map_err(|e| self.job.unwritable(e))
+    }
+
+    /// Copies a file from a folder that stands in for the network.
+    fn copy(&mut self, from: &Path, meter: &Meter) -> Result<(), DownloadError> {
+        let unreadable = |source| DownloadError::Unreadable { path: from.to_owned(), source };
+        self.start_over()?;
+        let mut source = File::open(from).map_err(unreadable)?;
+        let total = source.metadata().map_err(unreadable)?.len();
+        if let Some(difference) = self.job.expected.difference_in_size(total) {
+            return Err(DownloadError::Wrong { difference });
+        }
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            meter.show(self.bytes, Some(total));
+            match io::Read::read(&mut source, &mut buffer) {
+                Ok(0) => return self.file.sync_all().map_err(|e| self.job.unwritable(e)),
+                Ok(read) => self.write(&buffer[..read])?,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(unreadable(e)),
+            }
+        }
+    }
+}
+
+/// A progress bar, and lines beside it.
+struct Meter(ProgressBar);
+
+impl Meter {
+    fn new(job: &Job<'_>, visible: bool) -> Self {
+        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(job.expected.bytes, target);
+        let template = "{bytes:>10} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}  {msg}";
+        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(text::in_line(job.name).into_owned());
+        Self(bar)
+    }
+
+    fn show(&self, bytes: u64, total: Option<u64>) {
+        if let Some(total) = total {
+            self.0.set_length(total);
+        }
+        self.0.set_position(bytes);
+    }
+
+    fn say(&self, line: &str) {
+        self.0.suspend(|| eprintln!("note: {line}"));
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy(retry_after: Option<u64>) -> DownloadError {
+        DownloadError::Http(HttpError::Refused(Refusal {
+            host: "hub".to_owned(),
+            status: 429,
+            code: None,
+            retry_after: retry_after.map(Duration::from_secs),
+            by_first_host: true,
+        }))
+    }
+
+    #[test]
+    fn pauses_double_until_it_is_given_up() {
+        let mut failures = Failures::new(Duration::from_secs(1));
+        for seconds in [1.0, 2.0, 4.0, 8.0, 16.0] {
+            let pause = failures.wait_after(busy(None), 0).ok().unwrap().pause.as_secs_f64();
+            assert!((0.5 * seconds..=seconds).contains(&pause), "{pause} of {seconds}");
+        }
+        assert!(failures.wait_after(busy(None), 0).is_err());
+        assert!(failures.wait_after(busy(None), 1).is_ok(), "a byte more begins the count again");
+    }
+
+    #[test]
+    fn a_server_that_asks_to_wait_is_waited_for_within_reason() {
+        let mut failures = Failures::new(Duration::from_millis(1));
+        assert_eq!(failures.wait_after(busy(Some(7)), 0).ok().unwrap().pause, Duration::from_secs(7));
+        let error = failures.wait_after(busy(Some(3600)), 0).err().unwrap();
+        assert_eq!(error.to_string(), "hub answers 429 Too Many Requests");
+        assert!(error.hint(GOES_ON).contains("wait 3600 s, then the same command goes on"), "{}", error.hint(GOES_ON));
+    }
+
+    #[test]
+    fn a_folder_stands_in_for_the_network() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("a"), "some rows\n").unwrap();
+        let downloader =
+            Downloader { client: Client::new(Default::default()), backoff: Duration::ZERO, progress: false };
+        let get = |from: &str, expected| {
+            let url = format!("file://{}", at(from).display());
+            let (target, unfinished, lock) = (at("new/b"), at("new/b.part"), at("new/b.lock"));
+            let job = Job {
+                name: "b",
+                url: &url,
+                target: &target,
+                unfinished: &unfinished,
+                earlier: None,
+                lock: &lock,
+                expected,
+            };
+            downloader.get(&job)
+        };
+        let wrong = get("a", Expected { bytes: Some(11), digest: None }).unwrap_err().to_string();
+        assert_eq!(wrong, "what arrives is not the published file: it has 10 bytes, the published file 11");
+        assert!(get("nowhere", Expected::default()).unwrap_err().to_string().contains("nowhere: "));
+        assert!(!at("new/b").exists());
+        get("a", Expected { bytes: Some(10), digest: None }).unwrap();
+        assert_eq!(std::fs::read_to_string(at("new/b")).unwrap(), "some rows\n");
+        assert!(!at("new/b.part").exists());
+    }
+}

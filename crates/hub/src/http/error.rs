@@ -1,0 +1,190 @@
+//! Why there is no answer: the causes told apart, so that hints name the true one.
+
+use std::time::Duration;
+
+use ureq::http::StatusCode;
+
+/// Bytes a second below which a download is given up.
+pub const LEAST_RATE: u64 = 1024;
+/// Why a request has no complete answer.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The server answers with a status that is no success.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The host's address cannot be found.
+    #[error("the address of {host} cannot be found ({detail})")]
+    Unresolved {
+        /// The host.
+        host: String,
+        /// What the system said.
+        detail: String,
+    },
+    /// The host cannot be reached.
+    #[error("no connection to {host} ({detail})")]
+    Unconnected {
+        /// The host.
+        host: String,
+        /// What the system said.
+        detail: String,
+    },
+    /// TLS does not accept the connection.
+    #[error("no secure connection to {host} ({detail})")]
+    Insecure {
+        /// The host.
+        host: String,
+        /// What TLS said.
+        detail: String,
+    },
+    /// No answer begins within [`Timeouts::answer`](super::Timeouts::answer).
+    #[error("{host} does not answer within {} s", after.as_secs_f64())]
+    Unanswered {
+        /// The host.
+        host: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// No byte comes within [`Timeouts::stall`](super::Timeouts::stall).
+    #[error("{host} sent nothing for {} s", after.as_secs_f64())]
+    Stalled {
+        /// The host.
+        host: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// Fewer bytes come than [`LEAST_RATE`].
+    #[error("{host} sent {bytes} bytes in {:.0} s, which leads nowhere", during.as_secs_f64())]
+    Slow {
+        /// The host.
+        host: String,
+        /// How much came.
+        bytes: u64,
+        /// How long that took.
+        during: Duration,
+    },
+    /// The connection ended before the answer did.
+    #[error("the connection to {host} broke ({detail})")]
+    Broken {
+        /// The host.
+        host: String,
+        /// How far it got, or what the system said.
+        detail: String,
+    },
+    /// The answer is not what the protocol, or the hub, promises.
+    #[error("{host} does not answer as it should ({detail})")]
+    Unintelligible {
+        /// The host.
+        host: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+}
+
+/// An answer whose status is no success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The host.
+    pub host: String,
+    /// The status.
+    pub status: u16,
+    /// The reason in the server's header, such as `GatedRepo`.
+    pub code: Option<String>,
+    /// How long the server asks to wait before the next request.
+    pub retry_after: Option<Duration>,
+    /// Whether the host that was asked answered it, not one that it redirected to.
+    pub by_first_host: bool,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = StatusCode::from_u16(self.status).ok().and_then(|status| status.canonical_reason());
+        write!(f, "{} answers {} {}", self.host, self.status, name.unwrap_or_default())?;
+        self.code.as_ref().map_or(Ok(()), |code| write!(f, ", {code}"))
+    }
+}
+
+impl HttpError {
+    /// Whether the server was reached, and the same request may succeed at once or soon.
+    pub fn is_busy(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => matches!(refusal.status, 408 | 429 | 500..=599),
+            Self::Broken { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
+        self.is_busy()
+            || matches!(
+                self,
+                Self::Unresolved { .. } | Self::Unconnected { .. } | Self::Unanswered { .. } | Self::Stalled { .. }
+            )
+    }
+
+    /// How long the server asks to wait.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(refusal) => refusal.retry_after,
+            _ => None,
+        }
+    }
+
+    /// What the user can do about it; `again` says what running the same command again would do.
+    pub fn hint(&self, again: &str) -> String {
+        match self {
+            Self::Refused(refusal) => refusal.hint(again),
+            Self::Unresolved { host, .. } => {
+                format!("check the network, the name {host}, and HF_ENDPOINT and HTTPS_PROXY if they are set; {again}")
+            }
+            Self::Unconnected { host, .. } => format!(
+                "check the network, whether a firewall blocks {host}, and HF_ENDPOINT and HTTPS_PROXY if they are set; {again}"
+            ),
+            Self::Insecure { host, .. } => format!(
+                "check the clock and HTTPS_PROXY; a proxy that replaces the certificate of {host} is not trusted; {again}"
+            ),
+            Self::Unanswered { .. } => format!("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer; {again}"),
+            Self::Stalled { .. } => format!("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer for the next byte; {again}"),
+            Self::Slow { .. } => format!(
+                "less than {LEAST_RATE} bytes a second is given up; HF_HUB_DOWNLOAD_TIMEOUT=60 gives it longer; {again}"
+            ),
+            Self::Broken { .. } => format!("the network or {} ended it; {again}", self.host()),
+            Self::Unintelligible { host, .. } => {
+                format!("look at what is between here and {host} (HF_ENDPOINT, HTTPS_PROXY, a login page); {again}")
+            }
+        }
+    }
+
+    fn host(&self) -> &str {
+        match self {
+            Self::Refused(Refusal { host, .. })
+            | Self::Unresolved { host, .. }
+            | Self::Unconnected { host, .. }
+            | Self::Insecure { host, .. }
+            | Self::Unanswered { host, .. }
+            | Self::Stalled { host, .. }
+            | Self::Slow { host, .. }
+            | Self::Broken { host, .. }
+            | Self::Unintelligible { host, .. } => host,
+        }
+    }
+}
+
+impl Refusal {
+    fn hint(&self, again: &str) -> String {
+        let host = &self.host;
+        match (self.status, self.retry_after) {
+            (401 | 403 | 407, _) if !self.by_first_host => format!(
+                "the file's store {host} denies it, not the server that names it: a firewall or proxy may block {host}, or the link has expired; {again}"
+            ),
+            (401 | 403 | 407, _) => format!("{host} denies access: check the address, and what may block it; {again}"),
+            (404 | 410, _) => "the file was moved, or the address is wrong".to_owned(),
+            (429, Some(wait)) => {
+                format!("{host} limits the number of requests; wait {} s, then {again}", wait.as_secs())
+            }
+            (429, None) => format!("{host} limits the number of requests; wait some minutes, then {again}"),
+            (500..=599, _) => format!("{host} has a problem of its own; later {again}"),
+            _ => format!("{again} if what {host} says was mended"),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Files from the network: HTTP, downloads that are resumed and checked, and the Hugging Face hub with its cache on disk.
+//!
+//! The cache has the layout that other Hugging Face tools use, so what one of them has downloaded is found. Nothing here knows what
+//! is in a model or a data set: who wants files of a repository says which, and in which order ([`Wanted`]).
+
+#[macro_use]
+extern crate spattn_base;
+
+mod cache;
+pub mod checksum;
+pub mod data;
+pub mod download;
+mod env;
+pub mod http;
+mod id;
+pub mod lock;
+mod options;
+pub mod patterns;
+mod remote;
+mod repository;
+mod snapshot;
+mod wanted;
+
+pub use cache::{DamageCheck, Lack, by_hash};
+pub use id::parse_id;
+pub use options::{HubOptions, offline_by, public_downloader};
+pub use remote::RepoKind;
+pub use repository::{CachedCommit, FetchedCommit, Obstacle};
+pub use snapshot::{Snapshot, snapshot};
+pub use wanted::Wanted;

@@ -1,0 +1,77 @@
+//! How to reach the hub and where its cache is.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::download::Downloader;
+use crate::env::Variables;
+use crate::http::{Client, Timeouts};
+use spattn_base::error::UsageError;
+
+/// The pause before the second try of a request.
+const BACKOFF: Duration = Duration::from_secs(1);
+
+/// How to reach the hub and where its cache is.
+#[derive(Debug, Clone)]
+pub struct HubOptions {
+    /// Folder of the cache.
+    pub cache: PathBuf,
+    /// Address of the hub.
+    pub endpoint: String,
+    /// Access token for private and gated repositories; sent to the endpoint's scheme, host and port, and nowhere else.
+    pub token: Option<String>,
+    /// Whether only the cache may be used.
+    pub offline: bool,
+    /// How long the hub, and where it redirects to, may take.
+    pub timeouts: Timeouts,
+    /// The pause before the second try of a request; those that follow double.
+    pub backoff: Duration,
+    /// Whether to draw progress bars on standard error.
+    pub progress: bool,
+}
+
+impl HubOptions {
+    /// From the variables that other Hugging Face tools use: `HF_HUB_CACHE` (once `HUGGINGFACE_HUB_CACHE`), `HF_HOME`,
+    /// `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (once `HUGGING_FACE_HUB_TOKEN`; else the file `HF_TOKEN_PATH`),
+    /// `HF_HUB_OFFLINE` (else `TRANSFORMERS_OFFLINE`), and those of [`Timeouts::from_env`].
+    ///
+    /// # Errors
+    /// If no variable and no home folder says where the cache is, or one of them makes no sense.
+    pub fn from_env() -> Result<Self, UsageError> {
+        let (cache, token, timeouts) = (OWN.cache()?, OWN.token(), Timeouts::from_env()?);
+        let offline = OWN.offline().is_some();
+        Ok(Self { token, timeouts, offline, ..Self::new(cache, OWN.text("HF_ENDPOINT")) })
+    }
+
+    /// A cache and, if it is not the public one, the address of the hub; no token, not offline.
+    pub fn new(cache: impl Into<PathBuf>, endpoint: Option<String>) -> Self {
+        let endpoint = endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned());
+        Self {
+            cache: cache.into(),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: None,
+            offline: false,
+            timeouts: Timeouts::default(),
+            backoff: BACKOFF,
+            progress: std::io::stderr().is_terminal(),
+        }
+    }
+}
+
+/// The variables of this process.
+const OWN: Variables<'static> = Variables(&|name| std::env::var_os(name));
+
+/// The variable that forbids to use the network, if one does: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+pub fn offline_by() -> Option<&'static str> {
+    OWN.offline()
+}
+
+/// A downloader of files that need no token, as the environment has it ([`Timeouts::from_env`]).
+///
+/// # Errors
+/// As [`Timeouts::from_env`].
+pub fn public_downloader() -> Result<Downloader, UsageError> {
+    let client = Client::new(Timeouts::from_env()?);
+    Ok(Downloader { client, backoff: BACKOFF, progress: std::io::stderr().is_terminal() })
+}

@@ -1,0 +1,284 @@
+//! The shape of a model, read from a checkpoint's `config.json`.
+//!
+//! Keys that all families share are read here, those in which they differ by the [family](crate::families). Whatever the decoder
+//! could not honour is refused with the file and the key, so that no model runs with a setting ignored.
+
+mod rope;
+
+pub(crate) mod keys;
+
+pub(crate) use keys::eos_ids;
+pub use rope::{RopeConfig, RopeScaling, YarnScaling};
+
+use keys::Keys;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::families::{self, BlockSpec, FAMILIES, Family, Sizes};
+use super::formats::{QUANTISED_HINT, QUANTISED_KEYS, quantised_by};
+use spattn_base::error::UsageError;
+
+/// Number format of the checkpoint as its config states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointType {
+    /// 32-bit IEEE.
+    F32,
+    /// 16-bit IEEE.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Shape and constants of a model. Serialised, it is what of `config.json` determines a model's answers, as a run's
+/// identity holds it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelConfig {
+    /// The decoder family.
+    #[serde(rename = "architecture")]
+    pub family: &'static Family,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Number of decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of one head; even.
+    pub head_dim: usize,
+    /// Added to the mean square inside RMS norms.
+    pub rms_norm_eps: f64,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// `max_position_embeddings` as stated; see [`context_limit`](Self::context_limit) for what can be used.
+    pub max_position_embeddings: usize,
+    /// The longest sequence by another key (`max_sequence_length` and the like), if stated.
+    pub stated_length: Option<usize>,
+    /// Tokens a sliding layer sees, itself included; `None` if no layer slides.
+    pub sliding_window: Option<usize>,
+    /// Whether the output matrix is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// How its layers are made.
+    #[serde(flatten)]
+    pub block: BlockSpec,
+    /// Ids that end a generation, as this file states them; may be empty. The tokenizer says which ones are used.
+    #[serde(skip)]
+    pub eos_ids: Vec<u32>,
+    /// Id of the beginning-of-sequence token, if stated. The tokenizer says which one is used.
+    #[serde(skip)]
+    pub bos_id: Option<u32>,
+    /// Number format of the checkpoint, if stated. What is computed in is part of a run's settings.
+    #[serde(skip)]
+    pub checkpoint_type: Option<CheckpointType>,
+    /// What the user should know about how the file was read, a line each. No part of a run's identity.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+}
+
+impl ModelConfig {
+    /// Reads the text of a `config.json`; `file` names it in errors.
+    ///
+    /// # Errors
+    /// One line with the file and the key: text that is no JSON object, an unsupported architecture,
+    /// activation or RoPE type, a key that is missing, of the wrong type or inconsistent with others.
+    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
+        let root: Value = serde_json::from_str(text).map_err(|e| not_json(text, file, &e))?;
+        let Value::Object(map) = &root else {
+            return Err(UsageError::new(format!("{file}: expected a JSON object")));
+        };
+        let keys = Keys { file, prefix: "", map };
+        let mut config = read(&keys)?;
+        config.check(file)?;
+        config.notes.extend(keys.unread());
+        config.notes.extend(config.notes_on_length().into_iter().map(|note| format!("{file}: {note}")));
+        Ok(config)
+    }
+
+    /// Longest sequence in tokens, prompt and generated together, that the model is made for.
+    ///
+    /// `max_position_embeddings` already counts the scaling for `linear` and `llama3`, unless another key states a longer
+    /// sequence that `linear` scaling reaches (Vicuna 1.5 16K). It is the
+    /// trained length for `dynamic`, and often for `yarn` (published Qwen2.5 configs), where the
+    /// factor is applied here. A shorter sliding window limits it too: within the window a sliding
+    /// layer equals a full one, beyond it it is not supported.
+    pub fn context_limit(&self) -> usize {
+        let scaled = self.scaled_length();
+        self.sliding_window.map_or(scaled, |window| scaled.min(window))
+    }
+
+    /// The context by positions alone.
+    fn scaled_length(&self) -> usize {
+        let stated = self.max_position_embeddings;
+        let times = |positions: usize, factor: f64| (positions as f64 * factor) as usize;
+        match &self.rope.scaling {
+            RopeScaling::Dynamic { factor } => stated.max(times(stated, *factor)),
+            RopeScaling::Yarn(yarn) => stated.max(yarn.reach()),
+            RopeScaling::Linear { factor } => {
+                stated.max(self.stated_length.unwrap_or(stated).min(times(stated, *factor)))
+            }
+            RopeScaling::Default | RopeScaling::Llama3 { .. } => stated,
+        }
+    }
+
+    /// Says what the context is where the file's keys do not agree on it.
+    fn notes_on_length(&self) -> Vec<String> {
+        let (positions, context) = (self.max_position_embeddings, self.scaled_length());
+        let by_keys = match (self.stated_length, &self.rope.scaling) {
+            (Some(stated), RopeScaling::Linear { factor }) if stated > positions => Some(format!(
+                "the context is {context} tokens: `max_position_embeddings` is {positions}, RoPE is scaled by {factor}, and the \
+                 longest sequence is stated to be {stated}"
+            )),
+            (None, RopeScaling::Linear { factor }) if *factor > 1.0 => Some(format!(
+                "the context is `max_position_embeddings`, {positions} tokens, which linear RoPE scaling by {factor} is taken to be \
+                 counted in; if it is not, state the longer one as `max_sequence_length`"
+            )),
+            (_, RopeScaling::Yarn(yarn)) if yarn.factor > 1.0 && yarn.reach() < positions => Some(format!(
+                "the context is `max_position_embeddings`, {positions} tokens, although YaRN scales {} positions by {} only",
+                yarn.original_max_positions, yarn.factor
+            )),
+            (Some(stated), _) if stated != context => Some(format!(
+                "the context is {context} tokens, as RoPE is made for, although the longest sequence is stated to be {stated}"
+            )),
+            _ => None,
+        };
+        let cut = self.sliding_window.filter(|window| *window < context).map(|window| {
+            format!("the context is cut from {context} to {window} tokens, the `sliding_window`: beyond it sliding layers are not supported")
+        });
+        by_keys.into_iter().chain(cut).collect()
+    }
+
+    /// Query heads that share one key/value head.
+    pub fn group_size(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn check(&self, file: &str) -> Result<(), UsageError> {
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            return Err(UsageError::new(format!(
+                "{file}: `num_attention_heads` ({heads}) is not a multiple of `num_key_value_heads` ({kv_heads})"
+            )));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(UsageError::new(format!("{file}: `head_dim` must be even for RoPE, got {}", self.head_dim)));
+        }
+        Ok(())
+    }
+}
+
+/// Why a text is not JSON; Python writes numbers that JSON does not have, and reads them again.
+fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
+    let fault = UsageError::new(format!("{file}: not valid JSON: {error}"));
+    let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    match ["NaN", "Infinity"].into_iter().find(|number| words.contains(number)) {
+        Some(number) => {
+            fault.hint(format!("JSON has no `{number}`, which Python writes: put a number or null in its place"))
+        }
+        None => fault,
+    }
+}
+
+fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
+    let family = family(keys)?;
+    refuse_quantised(keys)?;
+    let sizes = Sizes {
+        heads: keys.size("num_attention_heads")?,
+        hidden_size: keys.size("hidden_size")?,
+        layers: keys.size("num_hidden_layers")?,
+    };
+    let max_position_embeddings = keys.size("max_position_embeddings")?;
+    let vocab_size = keys.size("vocab_size")?;
+    let own = (family.read)(keys, &sizes)?;
+    let mut notes: Vec<String> = other_family(keys, family)?.into_iter().collect();
+    Ok(ModelConfig {
+        family,
+        vocab_size,
+        hidden_size: sizes.hidden_size,
+        intermediate_size: keys.size("intermediate_size")?,
+        layers: sizes.layers,
+        heads: sizes.heads,
+        kv_heads: keys.optional_size("num_key_value_heads")?.unwrap_or(sizes.heads),
+        head_dim: own.head_dim,
+        rms_norm_eps: rms_norm_eps(keys)?,
+        rope: rope::rope(keys, max_position_embeddings, &mut notes)?,
+        max_position_embeddings,
+        stated_length: stated_length(keys),
+        sliding_window: own.sliding_window,
+        tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
+        block: own.block,
+        eos_ids: keys.eos_ids(vocab_size)?,
+        bos_id: keys.ids("bos_token_id")?.first().copied(),
+        checkpoint_type: checkpoint_type(keys)?,
+        notes,
+    })
+}
+
+/// Refused here, before weights are looked for or downloaded.
+fn refuse_quantised(keys: &Keys) -> Result<(), UsageError> {
+    let Some((key, setting)) = QUANTISED_KEYS.iter().find_map(|key| Some((*key, keys.get(key)?))) else {
+        return Ok(());
+    };
+    let by = quantised_by(key, setting);
+    let what = format!("the weights are quantised ({by}); only F32, F16 and BF16 can be read");
+    Err(keys.error(key, &what).hint(QUANTISED_HINT))
+}
+
+/// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.
+fn stated_length(keys: &Keys) -> Option<usize> {
+    const KEYS: [&str; 5] = ["max_sequence_length", "max_seq_length", "max_seq_len", "model_max_length", "n_positions"];
+    // Some state a number without end.
+    const MOST: u64 = 1 << 32;
+    let number = |key: &&str| keys.get(key)?.as_u64().filter(|n| (1..MOST).contains(n));
+    KEYS.iter().find_map(number).map(|n| n as usize)
+}
+
+fn family(keys: &Keys) -> Result<&'static Family, UsageError> {
+    let stated = match keys.get("architectures") {
+        Some(Value::Array(names)) => names.first().and_then(Value::as_str),
+        Some(_) => return Err(keys.error("architectures", "expected a list of names")),
+        None => return Err(keys.missing("architectures")),
+    };
+    let class = stated.ok_or_else(|| keys.error("architectures", "expected a list with one name"))?;
+    families::of_class(class).ok_or_else(|| {
+        let known = FAMILIES.map(|family| family.class).join(", ");
+        keys.error("architectures", &format!("`{class}` is not supported")).hint(format!("supported: {known}"))
+    })
+}
+
+/// A note where `model_type`, by which transformers chooses the class, names another family than `architectures`.
+fn other_family(keys: &Keys, family: &Family) -> Result<Option<String>, UsageError> {
+    let stated = keys.optional_text("model_type")?.filter(|stated| *stated != family.model_type);
+    Ok(stated.map(|stated| {
+        let file = keys.file;
+        format!("{file}: `model_type` is `{stated}`, and `architectures` names {family}, as which it is run")
+    }))
+}
+
+fn rms_norm_eps(keys: &Keys) -> Result<f64, UsageError> {
+    let eps = keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6);
+    match eps > 0.0 && eps < 1.0 {
+        true => Ok(eps),
+        false => Err(keys.error("rms_norm_eps", &format!("must be above 0 and below 1, got {eps}"))),
+    }
+}
+
+fn checkpoint_type(keys: &Keys) -> Result<Option<CheckpointType>, UsageError> {
+    let stated = match keys.optional_text("dtype")? {
+        Some(name) => Some(name),
+        None => keys.optional_text("torch_dtype")?,
+    };
+    Ok(match stated {
+        Some("float32") => Some(CheckpointType::F32),
+        Some("float16") => Some(CheckpointType::F16),
+        Some("bfloat16") => Some(CheckpointType::Bf16),
+        // Only informative: the weights state their own type.
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

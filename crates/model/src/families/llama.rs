@@ -1,0 +1,24 @@
+//! Llama, and what is published in its form: Llama 2 to 3.3, Yi, Falcon 3, DeepSeek-R1-Distill-Llama.
+
+use super::block::BlockSpec;
+use super::family::{Family, FamilyConfig, Sizes};
+use super::keys_in_common::{head_dim_or_share, silu};
+use crate::config::keys::Keys;
+use spattn_base::error::UsageError;
+
+pub(super) static LLAMA: Family = Family { name: "Llama", class: "LlamaForCausalLM", model_type: "llama", read };
+
+fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {
+    let attention_bias = keys.flag("attention_bias", false)?;
+    Ok(FamilyConfig {
+        head_dim: head_dim_or_share(keys, sizes)?,
+        sliding_window: None,
+        block: BlockSpec {
+            qkv_bias: attention_bias,
+            output_bias: attention_bias,
+            mlp_bias: keys.flag("mlp_bias", false)?,
+            gate: silu(keys)?,
+            ..BlockSpec::LLAMA
+        },
+    })
+}

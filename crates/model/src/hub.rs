@@ -1,0 +1,206 @@
+//! Models on the Hugging Face hub: which files of a repository are wanted, and which models its cache has.
+//!
+//! Asking the hub, its cache and downloads are in [`spattn_hub`]. A model's files say themselves whether one is missing.
+
+use anyhow::{Context, Result};
+
+use super::added_tokens::needs_older_files;
+use super::config::ModelConfig;
+use super::files::{
+    ADAPTER_CONFIG, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, INDEX_FILE, SINGLE_FILE,
+    SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
+};
+use super::formats::lacking;
+use super::tensors::{Weights, shard_names};
+use spattn_base::error::UsageError;
+use spattn_hub::checksum::Blob;
+use spattn_hub::{CachedCommit, DamageCheck, FetchedCommit, Lack, Obstacle, RepoKind, Wanted, by_hash};
+pub use spattn_hub::{HubOptions, offline_by, public_downloader};
+pub(super) use spattn_hub::{parse_id, snapshot};
+
+/// Files a model may do without. They come before the weights, so that complete weights imply they were looked for.
+const OPTIONAL: [&str; 6] =
+    [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS, ADAPTER_CONFIG];
+
+/// A model in the hub's cache.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CachedModel {
+    /// `organisation/name`.
+    pub id: String,
+    /// Bytes of its files, of all commits.
+    pub bytes: u64,
+    /// Whether it can be loaded without network.
+    pub complete: bool,
+    /// Why it cannot be evaluated, if its config says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// The models in the cache, by name. Nothing is downloaded.
+pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
+    let offline = HubOptions { offline: true, ..options.clone() };
+    let entries = std::fs::read_dir(&options.cache).into_iter().flatten().flatten();
+    let model = |entry: std::fs::DirEntry| {
+        let id = entry.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/");
+        let blobs = std::fs::read_dir(entry.path().join("blobs")).into_iter().flatten().flatten();
+        let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
+        let complete = snapshot(&id, None, &ModelRepository::Whole, &offline).is_ok();
+        // One that was refused when it was to be downloaded has no more than its config.
+        let snapshots = std::fs::read_dir(entry.path().join("snapshots")).into_iter().flatten().flatten();
+        let configs = snapshots.filter_map(|commit| std::fs::read_to_string(commit.path().join(CONFIG)).ok());
+        let refusals = configs.map(|text| ModelConfig::parse(&text, CONFIG).err().map(|error| error.what));
+        let refused = refusals.collect::<Option<Vec<String>>>().and_then(|all| all.into_iter().next());
+        Some(CachedModel { id, bytes, complete, refused })
+    };
+    let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
+    models.sort_by(|a, b| a.id.cmp(&b.id));
+    models
+}
+
+/// What is wanted of a model's repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ModelRepository {
+    /// Config, tokenizer, weights, and those of the optional files that it has.
+    Whole,
+    /// The same without the weights.
+    Texts,
+}
+
+impl Wanted for ModelRepository {
+    fn kind(&self) -> RepoKind {
+        RepoKind::Model
+    }
+
+    fn first(&self) -> Lack {
+        Lack::Missing(format!("`{CONFIG}`"))
+    }
+
+    fn first_lack(&self, cached: &CachedCommit<'_>) -> Option<Lack> {
+        let of_texts = first_lack_of_texts(cached);
+        match self {
+            Self::Texts => of_texts,
+            Self::Whole => of_texts.or_else(|| first_lack_of_weights(cached)),
+        }
+    }
+
+    fn is_known(&self, cached: &CachedCommit<'_>) -> bool {
+        unknown(cached).is_empty()
+    }
+
+    /// What a cache that other tools filled may lack of a model, which nothing in it tells apart from a model without it.
+    fn doubt(&self, repo: &str, cached: &CachedCommit<'_>, obstacle: &Obstacle) -> Option<String> {
+        let unknown: Vec<String> = unknown(cached).iter().map(|name| format!("`{name}`")).collect();
+        let (last, before) = unknown.split_last()?;
+        let (names, are) = match before {
+            [] => (last.clone(), "is"),
+            _ => (format!("{} and {last}", before.join(", ")), "are"),
+        };
+        Some(format!(
+            "{repo}: {names} {are} not in the cache ({obstacle}); if the repository has such a file, prompts or the ends of answers \
+             differ from its own"
+        ))
+    }
+
+    fn fetch(&self, commit: &FetchedCommit<'_>) -> Result<()> {
+        self.fetch_texts(commit)?;
+        match self {
+            Self::Texts => Ok(()),
+            Self::Whole => fetch_weights(commit),
+        }
+    }
+
+    fn damage_check(&self) -> DamageCheck {
+        damage
+    }
+}
+
+/// The hash of weights is taken where they are opened; what broke off is seen at once by the sizes in them.
+fn damage(name: &str, blob: &Blob) -> Option<String> {
+    match name.ends_with(".safetensors") {
+        true => Weights::open_file(&blob.path).err().map(|e| e.to_string()),
+        false => by_hash(name, blob),
+    }
+}
+
+fn first_lack_of_texts(cached: &CachedCommit<'_>) -> Option<Lack> {
+    let lack = |name: &str| cached.lack(name);
+    let optional = || OPTIONAL.into_iter().filter_map(lack).find(|lack| matches!(lack, Lack::Damaged { .. }));
+    [CONFIG, TOKENIZER].into_iter().find_map(lack).or_else(optional)
+}
+
+fn first_lack_of_weights(cached: &CachedCommit<'_>) -> Option<Lack> {
+    let single = cached.lack(SINGLE_FILE);
+    if !matches!(single, Some(Lack::Missing(_))) {
+        return single;
+    }
+    match cached.lack(INDEX_FILE) {
+        Some(Lack::Missing(_)) => single,
+        Some(damaged) => Some(damaged),
+        None => {
+            let index = std::fs::read_to_string(cached.folder().join(INDEX_FILE)).unwrap_or_default();
+            // A malformed index is reported when the weights are opened.
+            shard_names(&index).unwrap_or_default().iter().find_map(|name| cached.lack(name))
+        }
+    }
+}
+
+/// The optional files that would change what is measured and are neither cached nor known to be absent.
+fn unknown(cached: &CachedCommit<'_>) -> Vec<&'static str> {
+    let folder = cached.folder();
+    let settings = std::fs::read_to_string(folder.join(TOKENIZER_CONFIG)).ok();
+    let matters = |name: &&str| match *name {
+        SPECIAL_TOKENS | ADDED_TOKENS => needs_older_files(settings.as_deref()),
+        ADAPTER_CONFIG => false,
+        _ => true,
+    };
+    let unknown = |name: &&str| !folder.join(name).is_file() && !cached.is_known_to_be_absent(name);
+    OPTIONAL.into_iter().filter(matters).filter(unknown).collect()
+}
+
+impl ModelRepository {
+    /// The config comes first: a model that is not supported is refused before anything large is downloaded.
+    fn fetch_texts(self, commit: &FetchedCommit<'_>) -> Result<()> {
+        for name in [CONFIG, TOKENIZER] {
+            if !commit.has(name) {
+                let what = format!("{}: this repository has no {name}", commit.repo());
+                return Err(match name {
+                    CONFIG => lacking(what, &commit.names()),
+                    _ => UsageError::new(what).hint(FOLDER_HINT),
+                }
+                .into());
+            }
+        }
+        if self == Self::Whole && ![SINGLE_FILE, INDEX_FILE].into_iter().any(|name| commit.has(name)) {
+            let what = format!("{}: this repository has no safetensors weights", commit.repo());
+            return Err(lacking(what, &commit.names()).into());
+        }
+        commit.fetch(CONFIG)?;
+        check_config(commit)?;
+        for name in OPTIONAL {
+            match commit.has(name) {
+                true => commit.fetch(name)?,
+                false => commit.note_absence(name),
+            }
+        }
+        commit.fetch(TOKENIZER)
+    }
+}
+
+fn check_config(commit: &FetchedCommit<'_>) -> Result<()> {
+    let path = commit.folder().join(CONFIG);
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{name}: cannot be read"))?;
+    ModelConfig::parse(&text, &name)?;
+    Ok(())
+}
+
+fn fetch_weights(commit: &FetchedCommit<'_>) -> Result<()> {
+    if commit.has(SINGLE_FILE) {
+        return commit.fetch(SINGLE_FILE);
+    }
+    commit.fetch(INDEX_FILE)?;
+    let path = commit.folder().join(INDEX_FILE);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
+    let shards = shard_names(&text).map_err(|what| anyhow::anyhow!("{}: {what}", path.display()))?;
+    shards.iter().try_for_each(|shard| commit.fetch(shard))
+}

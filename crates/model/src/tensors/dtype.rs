@@ -1,0 +1,65 @@
+//! The type that an engine keeps weight matrices in.
+
+use spattn_attention::kv::KvDtype;
+
+/// Storage type of weight matrices in an engine's memory; vectors (norms, biases) are f32.
+///
+/// It is apart from the type of keys and values, [`KvDtype`], although `--dtype` sets both ([`StorageTypes`]). A quantised type is a
+/// further variant: [`bytes_of`](Self::bytes_of) counts its blocks, and each engine's matrix gets a product with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightDtype {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl WeightDtype {
+    /// Name as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of a matrix of so many numbers.
+    pub fn bytes_of(self, numbers: usize) -> usize {
+        numbers.saturating_mul(match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        })
+    }
+
+    /// The size from which on a number rounds to an infinite one, and is not taken.
+    pub(crate) fn limit(self) -> f32 {
+        match self {
+            Self::F16 => 65_520.0,
+            Self::F32 | Self::Bf16 => f32::INFINITY,
+        }
+    }
+}
+
+/// What a decoder stores its numbers in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StorageTypes {
+    /// Weight matrices.
+    pub weights: WeightDtype,
+    /// Keys and values.
+    pub kv: KvDtype,
+}
+
+/// Both of the same type, as `--dtype` sets them.
+impl From<KvDtype> for StorageTypes {
+    fn from(kv: KvDtype) -> Self {
+        let weights = match kv {
+            KvDtype::F32 => WeightDtype::F32,
+            KvDtype::F16 => WeightDtype::F16,
+            KvDtype::Bf16 => WeightDtype::Bf16,
+        };
+        Self { weights, kv }
+    }
+}

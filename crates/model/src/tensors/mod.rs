@@ -1,0 +1,21 @@
+//! Tensors by name: where they are read from ([`TensorSource`]), how they are stored there ([`StoredTensor`]), and what engines keep
+//! them in ([`WeightDtype`]).
+//!
+//! Which tensors a model has and what they mean is known to the decoder's families, not here.
+
+mod dtype;
+mod error;
+mod random;
+mod safetensors;
+mod source;
+mod stored;
+mod weights;
+
+pub use crate::files::{INDEX_FILE, SINGLE_FILE};
+pub use dtype::{StorageTypes, WeightDtype};
+pub use error::WeightsError;
+pub use random::RandomTensors;
+pub use safetensors::{SafetensorsFiles, shard_names};
+pub use source::{TensorInfo, TensorSource};
+pub use stored::{StoredTensor, StoredType};
+pub use weights::Weights;

@@ -1,0 +1,105 @@
+//! Where tensors come from: the interface between file formats and what is made of tensors.
+
+use std::fmt::Debug;
+
+use super::error::WeightsError;
+use super::stored::{StoredTensor, StoredType};
+
+/// What is known of a tensor before it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Extent of each axis, slowest first.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored; what the format calls a type that cannot be read.
+    pub stored: Result<StoredType, String>,
+    /// Bytes in the file.
+    pub bytes: u64,
+}
+
+impl TensorInfo {
+    /// The type that the tensor `name` is read as, if it has the shape that is asked for.
+    ///
+    /// # Errors
+    /// [`WeightsError::WrongShape`]; [`WeightsError::UnsupportedType`]. `file` names the file in them.
+    pub(super) fn readable_as(
+        &self,
+        name: &str,
+        shape: &[usize],
+        file: impl Fn() -> String,
+    ) -> Result<StoredType, WeightsError> {
+        let name = name.to_owned();
+        if self.shape != shape {
+            let (got, expected) = (self.shape.clone(), shape.to_vec());
+            return Err(WeightsError::WrongShape { file: file(), name, got, expected });
+        }
+        self.stored.clone().map_err(|dtype| WeightsError::UnsupportedType { file: file(), name, dtype })
+    }
+}
+
+/// Tensors by name: a file format, or numbers that are made up.
+///
+/// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. What they mean is
+/// the decoder's business.
+///
+/// # Adding a format
+/// A format, GGUF say, is one file beside `safetensors.rs` that implements this trait, and a constructor of
+/// [`Weights`](super::Weights) that opens it:
+///
+/// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] of each tensor. No numbers
+///   are read yet;
+/// - names are translated there (`blk.0.attn_q.weight` to `model.layers.0.self_attn.q_proj.weight`), and extents are turned round
+///   where the format states the fastest first;
+/// - what the format permutes is put back in [`read`](Self::read) (rows of q and k of llama.cpp, which rotates neighbouring
+///   channels);
+/// - types that cannot be read yet are `Err` with their name in [`TensorInfo::stored`]. A quantised type becomes a variant of
+///   [`StoredType`], with which [`StoredTensor::to_f32`] widens its blocks. To keep blocks as they are in memory as well takes a
+///   variant of [`WeightDtype`](super::WeightDtype).
+///
+/// A format whose files also hold the configuration or the tokenizer gives these as texts, in
+/// [`ModelFiles`](crate::source::ModelFiles).
+pub trait TensorSource: Debug + Send + Sync {
+    /// What stands for the whole in errors: the file, the index of shards, or what made the numbers up.
+    fn label(&self) -> &str;
+
+    /// The file that a tensor is in, for errors; the label if there is no such tensor.
+    fn file_of(&self, _name: &str) -> String {
+        self.label().to_owned()
+    }
+
+    /// Names of all tensors, sorted; none where any name will do.
+    fn names(&self) -> Vec<&str>;
+
+    /// What is known of a tensor; `None` if there is none of this name, or any shape will do.
+    fn tensor(&self, name: &str) -> Option<&TensorInfo>;
+
+    /// Reads the tensor `name`, which is to have `shape`, as it is stored; [`StoredTensor::to_f32`] widens it. May be called from
+    /// several threads at once.
+    ///
+    /// # Errors
+    /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
+    fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
+
+    /// Whether two tensors have the same shape and numbers.
+    ///
+    /// # Errors
+    /// If one of them is not there, or cannot be read.
+    fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
+        let shape = |name: &str| {
+            let missing = || WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() };
+            self.tensor(name).map(|tensor| tensor.shape.clone()).ok_or_else(missing)
+        };
+        let (a, b) = (shape(one)?, shape(other)?);
+        Ok(a == b && self.read(one, &a)?.to_f32() == self.read(other, &b)?.to_f32())
+    }
+
+    /// Identity of all tensors in hexadecimal. May read everything once.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
+    fn sha256(&self) -> Result<String, WeightsError>;
+
+    /// Whether numbers are made up, so that what a model answers means nothing.
+    fn is_random(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,180 @@
+//! The task of a prepared file: opens it, checks every row, and makes an example of each question.
+
+use std::collections::{BTreeSet, HashMap};
+
+use anyhow::Result;
+
+use super::prompt::{PREFIX_FIELD, RowPrompt, UNREAD, is_nothing};
+use super::spec::{FileSpec, PATH_HINT, PREFIX};
+use crate::metrics::Metric;
+use crate::question_places::{QuestionPlace, QuestionPlaces};
+use crate::rows::{Row, RowSource, Rows};
+use crate::{Cut, Example, PromptCounter, Task, answers, digest, kvpress, turns};
+use spattn_base::error::UsageError;
+use spattn_base::given;
+
+/// The rows of a file as a task.
+pub(super) struct PreparedFile {
+    spec: FileSpec,
+    name: String,
+    rows: Rows,
+    places: QuestionPlaces,
+    /// Whether the prompt of any row may be shortened to fit a length.
+    is_cut: bool,
+    /// Whether those of all rows may.
+    cuts_all: bool,
+    notes: Vec<String>,
+}
+
+/// What is counted while rows are checked, for notes to the user.
+#[derive(Default)]
+struct SeenRows {
+    usable: usize,
+    /// Prompts that may be shortened.
+    cut: usize,
+    /// Examples of published sets of whose answers nothing is compared, by metric.
+    uncompared: HashMap<Metric, usize>,
+    /// Tasks or data sets that rows name, as kvpress's and LongBench's do.
+    tasks: BTreeSet<String>,
+    metrics: BTreeSet<&'static str>,
+    /// Fields that other programs put into a prompt, and that nothing here reads.
+    unread: BTreeSet<&'static str>,
+}
+
+impl SeenRows {
+    fn add(&mut self, row: &Row, prompts: &[RowPrompt]) {
+        self.usable += 1;
+        for prompt in prompts {
+            let RowPrompt { metric, references, all_classes, rules, .. } = prompt;
+            self.cut += usize::from(rules.cut != Cut::Nothing);
+            self.metrics.insert(metric.name());
+            let is_a_class = answers::check_classes(*metric, references, all_classes, true).unwrap_or(false);
+            if metric.flaw(references).is_some() || !is_a_class {
+                *self.uncompared.entry(*metric).or_default() += 1;
+            }
+        }
+        let is_said = |name: &&&str| row.fields.get(**name).is_some_and(|value| !is_nothing(value));
+        self.unread.extend(UNREAD.iter().filter(is_said));
+        if prompts.iter().all(|prompt| prompt.answer_prefix.is_empty()) {
+            self.unread.extend([PREFIX_FIELD].iter().filter(is_said));
+        }
+        let named = match prompts.iter().any(|prompt| prompt.rules.cut != Cut::Nothing) {
+            true => Some("dataset"),
+            false => kvpress::is_row(row).then_some("task"),
+        };
+        self.tasks.extend(named.and_then(|name| row.text(name).ok().flatten()).map(str::to_owned));
+    }
+
+    /// What is to be said of the file, a line each.
+    fn notes(&self, label: &str) -> Vec<String> {
+        let uncompared = self.uncompared.iter().filter_map(|(metric, count)| answers::note(label, *count, *metric));
+        let list = |kind: &str, names: Vec<&str>| format!("{} {kind} ({})", names.len(), names.join(", "));
+        let tasks = list("tasks", self.tasks.iter().map(String::as_str).collect());
+        let metrics = list("metrics", self.metrics.iter().copied().collect());
+        let rows = match (self.tasks.len() > 1, self.metrics.len() > 1) {
+            (false, false) => None,
+            (false, true) => Some(format!("rows of {metrics} are one mean")),
+            (true, false) => Some(format!("rows of {tasks} are one mean")),
+            (true, true) => Some(format!("rows of {tasks} are one mean, over {metrics}")),
+        };
+        let several = rows.map(|rows| format!("{label}: {rows}; a file each gives a score for each"));
+        let unread: Vec<String> = self.unread.iter().map(|name| format!("`{name}`")).collect();
+        let unread = (!unread.is_empty())
+            .then(|| format!("{label}: of some rows {} is not read, and is no part of the prompt", unread.join(", ")));
+        uncompared.chain(several).chain(unread).collect()
+    }
+}
+
+impl PreparedFile {
+    /// Opens the file and checks every row.
+    ///
+    /// # Errors
+    /// If the file cannot be read or has no usable row, and, unless `skip_bad`, if a row is malformed.
+    pub fn open(spec: &FileSpec, skip_bad: bool) -> Result<Self> {
+        let unreadable =
+            |e: std::io::Error| UsageError::new(format!("cannot read {}: {e}", spec.path.display())).hint(PATH_HINT);
+        if spec.path.is_dir() {
+            return Err(unreadable(std::io::ErrorKind::IsADirectory.into()).into());
+        }
+        given::open(&spec.path).map_err(unreadable)?;
+        let (mut places, mut seen) = (QuestionPlaces::default(), SeenRows::default());
+        let rows = Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
+            let count = turns::count(&row.fields).unwrap_or(1);
+            // All questions before any is taken: a row is left out as a whole.
+            let prompts: Vec<RowPrompt> =
+                (0..count).map(|question| RowPrompt::of_row(row, question, spec)).collect::<Result<_, _>>()?;
+            for (turn, prompt) in prompts.iter().enumerate() {
+                places.add(seen.usable, turn, &prompt.context);
+            }
+            seen.add(row, &prompts);
+            Ok(true)
+        })?;
+        let name = format!("{PREFIX}{}", spec.stem());
+        let notes = rows.note().into_iter().chain(seen.notes(&rows.source().label())).collect();
+        let (is_cut, cuts_all) = (seen.cut > 0, seen.cut == places.len());
+        Ok(Self { spec: spec.clone(), name, rows, places, is_cut, cuts_all, notes })
+    }
+}
+
+impl Task for PreparedFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn available(&self) -> Option<usize> {
+        Some(self.places.len())
+    }
+
+    fn context_of(&self, index: usize) -> usize {
+        self.places.context_of(index)
+    }
+
+    fn is_sized(&self) -> bool {
+        false
+    }
+
+    fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    fn inputs(&self) -> String {
+        let FileSpec { metric, max_new_tokens, chat, .. } = &self.spec;
+        digest::of(&(self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat))
+    }
+
+    fn is_given(&self) -> bool {
+        !self.cuts_all
+    }
+
+    fn place_of(&self, index: usize) -> Option<String> {
+        self.places.get(index).and_then(|place| self.rows.place(place.row))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn example(&self, length: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
+        let QuestionPlace { row, turn, .. } = self.places.get(index).ok_or_else(|| {
+            UsageError::new(format!("{} has {} examples, none at {index}", self.spec.path.display(), self.places.len()))
+                .hint("ask for fewer samples (--samples)")
+        })?;
+        let prompt = RowPrompt::of_row(&self.rows.read(row)?, turn, &self.spec)?;
+        Ok(Example {
+            task: self.name.clone(),
+            length: if self.is_cut { length } else { 0 },
+            index,
+            context: prompt.context,
+            question: prompt.question,
+            answer_prefix: prompt.answer_prefix,
+            references: prompt.references,
+            all_classes: prompt.all_classes,
+            metric: prompt.metric,
+            also: prompt.also,
+            max_new_tokens: prompt.max_new_tokens,
+            depth: None,
+            source: self.rows.source().file_name(),
+            rules: prompt.rules,
+        })
+    }
+}

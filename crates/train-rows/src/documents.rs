@@ -1,0 +1,185 @@
+//! Documents of a made-up world, with every question about it that fits.
+
+use std::collections::{BTreeMap, HashSet};
+
+use anyhow::{Context, Result, anyhow};
+use serde::Deserialize;
+
+use crate::draw::{fraction, percent};
+use crate::page::{Class, Page};
+use crate::train_file::DocumentWording;
+use crate::wording;
+use spattn_tasks::ruler::definition;
+use spattn_tasks::ruler::substitute;
+use spattn_tasks::ruler::{World, WorldFile, WorldQuestion};
+use spattn_tasks::seed::Draw;
+use spattn_tasks::text::grammar::Grammar;
+
+const COUNTRIES: usize = 30;
+const FILLER: usize = 3;
+
+#[derive(Debug, Deserialize)]
+struct Shared {
+    document: String,
+}
+
+/// What is true of one city, company and person.
+struct Group {
+    facts: BTreeMap<&'static str, String>,
+    born_in: usize,
+    works_at: usize,
+    /// Names of the sentences that were written.
+    told: HashSet<String>,
+}
+
+/// Writes documents and asks about them until nothing fits.
+pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
+    let (definition, file) = definition("qa").context("there is a base task `qa`")?;
+    let world: WorldFile = toml::from_str(file)?;
+    let shared: Shared = toml::from_str(file)?;
+    let published = DocumentWording {
+        intro: definition.context_template.clone(),
+        ask: definition.question_template.clone(),
+        prefix: definition.answer_prefix.clone(),
+        frame: shared.document,
+    };
+    let other = wording::documents(draw);
+    let world = match &other {
+        Some(_) if percent(60, draw) => wording::other_world(&world.synthetic, draw),
+        _ => world.synthetic,
+    };
+    let is_other = other.is_some();
+    let text = &other.unwrap_or(published);
+    // The published question repeats the instruction; most of many questions leave it out.
+    let short_ask = "Question: {query}";
+    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
+    page.context(before);
+    let for_questions = ((page.length() as f64 * (0.04 + 0.31 * fraction(draw))) as usize).max(100);
+    let room = page.room().saturating_sub(page.cost(after) + for_questions);
+    let (documents, groups) = documents(page, room, &text.frame, &world, draw)?;
+    page.context(&documents);
+    page.context(after);
+
+    let mut questions: Vec<(String, String)> = Vec::new();
+    for group in &groups {
+        for question in &world.questions {
+            questions.extend(asked(question, group, &groups)?);
+        }
+    }
+    draw.shuffle(&mut questions);
+    for (number, (query, answer)) in questions.iter().enumerate() {
+        let ask = if is_other || number == 0 || percent(15, draw) { &text.ask } else { short_ask };
+        let separator = if number == 0 { "" } else { "\n" };
+        let question = format!("{separator}{}{}", substitute(ask, &[("query", query)]), text.prefix);
+        if !page.ask(&question, answer, Class::Answer) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The question about `group` with its answer, unless what it needs was not told. An answer over two
+/// documents names what leads to it first.
+fn asked(question: &WorldQuestion, group: &Group, groups: &[Group]) -> Result<Option<(String, String)>> {
+    let other = match question.via.as_deref() {
+        Some("city") => &groups[group.born_in],
+        Some("company") => &groups[group.works_at],
+        Some(kind) => return Err(anyhow!("no way to a document `{kind}`")),
+        None => group,
+    };
+    let is_told = question.uses.iter().all(|s| {
+        let by = if s.starts_with(question.of.as_str()) { group } else { other };
+        by.told.contains(s)
+    });
+    if !is_told {
+        return Ok(None);
+    }
+    // Where a person was born or works is a fact of the groups of that city and company.
+    let by = match question.answer.as_str() {
+        "city" => &groups[group.born_in],
+        "company" => &groups[group.works_at],
+        _ => other,
+    };
+    let fact = |facts: &Group, name: &str| facts.facts.get(name).cloned().ok_or_else(|| anyhow!("no fact `{name}`"));
+    let answer = fact(by, &question.answer)?;
+    let answer = match question.via.as_deref() {
+        Some(via) => format!(" {}, {answer}", fact(other, via)?),
+        None => format!(" {answer}"),
+    };
+    let pairs: Vec<(&str, &str)> = group.facts.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    Ok(Some((substitute(&question.ask, &pairs), answer)))
+}
+
+fn documents(page: &Page, room: usize, frame: &str, world: &World, draw: &mut Draw) -> Result<(String, Vec<Group>)> {
+    let grammar = Grammar::house();
+    let countries: Vec<String> = (0..COUNTRIES).map(|_| grammar.country(draw)).collect();
+    let mut taken = HashSet::new();
+    let (mut groups, mut documents): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut used = 0;
+    loop {
+        let mut group = new_group(&countries, groups.len(), &mut taken, draw);
+        let mut facts = group.facts.clone();
+        for (fact, of) in [("city", group.born_in), ("company", group.works_at)] {
+            if of < groups.len() {
+                facts.insert(fact, groups[of].facts[fact].clone());
+            }
+        }
+        let mut new = Vec::new();
+        for (kind, names) in &world.documents {
+            let facts = if kind == "person" { &facts } else { &group.facts };
+            let pairs: Vec<(&str, &str)> = facts.iter().map(|(k, v)| (*k, v.as_str())).collect();
+            let mut sentences = Vec::new();
+            for (i, name) in names.iter().enumerate() {
+                let form = world.sentences.get(name).ok_or_else(|| anyhow!("no sentence `{name}`"))?;
+                if i == 0 || draw.below(4) > 0 {
+                    sentences.push(substitute(form, &pairs));
+                    group.told.insert(name.clone());
+                }
+            }
+            sentences.extend((0..draw.below(FILLER + 1)).map(|_| grammar.sentence(draw)));
+            new.push(sentences.join(" "));
+        }
+        // The number in the frame and the empty line are counted with some room to spare.
+        let cost: usize = new.iter().map(|d| page.cost(d) + page.cost(frame) + 4).sum();
+        if used + cost > room {
+            break;
+        }
+        used += cost;
+        groups.push(group);
+        documents.extend(new);
+    }
+    draw.shuffle(&mut documents);
+    let framed: Vec<String> = documents
+        .iter()
+        .enumerate()
+        .map(|(i, text)| substitute(frame, &[("i", &(i + 1).to_string()), ("document", text)]))
+        .collect();
+    Ok((framed.join("\n\n"), groups))
+}
+
+fn new_group(countries: &[String], number: usize, taken: &mut HashSet<String>, draw: &mut Draw) -> Group {
+    let grammar = Grammar::house();
+    let mut unique = |draw: &mut Draw, make: fn(&Grammar, &mut Draw) -> String| loop {
+        let name = make(grammar, draw);
+        if taken.insert(name.clone()) {
+            return name;
+        }
+    };
+    let (city, company, person) =
+        (unique(draw, Grammar::place), unique(draw, Grammar::company), unique(draw, Grammar::person));
+    let earlier = |draw: &mut Draw| if number > 0 && percent(50, draw) { draw.below(number) } else { number };
+    let (born_in, works_at) = (earlier(draw), earlier(draw));
+    let facts = BTreeMap::from([
+        ("city", city),
+        ("country", draw.pick(countries).clone()),
+        ("fame", grammar.noun(draw)),
+        ("company", company),
+        ("year", grammar.year(draw)),
+        ("product", grammar.noun(draw)),
+        ("director", grammar.person(draw)),
+        ("person", person),
+        ("job", grammar.job(draw)),
+        ("sport", grammar.sport(draw)),
+    ]);
+    Group { facts, born_in, works_at, told: HashSet::new() }
+}

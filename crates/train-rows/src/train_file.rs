@@ -1,0 +1,109 @@
+//! `train.toml`: shares of the families of rows, and the wordings that are written by hand.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
+    // Embedded: a mistake in it is ours, and the tests find it.
+    toml::from_str(include_str!("../train.toml")).expect("train.toml is well-formed")
+});
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TrainFile {
+    pub family: Vec<FamilyShare>,
+    pub shaped: ShapedShares,
+    pub wording: Wording,
+    pub kv: RecordText,
+    pub passkey: RecordText,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FamilyShare {
+    pub name: String,
+    pub share: usize,
+    pub from: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShapedShares {
+    pub share: usize,
+    pub from: usize,
+    pub tasks: Vec<(String, usize)>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Wording {
+    pub percent: usize,
+    pub drawn: usize,
+    pub words: Vec<String>,
+    pub items: Vec<String>,
+    pub frames: Vec<String>,
+    pub needles: Vec<NeedleWording>,
+    pub chains: Vec<ChainWording>,
+    pub common: Vec<ListWording>,
+    pub frequent: Vec<ListWording>,
+    pub documents: Vec<DocumentWording>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NeedleWording {
+    pub intro: String,
+    pub statement: String,
+    pub ask: String,
+    pub prefix: String,
+    pub ask_all: String,
+    pub prefix_all: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChainWording {
+    pub intro: String,
+    pub first: String,
+    pub link: String,
+    pub ask: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListWording {
+    pub intro: String,
+    pub ask: String,
+    /// One word of the list.
+    #[serde(default = "numbered_item")]
+    pub item: String,
+}
+
+pub(crate) fn numbered_item() -> String {
+    "{number}. {word}".to_owned()
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DocumentWording {
+    pub intro: String,
+    pub ask: String,
+    pub prefix: String,
+    /// A document and its number.
+    #[serde(default = "numbered_document")]
+    pub frame: String,
+}
+
+fn numbered_document() -> String {
+    "Document {i}:\n{document}".to_owned()
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RecordText {
+    pub context: String,
+    #[serde(default)]
+    pub statement: String,
+    pub ask: String,
+}

@@ -1,0 +1,129 @@
+//! Variable tracking with several chains and a question about each.
+
+use std::collections::HashSet;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::books::Books;
+use crate::draw::{log_uniform, percent};
+use crate::needles::hay;
+use crate::page::{Class, Page};
+use crate::train_file::ChainWording;
+use crate::wording;
+use spattn_tasks::ruler::definition;
+use spattn_tasks::ruler::substitute;
+use spattn_tasks::seed::Draw;
+
+#[derive(Debug, Deserialize)]
+struct Shared {
+    noise: String,
+    first: String,
+    link: String,
+}
+
+struct Chain {
+    value: String,
+    variables: Vec<String>,
+}
+
+impl Chain {
+    fn new(hops: usize, letters: usize, taken: &mut HashSet<String>, draw: &mut Draw) -> Self {
+        let mut fresh = |draw: &mut Draw, make: &dyn Fn(&mut Draw) -> String| loop {
+            let name = make(draw);
+            if taken.insert(name.clone()) {
+                return name;
+            }
+        };
+        let value = fresh(draw, &|d| d.between(10_000, 99_998).to_string());
+        let variables = (0..=hops).map(|_| fresh(draw, &|d| d.letters(letters, b'A'))).collect();
+        Self { value, variables }
+    }
+
+    fn lines(&self, text: &ChainWording) -> Vec<String> {
+        let first = substitute(&text.first, &[("variable", &self.variables[0]), ("value", &self.value)]);
+        let links = self
+            .variables
+            .windows(2)
+            .map(|pair| substitute(&text.link, &[("previous", &pair[0]), ("variable", &pair[1])]));
+        std::iter::once(first).chain(links).collect()
+    }
+}
+
+/// Writes a context with chains and a question about as many of them as fit.
+pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
+    let (definition, file) = definition("vt").context("there is a base task `vt`")?;
+    let shared: Shared = toml::from_str(file)?;
+    let published = ChainWording {
+        intro: definition.context_template.clone(),
+        first: shared.first,
+        link: shared.link,
+        ask: format!("{}{}", definition.question_template, definition.answer_prefix),
+    };
+    let text = &wording::chains(draw).unwrap_or(published);
+    let in_noise = percent(75, draw);
+    let length = page.length();
+    let (most, hops) = if percent(40, draw) {
+        (draw.between(1, 2), 4)
+    } else {
+        (log_uniform(1.0, (length as f64 / 110.0).max(1.5), draw).max(1), draw.between(1, 6))
+    };
+    let letters = if percent(80, draw) { 5 } else { draw.between(3, 6) };
+    let separator = if in_noise { "\n" } else { " " };
+
+    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
+    page.context(before);
+    let room = page.room().saturating_sub(page.cost(after));
+    let mut taken = HashSet::new();
+    let (mut chains, mut used, mut for_questions): (Vec<Chain>, usize, usize) = (Vec::new(), 0, 0);
+    while chains.len() < most {
+        let chain = Chain::new(hops, letters, &mut taken, draw);
+        let lines: usize = chain.lines(text).iter().map(|l| page.cost(&format!("{separator}{l}"))).sum();
+        let (question, answer) = ask(&chain, text);
+        let asked = page.question_cost(&format!("\n{question}"), &answer);
+        if used + lines + for_questions + asked > room && !chains.is_empty() {
+            break;
+        }
+        used += lines;
+        // Not every chain needs to be asked about.
+        if for_questions + asked <= room * 4 / 10 || chains.is_empty() {
+            for_questions += asked;
+        }
+        chains.push(chain);
+    }
+    let units = hay(page, room.saturating_sub(used + for_questions), in_noise, &shared.noise, draw, books);
+    page.context(&mixed(units, &chains, text, separator, draw));
+    page.context(after);
+    draw.shuffle(&mut chains);
+    for (number, chain) in chains.iter().enumerate() {
+        let (question, answer) = ask(chain, text);
+        let question = if number == 0 { question } else { format!("\n{question}") };
+        if !page.ask(&question, &answer, Class::Answer) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The chains' lines among the units: each chain in its order, the chains mixed.
+fn mixed(units: Vec<String>, chains: &[Chain], text: &ChainWording, separator: &str, draw: &mut Draw) -> String {
+    const PLACES: usize = 1 << 40;
+    let mut placed: Vec<(usize, String)> = Vec::new();
+    for chain in chains {
+        let lines = chain.lines(text);
+        let mut places: Vec<usize> = lines.iter().map(|_| draw.below(PLACES)).collect();
+        places.sort_unstable();
+        placed.extend(places.into_iter().zip(lines));
+    }
+    let count = units.len();
+    placed.extend(units.into_iter().enumerate().map(|(i, unit)| ((2 * i + 1) * (PLACES / (2 * count)), unit)));
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join(separator)
+}
+
+fn ask(chain: &Chain, text: &ChainWording) -> (String, String) {
+    let count = chain.variables.len().to_string();
+    let space = if text.ask.ends_with(' ') { "" } else { " " };
+    let question = substitute(&text.ask, &[("query", &chain.value), ("num_v", &count)]);
+    (question, format!("{space}{}", chain.variables.join(" ")))
+}

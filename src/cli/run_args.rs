@@ -1,0 +1,116 @@
+//! What `eval` and `sweep` take: the flags of the table in [`flags`](crate::eval::config::flags), read.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches};
+
+use super::matrix::{OnFailure, RunRequest};
+use super::run_flags::{RunFlags, flags, refused};
+use crate::eval::config::flag::Flag;
+use crate::eval::config::run_config::RunConfig;
+use crate::eval::config::settings::{InvalidValue, SETTINGS, Settings};
+use crate::eval::plan::contexts::Shard;
+use crate::eval::records::store::OpenMode;
+use spattn_base::clock;
+use spattn_base::error::UsageError;
+use spattn_model::source::RANDOM;
+
+/// What `eval` and `sweep` take: settings that override a config's, and how to run.
+#[derive(Debug)]
+pub(super) struct RunArgs {
+    /// The settings that flags give, or the first that is none of its type's names.
+    settings: Result<Settings, UsageError>,
+    pub(super) flags: RunFlags,
+}
+
+impl Args for RunArgs {
+    fn augment_args(command: Command) -> Command {
+        let arguments: Vec<_> = flags().into_iter().filter_map(Flag::argument).collect();
+        let group = ArgGroup::new("RunArgs").multiple(true).args(arguments.iter().map(|arg| arg.get_id().clone()));
+        command.group(group).args(arguments)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for RunArgs {
+    fn from_arg_matches(arguments: &ArgMatches) -> Result<Self, clap::Error> {
+        Self::from_arg_matches_mut(&mut arguments.clone())
+    }
+
+    fn from_arg_matches_mut(arguments: &mut ArgMatches) -> Result<Self, clap::Error> {
+        // No flag of these has names of its own, so none is refused here.
+        let flags = RunFlags::from_arguments(arguments).map_err(refused)?;
+        let mut settings = Settings::from_arguments(arguments);
+        if let (Ok(settings), Some(shape)) = (&mut settings, &flags.random_weights) {
+            settings.model = Some(format!("{RANDOM}{shape}").into());
+        }
+        Ok(Self { settings, flags })
+    }
+
+    fn update_from_arg_matches(&mut self, arguments: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(arguments)?;
+        Ok(())
+    }
+}
+
+impl RunArgs {
+    /// The settings of flags over those of a config.
+    ///
+    /// # Errors
+    /// What is wrong with either, with the flag, or the file, line and key.
+    pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
+        let settings = self.settings.clone()?;
+        settings.check_values().map_err(with_flag_name)?;
+        Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+    }
+
+    /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
+    pub(super) fn into_request(
+        self,
+        command: &str,
+        configs: Vec<RunConfig>,
+        on_failure: OnFailure,
+    ) -> Result<RunRequest, UsageError> {
+        let shard = self.flags.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
+        let (out, mode) = self.output(command)?;
+        let RunFlags { out: named, quiet, json, .. } = self.flags;
+        let (is_unnamed, quiet, json) = (named.is_none(), quiet.is_some(), json.is_some());
+        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
+    }
+
+    /// Where to write, and whether what is there may be kept or thrown away.
+    fn output(&self, command: &str) -> Result<(PathBuf, OpenMode), UsageError> {
+        let mode = match (self.flags.resume, self.flags.overwrite) {
+            (Some(_), _) => OpenMode::Resume,
+            (_, Some(_)) => OpenMode::Overwrite,
+            _ => OpenMode::Fresh,
+        };
+        match &self.flags.out {
+            Some(dir) => Ok((dir.clone(), mode)),
+            None if mode == OpenMode::Fresh => Ok((default_folder(command), mode)),
+            None => Err(UsageError::new("--resume and --overwrite need to know the run's folder")
+                .hint("give it with --out DIR")),
+        }
+    }
+}
+
+/// A value that a flag gives wrongly. Specs of methods say themselves what they are.
+pub(super) fn with_flag_name(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
+    let flag = SETTINGS.iter().find(|flag| flag.id == key);
+    match flag {
+        Some(Flag { name: Some(name), is_named_in_errors: false, .. }) => {
+            UsageError { what: format!("--{name}: {}", error.what), ..error }
+        }
+        _ => error,
+    }
+}
+
+/// `results/` and the time, as `eval-2025-01-31T12-00-00`.
+fn default_folder(command: &str) -> PathBuf {
+    let now = clock::date(SystemTime::now());
+    Path::new("results").join(format!("{command}-{}", now.trim_end_matches('Z').replace(':', "-")))
+}

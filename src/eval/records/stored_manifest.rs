@@ -1,0 +1,149 @@
+//! The manifest in a run's folder: what its records are of, and whether a later run may add to them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::changes::{self, AXES, Changes};
+use super::loaded::{LoadedRecords, SAMPLES, load_records};
+use super::manifest_keys::{CALIBRATION, IDENTITY, INPUTS, MANIFEST};
+use super::record::Record;
+use spattn_base::disk::no_lfs_pointer;
+use spattn_base::error::UsageError;
+use spattn_base::given;
+
+/// Where the rest of the manifest of later, resumed runs is kept.
+pub(super) const RESUMED: &str = "resumed";
+/// Bytes of a manifest at most.
+const MOST_OF_MANIFEST: u64 = 256 << 20;
+
+/// The manifest of a run's folder.
+///
+/// # Errors
+/// A [`UsageError`] if it is missing, or not JSON.
+pub fn load_manifest(dir: &Path) -> Result<Value> {
+    let path = dir.join(MANIFEST);
+    let wrong = |what: String| UsageError::new(what).hint("without it records say too little: give another folder");
+    let text = given::text(&path, MOST_OF_MANIFEST);
+    let text = text.map_err(|e| wrong(format!("cannot read {}: {e}", path.display())))?;
+    no_lfs_pointer(path.display(), text.as_bytes())?;
+    Ok(serde_json::from_str(&text).map_err(|e| wrong(format!("{} is not JSON: {e}", path.display())))?)
+}
+
+/// The stored manifest, with what this run adds to it.
+///
+/// # Errors
+/// If the two differ in anything that determines results.
+pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
+    let mut stored = load_manifest(dir)?;
+    let (mut changed, mut lacking) = (BTreeSet::new(), BTreeSet::new());
+    for then in identities(&stored) {
+        // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
+        let compared = identities(manifest).into_iter().map(|now| {
+            let mut changes = Changes::new();
+            changes::compare("", then, now, &mut changes);
+            (AXES.iter().filter(|axis| changes.contains_key(**axis)).count(), changes)
+        });
+        let nearest = compared.min_by_key(|(axes, changes)| (*axes, changes.len()));
+        let Some((_, mut changes)) = nearest else { continue };
+        // All of another model is other.
+        let is_other_model = changes.contains_key("model");
+        let axes = AXES.iter().filter_map(|axis| Some((*axis, changes.remove(*axis)?)));
+        lacking.extend(axes.map(|(axis, (then, _))| changes::lacking(axis, &then)).collect::<Vec<_>>());
+        // That there is none any more says it.
+        if changes.contains_key("chat_template") {
+            changes.remove("tokens.chat_template_sha256");
+        }
+        if !is_other_model {
+            changed.extend(changes.iter().map(|(key, (then, now))| changes::in_words(key, then, now)));
+        }
+    }
+    let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
+    let mut changes = Changes::new();
+    changes::compare(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut changes);
+    changed.extend(changes.iter().map(|(key, (then, now))| changes::in_words(key, then, now)));
+    if !changed.is_empty() || !lacking.is_empty() {
+        let hint = match changed.is_empty() {
+            true => "a matrix may grow: ask for what it has as well, or use another --out folder (or --overwrite)",
+            false => "use the same settings, --overwrite, or another --out folder",
+        };
+        let said: Vec<String> = changed.into_iter().chain(lacking).collect();
+        let what = format!("{} was run with other settings: {}", dir.display(), said.join("; "));
+        return Err(UsageError::new(what).hint(hint).into());
+    }
+    // Whether records are still of what tasks are made of is checked record by record.
+    let inputs = with_known_kinds(&manifest[INPUTS], &stored[INPUTS]);
+    let (then, now) = (without_identity(&stored), without_identity(manifest));
+    let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
+    fields.insert(CALIBRATION.to_owned(), calibration);
+    fields.insert(INPUTS.to_owned(), inputs);
+    fields.insert(IDENTITY.to_owned(), manifest[IDENTITY].clone());
+    if then != now {
+        let resumed = fields.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
+        if let Some(resumed) = resumed.as_array_mut()
+            && !resumed.contains(&now)
+        {
+            resumed.push(now);
+        }
+    }
+    Ok(stored)
+}
+
+/// What the records of a folder are of: one identity, or those of a matrix.
+pub fn identities(manifest: &Value) -> Vec<&Value> {
+    match &manifest[IDENTITY] {
+        Value::Array(several) => several.iter().collect(),
+        one => vec![one],
+    }
+}
+
+/// The entries of `calibration`, and those of `other` whose kind it does not have, for each model of a matrix.
+fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
+    let mut all = other.as_object().cloned().unwrap_or_default();
+    for (key, own) in calibration.as_object().into_iter().flatten() {
+        let known = all.remove(key).filter(Value::is_object);
+        let own = known.map_or_else(|| own.clone(), |known| with_known_kinds(own, &known));
+        all.insert(key.clone(), own);
+    }
+    Value::Object(all)
+}
+
+fn without_identity(manifest: &Value) -> Value {
+    let own = |key: &str| ![IDENTITY, CALIBRATION, INPUTS, RESUMED].contains(&key);
+    let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
+    Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
+}
+
+/// Reads a run's folder: its records, and its manifest.
+///
+/// # Errors
+/// [`UsageError`] if a record is of no run in the manifest; if a file is missing or cannot be read.
+pub fn load_run(dir: &Path) -> Result<(LoadedRecords, Value)> {
+    let (loaded, manifest) = (load_records(dir)?, load_manifest(dir)?);
+    check_belong(dir, &loaded.records, &manifest)?;
+    Ok((loaded, manifest))
+}
+
+/// Makes sure that every record is of one of the models, seeds and protocols of the manifest: lines of another run's
+/// file are not taken for this one's.
+pub(super) fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
+    let known = identities(manifest);
+    let is = |identity: &Value, r: &Record| {
+        identity["model"] == *r.model && identity["protocol"] == *r.protocol && identity["seed"] == r.seed
+    };
+    match records.iter().position(|r| !known.iter().any(|identity| is(identity, r))) {
+        None => Ok(()),
+        Some(at) => {
+            let Record { model, protocol, seed, .. } = &records[at];
+            Err(UsageError::new(format!(
+                "{}: record {} is of no run in {MANIFEST}: {model}, {protocol}, seed {seed}",
+                dir.join(SAMPLES).display(),
+                at + 1
+            ))
+            .hint("keep the records of each run in a folder of its own; `spattn report` puts folders together")
+            .into())
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! One LaTeX table: columns of numbers aligned at their points, widths, pages, marks of notes, and text escaped.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::format::without_interval;
+use spattn_base::text::in_line;
+
+/// The mark of a note, from 1: a letter, which several stand side by side of, or a number where letters do not do.
+pub(super) fn mark(note: usize) -> String {
+    match u8::try_from(note).ok().filter(|note| (1..=26).contains(note)) {
+        Some(letter) => format!("\\textsuperscript{{{}}}", char::from(b'a' + letter - 1)),
+        None => format!("\\textsuperscript{{({note})}}"),
+    }
+}
+
+pub(super) fn marked(notes: &[usize]) -> String {
+    notes.iter().map(|note| mark(*note)).collect()
+}
+
+/// Points of the text of an article in letters of ten points.
+pub(super) const TEXT_WIDTH: f64 = 345.0;
+/// Points of a character of `\footnotesize`, as an upper bound on the mean of a line of digits or of words.
+const CHARACTER: f64 = 4.3;
+/// Points between two columns.
+const BETWEEN: f64 = 6.0;
+/// Points of a column of text, which breaks its lines, at least and at most.
+pub(super) const NARROW: f64 = 84.0;
+const WIDE: f64 = 150.0;
+
+fn points(text: &str) -> f64 {
+    text.chars().count() as f64 * CHARACTER
+}
+
+/// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
+pub(super) fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
+    let longest = |(at, heading): (usize, &&str)| {
+        // A heading is one word, which cannot be broken.
+        let least = points(heading);
+        texts.iter().map(|line| points(&line[at])).fold(least, f64::max).min(most.max(least))
+    };
+    headings.iter().enumerate().map(longest).collect()
+}
+
+/// Points of a whole table at least.
+pub(super) fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers]) -> f64 {
+    let of_texts: f64 = text_widths(headings, texts, NARROW).iter().sum();
+    let of_numbers: f64 = columns.iter().map(Numbers::width).sum();
+    let gaps = headings.len() + columns.iter().map(|c| 1 + usize::from(c.has_ends())).sum::<usize>();
+    of_texts + of_numbers + BETWEEN * gaps as f64
+}
+
+/// A column of numbers, with a column of intervals behind it where there are any.
+#[derive(Debug, Clone)]
+pub(super) struct Numbers {
+    pub(super) heading: String,
+    /// What is shown of each line: a number, or something else.
+    pub(super) values: Vec<String>,
+    /// Their intervals, in brackets.
+    pub(super) ends: Vec<String>,
+    pub(super) marks: Vec<String>,
+    /// Lines that are bold.
+    pub(super) bold: Vec<usize>,
+}
+
+impl Numbers {
+    pub(super) fn new(heading: &str, cells: Vec<String>, no_intervals: bool) -> Self {
+        let ends = |cell: &String| {
+            let found = cell.find(" [").zip(cell.find(']')).filter(|_| !no_intervals);
+            found.map_or(String::new(), |(from, to)| cell[from + 1..=to].replace(' ', ", "))
+        };
+        // The density that was asked for is among the parameters.
+        let value = |cell: &String| match heading {
+            "density" => cell.split(" (").next().unwrap_or_default().to_owned(),
+            _ => without_interval(cell),
+        };
+        Self {
+            heading: heading.to_owned(),
+            ends: cells.iter().map(ends).collect(),
+            marks: vec![String::new(); cells.len()],
+            values: cells.iter().map(value).collect(),
+            bold: Vec::new(),
+        }
+    }
+
+    pub(super) fn has_ends(&self) -> bool {
+        self.ends.iter().any(|ends| !ends.is_empty())
+    }
+
+    fn width(&self) -> f64 {
+        let widest = |texts: &[String]| texts.iter().map(|text| points(text)).fold(0.0, f64::max);
+        // Headings break between words.
+        let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
+        let marked =
+            self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * CHARACTER).fold(0.0, f64::max);
+        // A heading spans numbers and intervals.
+        (widest(&self.values) + marked + widest(&self.ends)).max(heading)
+    }
+
+    /// Whether all that it has are numbers.
+    fn is_plain(&self) -> bool {
+        self.values.iter().all(|value| value.is_empty() || is_number(value))
+    }
+
+    /// The form of the column: digits before and behind the point, and room for a sign; aligned to the right where not all
+    /// are numbers.
+    pub(super) fn format(&self) -> String {
+        if !self.is_plain() {
+            return "r".to_owned();
+        }
+        let numbers = self.values.iter().filter(|v| is_number(v));
+        let (mut sign, mut before, mut behind) = ("", 1, 0);
+        for number in numbers {
+            let digits = number.trim_start_matches(['+', '-']);
+            sign = if digits.len() < number.len() { "+" } else { sign };
+            let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+            (before, behind) = (before.max(whole.len()), behind.max(part.len()));
+        }
+        // Marks stand behind the room for numbers.
+        let marks = match self.marks.iter().max_by_key(|mark| mark.len()).filter(|mark| !mark.is_empty()) {
+            Some(widest) => format!(", table-space-text-post={{{widest}}}"),
+            None => String::new(),
+        };
+        format!("S[table-format={sign}{before}.{behind}{marks}]")
+    }
+
+    pub(super) fn cell(&self, line: usize) -> String {
+        let value = &self.values[line];
+        let bold = if self.bold.contains(&line) { "\\bfseries " } else { "" };
+        let value = match value.is_empty() {
+            true => String::new(),
+            // What is no part of a number is in braces.
+            false if !self.marks[line].is_empty() => {
+                format!("{bold}{}{{\\mdseries{}}}", escaped(value), self.marks[line])
+            }
+            false => format!("{bold}{}", escaped(value)),
+        };
+        match self.has_ends() {
+            true => format!("{value} & {}", in_math(&self.ends[line])),
+            false => value,
+        }
+    }
+
+    /// The lines of the heading, no longer than its longest word or its cells.
+    fn heading_lines(&self) -> Vec<String> {
+        let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+        let word = self.heading.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+        let room = word.max(longest(&self.values) + longest(&self.ends));
+        let mut lines: Vec<String> = Vec::new();
+        for word in self.heading.split(' ') {
+            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= room) {
+                Some(line) => *line = format!("{line} {word}"),
+                None => lines.push(word.to_owned()),
+            }
+        }
+        lines.iter().map(|line| escaped(line)).collect()
+    }
+
+    /// Of one column, or of two.
+    fn heading(&self) -> String {
+        let lines = self.heading_lines();
+        let stacked = match lines.as_slice() {
+            [one] => one.clone(),
+            several => format!("\\shortstack{{{}}}", several.join("\\\\")),
+        };
+        match self.has_ends() {
+            true => format!("\\multicolumn{{2}}{{c}}{{{stacked}}}"),
+            false => format!("{{{stacked}}}"),
+        }
+    }
+}
+
+/// An interval whose signs are those of numbers.
+fn in_math(ends: &str) -> String {
+    match ends.strip_prefix('[').and_then(|ends| ends.strip_suffix(']')).and_then(|ends| ends.split_once(", ")) {
+        Some((low, high)) => format!("[${low}$, ${high}$]"),
+        None => ends.to_owned(),
+    }
+}
+
+/// Whether `siunitx` takes it for a number; what has a power of ten is set by itself.
+fn is_number(text: &str) -> bool {
+    text.parse::<f64>().is_ok_and(f64::is_finite) && !text.contains(['e', 'E'])
+}
+
+/// A table in the making.
+pub(super) struct Tabular {
+    pub(super) caption: String,
+    pub(super) label: String,
+    pub(super) text_headings: Vec<String>,
+    pub(super) texts: Vec<Vec<String>>,
+    /// Behind the text of each line.
+    pub(super) marks: Vec<String>,
+    pub(super) columns: Vec<Numbers>,
+    pub(super) notes: Vec<String>,
+    /// What concerns no single line.
+    pub(super) general: Vec<String>,
+}
+
+impl Tabular {
+    pub(super) fn text(&self) -> String {
+        let headings: Vec<&str> = self.text_headings.iter().map(String::as_str).collect();
+        let room = TEXT_WIDTH
+            - (width(&headings, &self.texts, &self.columns)
+                - text_widths(&headings, &self.texts, NARROW).iter().sum::<f64>());
+        let most = (room / headings.len().max(1) as f64).clamp(NARROW, WIDE);
+        let widths = text_widths(&headings, &self.texts, most);
+        let left = widths.iter().map(|points| format!(">{{\\raggedright\\arraybackslash}}p{{{points:.0}pt}}"));
+        let right = self.columns.iter().map(|c| c.format() + if c.has_ends() { "l" } else { "" });
+        let alignment: String = left.chain(right).collect();
+        let heading: Vec<String> =
+            self.text_headings.iter().map(|h| escaped(h)).chain(self.columns.iter().map(Numbers::heading)).collect();
+        let lines: Vec<String> = (0..self.texts.len()).map(|line| self.line(line)).collect();
+        let heights = lines.iter().zip(&self.texts).map(|(line, texts)| self.height(line, texts, &widths));
+        let of_notes: Vec<usize> = self.notes.iter().map(|note| printed_lines(note, TEXT_WIDTH)).collect();
+        let pages = pages(&heights.collect::<Vec<_>>(), &of_notes);
+        let mut text = String::new();
+        for (at, page) in pages.iter().enumerate() {
+            let lines = &lines[page.clone()];
+            let (caption, label) = match at {
+                0 => (escaped(&self.caption), self.label.clone()),
+                at => (format!("{} (continued)", escaped(&self.caption)), format!("{}-{}", self.label, at + 1)),
+            };
+            text.push_str(&format!(
+                "\n\\begin{{table}}\n\\centering\n\\footnotesize\n\\setlength{{\\tabcolsep}}{{3pt}}\n\
+                 \\sisetup{{detect-weight=true}}\n\\caption{{{caption}}}\n\\label{{{label}}}\n\
+                 \\begin{{tabular}}{{@{{}}{alignment}@{{}}}}\n\\toprule\n{} \\\\\n\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n\\par\\smallskip\\raggedright\n",
+                heading.join(" & "),
+                lines.concat(),
+            ));
+            for (mark, note) in (1..).map(mark).zip(&self.notes) {
+                if lines.iter().any(|line| line.contains(&mark)) {
+                    text.push_str(&format!("\\par {mark} {}\n", escaped(note)));
+                }
+            }
+            let is_last = at + 1 == pages.len();
+            text.extend(self.general.iter().filter(|_| is_last).map(|note| format!("\\par {}\n", escaped(note))));
+            text.push_str("\\end{table}\n");
+        }
+        text
+    }
+
+    /// What a line of the table takes: its longest text, and the notes that it is marked with.
+    fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> Height {
+        let own = texts.iter().zip(widths).map(|(text, width)| printed_lines(text, *width)).max().unwrap_or(1);
+        let notes = (0..self.notes.len()).filter(|note| line.contains(&mark(note + 1)));
+        Height { own, notes: notes.collect() }
+    }
+
+    fn line(&self, line: usize) -> String {
+        let mut cells: Vec<String> = self.texts[line].iter().map(|text| escaped(text)).collect();
+        if let Some(last) = cells.last_mut() {
+            last.push_str(&self.marks[line]);
+        }
+        cells.extend(self.columns.iter().map(|c| c.cell(line)));
+        format!("{} \\\\\n", cells.join(" & "))
+    }
+}
+
+/// Printed lines that a page has room for beside a caption and a heading.
+const MOST_LINES: usize = 46;
+
+/// What a line of a table takes of a page.
+#[derive(Debug, Clone)]
+pub(super) struct Height {
+    /// Printed lines of its own.
+    pub(super) own: usize,
+    /// Numbers of the notes that have to be on its page, from 0.
+    pub(super) notes: Vec<usize>,
+}
+
+/// Printed lines of a text that is broken at a width in points.
+fn printed_lines(text: &str, width: f64) -> usize {
+    (points(text) / width).ceil().max(1.0) as usize
+}
+
+/// Lines of a table as pages hold them, with each note of a page once, of which the printed lines are given: at least one line
+/// each.
+pub(super) fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
+    let (mut pages, mut first, mut used, mut noted) = (Vec::new(), 0, 0, BTreeSet::new());
+    for (line, height) in heights.iter().enumerate() {
+        let taken = |noted: &BTreeSet<usize>| {
+            height.own
+                + height.notes.iter().filter(|note| !noted.contains(note)).map(|note| of_notes[*note]).sum::<usize>()
+        };
+        if used + taken(&noted) > MOST_LINES && line > first {
+            pages.push(first..line);
+            (first, used) = (line, 0);
+            noted.clear();
+        }
+        used += taken(&noted);
+        noted.extend(&height.notes);
+    }
+    pages.push(first..heights.len());
+    pages
+}
+
+/// Text as LaTeX shows it.
+pub(super) fn escaped(text: &str) -> String {
+    in_line(text)
+        .chars()
+        .map(|c| match c {
+            // Long names may be broken behind it.
+            '_' => "\\_\\allowbreak{}".to_owned(),
+            '/' => "/\\allowbreak{}".to_owned(),
+            '&' | '%' | '$' | '#' | '{' | '}' => format!("\\{c}"),
+            '~' => "\\textasciitilde{}".to_owned(),
+            '^' => "\\textasciicircum{}".to_owned(),
+            '\\' => "\\textbackslash{}".to_owned(),
+            '<' => "\\textless{}".to_owned(),
+            '>' => "\\textgreater{}".to_owned(),
+            '|' => "\\textbar{}".to_owned(),
+            '\u{a0}' => "~".to_owned(),
+            'Δ' => "$\\Delta$".to_owned(),
+            '‖' => "$\\|$".to_owned(),
+            '×' => "$\\times$".to_owned(),
+            '`' => "'".to_owned(),
+            c => c.to_string(),
+        })
+        .collect()
+}
