@@ -67,8 +67,8 @@ impl Configured {
         reasons
     }
 
-    /// The method calibrated with `artefact`, which has to fit the model; unchanged if neither it nor its reader needs
-    /// an artefact of that kind.
+    /// The method calibrated with `artefact`, which must fit the model; unchanged if neither the method nor its reader needs an artefact of
+    /// that kind.
     ///
     /// # Errors
     /// If the artefact lacks what the method reads.
@@ -100,7 +100,7 @@ impl Configured {
         specs.iter().flat_map(|spec| self.method.unsupported(spec)).collect()
     }
 
-    /// Whether both read a prompt alike, so that they can share one prefill.
+    /// Whether both read a prompt in the same way, so that they can share one prefill.
     pub fn reads_as(&self, other: &Self) -> bool {
         let of = |reader: &Self| (reader.label(), reader.artefact.clone());
         match (self.masks_prefill(), other.masks_prefill()) {

@@ -201,7 +201,7 @@ pub struct Step<'a> {
     pub kv_head: usize,
     /// Rotated, unscaled queries of the group, `[group][d]`.
     pub queries: &'a [f32],
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,

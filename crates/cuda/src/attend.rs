@@ -324,9 +324,9 @@ impl AttentionWorkspace {
 #[derive(Debug)]
 pub struct Prepared {
     heads: usize,
-    /// For each class, the address of its units, their number, and their number of blocks.
+    /// Query heads of all rows.
     all_heads: usize,
-    /// Where the units of each class are, how many, and how many blocks they take.
+    /// For each class, the address of its units, their number, and their number of blocks.
     classes: [(u64, usize, u32); 4],
     parts: u64,
     vectors: u64,

@@ -34,7 +34,7 @@ pub struct KeysByChannel<'a> {
     pub tokens: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the keys.
     pub storage: Storage,
@@ -76,8 +76,8 @@ pub struct ChosenChannels<'a> {
 }
 
 impl Gpu {
-    /// Transposes the keys of some tokens to channels, and computes the mean of their values, into buffers of so many
-    /// [bytes](KeysByChannel::bytes).
+    /// Transposes the keys of a range of tokens to channels, and computes the mean of their values. Each buffer has the
+    /// [bytes](KeysByChannel::bytes) that this takes.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -35,7 +35,7 @@ pub struct TableShape {
     pub bits: usize,
     /// Tables.
     pub tables: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
 }
 
@@ -82,9 +82,9 @@ pub struct SamplingSpec<'a> {
     pub least: u8,
     /// Added to every probability.
     pub floor: f64,
-    /// Logarithms of probabilities at equal steps of the sine of half the angle, from none to `farthest`.
+    /// Logarithms of probabilities at equal steps of the sine of half the angle, from 0 to `farthest`.
     pub log_probabilities: &'a HostDeviceVec<f32>,
-    /// The last sine of these; farther ones are computed.
+    /// The last of these sines; probabilities beyond it are computed.
     pub farthest: f64,
 }
 

@@ -74,7 +74,7 @@ impl LabelCodes<'_> {
 }
 
 impl Gpu {
-    /// Builds labels of the keys of some tokens in `ranges` and `codes`, which have so many [bytes](LabelCodes::bytes).
+    /// Builds labels of the keys of a range of tokens in `ranges` and `codes`, which have the [bytes](LabelCodes::bytes) that this takes.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -79,7 +79,7 @@ const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modu
 
 /// The oldest compute capability that the code runs on.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-/// Major compute capability of the GPUs that kernels with `wgmma` are for.
+/// Major compute capability of the GPUs that can run the kernels with `wgmma`.
 const HOPPER: i32 = 9;
 /// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
@@ -179,7 +179,7 @@ impl Storage {
     }
 }
 
-/// What a device is, for people.
+/// Properties of a device, to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
     /// Name of the device.
@@ -374,7 +374,7 @@ impl Gpu {
         self.processors
     }
 
-    /// Waits until everything asked for has been done.
+    /// Waits until all enqueued work is done.
     ///
     /// # Errors
     /// Errors of earlier work on the device.

@@ -67,7 +67,7 @@ pub(super) struct OwnTokens {
     /// Whether some `log_weights` are not 0.
     is_weighted: bool,
     partials: Option<Buffer>,
-    /// All tokens lie below this one.
+    /// All tokens are below this position.
     end: usize,
     /// Query heads and channels of a head that `partials` has.
     of: (usize, usize),

@@ -122,7 +122,7 @@ impl Gpu {
         assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
         let columns = 2 * searched;
         room.scores.resize(self, rows, count, columns)?;
-        // Rows that search nothing are picked for as well, all there is.
+        // Rows that keep all blocks do not search, but `top_pages` runs for them too and keeps every column.
         let longest = if most < blocks { searched } else { columns };
         room.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
         for spans in &mut room.spans {

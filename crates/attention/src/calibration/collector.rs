@@ -96,7 +96,7 @@ impl<'a> PrefillChunk<'a> {
         self.spec.map_or_else(|| SoftmaxScale::inverse_root(self.d()), |spec| spec.scale)
     }
 
-    /// What enters the layer, `[token][hidden]`, before its norm; `None` where whoever reads does not show it.
+    /// The layer's input, `[token][hidden]`, before its norm; `None` if the engine does not provide it.
     pub fn input(&self) -> Option<&'a [f32]> {
         self.input
     }

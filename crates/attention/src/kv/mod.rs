@@ -88,7 +88,7 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
-    /// One layer where it is, if that is in a GPU's memory.
+    /// A layer in GPU memory; `None` if the device is no GPU.
     fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
         None
     }
@@ -99,7 +99,7 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 #[error("{0}")]
 pub struct DeviceFailure(pub String);
 
-/// The dense prefix of an example: every method and budget forks from the same one.
+/// The dense prefix of an example; all methods and budgets start from the same one.
 ///
 /// If a device holds it, a layer is copied to the host when it is first read there.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 pub struct KvShape {
     /// KV heads of a layer.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Storage type.
     pub dtype: KvDtype,

@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_planned_in_pieces_that_fit() {
-        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
+        // Bytes of a block: the same for all; increasing up to the bound; large for a few.
         let sizes: [&dyn Fn(usize) -> usize; 4] = [
             &|_| 4 << 20,
             &|block| (1 << 20) + (block << 15),

@@ -124,7 +124,7 @@ pub struct QueryBlock<'a> {
     pub rows: usize,
     /// Position of the first row.
     pub first: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,

@@ -21,7 +21,7 @@ use crate::types::seed::head_seed;
 use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
-    /// What a row sees: the first `tokens` tokens, as if they were a prefix.
+    /// Keys and values that a row sees: the first `tokens` tokens, as if they were a prefix.
     fn up_to(&self, tokens: usize, spec: &AttentionSpec) -> HeadKv<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);

@@ -9,7 +9,7 @@ use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_kernels::pieces::PIECE;
 
-/// Whether each query head of a GQA group has a selection of its own, or the group has one.
+/// Whether each query head of a GQA group has its own selection, or the group shares one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Granularity {
     /// Each query head has its own selection.

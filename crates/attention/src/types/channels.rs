@@ -7,7 +7,7 @@ use crate::kv::MOST_TOKENS;
 use crate::spec::Params;
 use spattn_base::error::UsageError;
 
-/// How many of a head's `d` channels: a number or a share such as `d/8`.
+/// How many of a head's `d` channels: a number, or a share such as `d/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Channels {
     /// A number.

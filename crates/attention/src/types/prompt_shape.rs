@@ -9,7 +9,7 @@ pub struct PromptShape {
     pub heads: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Tokens of the prefix.
     pub tokens: usize,

@@ -40,7 +40,7 @@ pub(crate) struct GroupQueries<'a> {
     pub queries: &'a [f32],
     /// Rows of each head; 1 in a step.
     pub rows: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
