@@ -56,7 +56,7 @@ pub fn limit() -> Option<Limit> {
 /// Checks that `needed` bytes are available. `what` begins the error's sentence, with a verb: "the weights take".
 ///
 /// # Errors
-/// If they are not; the error says what is needed and what there is.
+/// If they are not; the error says how much is needed and how much is free.
 pub fn check(needed: u64, what: impl fmt::Display, hint: &str) -> Result<(), UsageError> {
     within(limit(), needed, what, hint)
 }

@@ -1,7 +1,7 @@
 //! Attention of a group of queries over stored rows: contiguous ranges, gathered lists, given weights.
 //!
 //! All parts are folded into one [`Accumulator`] by the online softmax, so that a selection made of
-//! several pieces (sink, window, picks, tail) comes out as one softmax over their union.
+//! several pieces (sink, window, selection, tail) comes out as one softmax over their union.
 
 use std::ops::Range;
 

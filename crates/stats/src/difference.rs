@@ -112,7 +112,7 @@ pub fn nearest_detectable(n: f64) -> Option<f64> {
     // McNemar's test needs more losses than 1.96² = 3.84.
     let least_lost = (Z * Z).floor() + 1.0;
     let others = n - least_lost + 1.0;
-    // The probability that at least so many of `n` are lost is given by a beta distribution.
+    // A beta distribution gives the probability that at least this many of `n` are lost.
     (others > 0.0).then(|| beta_quantile(least_lost, others, POWER))
 }
 
