@@ -1,11 +1,11 @@
-//! Storage types, and what all layers of a KV cache have in common.
+//! Storage types, and the shape that all layers of a KV cache share.
 
-/// What all layers of a cache have in common.
+/// The shape that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     /// KV heads of a layer.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Storage type.
     pub dtype: KvDtype,
@@ -30,7 +30,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Name as on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F32 => "f32",
