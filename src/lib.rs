@@ -3,9 +3,10 @@
 //! This crate is the program. Below it, in `crates/`, are those that it is made of; each imports only from crates below its own
 //! (see `ARCHITECTURE.md`):
 //!
-//! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` → `spattn-tasks` → `spattn`.
+//! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` →
+//! `spattn-tasks` → `spattn-train-rows` → `spattn-eval` → `spattn-lab` → `spattn`.
 //!
-//! Within this crate: [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
+//! Within this crate: [`launch`] → [`report`] → [`cli`].
 
 #[macro_use]
 extern crate spattn_base;
@@ -26,10 +27,7 @@ pub mod kernels {
     pub use spattn_kernels::heap;
 }
 
-pub mod version;
-
-pub mod launch;
-
-pub mod report;
-
 pub mod cli;
+pub mod launch;
+pub mod report;
+pub mod version;

@@ -20,6 +20,8 @@ const CRATES: &[(&str, &str)] = &[
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
     ("spattn-train-rows", "crates/train-rows/src"),
+    ("spattn-eval", "crates/eval/src"),
+    ("spattn-lab", "crates/lab/src"),
     ("spattn", "src"),
 ];
 

@@ -331,8 +331,8 @@ mod tests {
     use super::*;
     use serde_json::json;
     use spattn_eval::records::manifest_keys::{IDENTITY, INPUTS};
-    use spattn_eval::records::testing::record;
     use spattn_eval::records::store::{OpenMode, Store};
+    use spattn_eval::records::testing::record;
 
     /// A run of the fixture's model, protocol and seed, with further identity fields.
     fn run(dir: &Path, facts: Value, calibration: Value, records: &[Record]) -> PathBuf {

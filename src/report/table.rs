@@ -413,8 +413,7 @@ mod tests {
 
     #[test]
     fn perplexities_and_scores_have_tables_of_their_own() {
-        let records =
-            [record("ruler/vt", "full", 0, 1.0), spattn_eval::records::testing::perplexity("full", 0, 2.0)];
+        let records = [record("ruler/vt", "full", 0, 1.0), spattn_eval::records::testing::perplexity("full", 0, 2.0)];
         let text = render(&Report::new(&records, &[]), Form::default());
         assert_eq!(text.matches("method  params").count(), 2, "{text}");
         assert!(text.contains("n  score %") && text.contains("n  perplexity"), "{text}");

@@ -249,7 +249,8 @@ mod tests {
         let hash = config.methods[1].artefact.clone().expect("loki is calibrated");
         let part = ModelPart::new(&config, &model, Some("folder"));
         let larger = ModelPart { id: "other".into(), example_bytes: part.example_bytes + 1, ..part.clone() };
-        let of = |parts: &[ModelPart], kept| manifest(&config.settings, parts, &[], kept, &["eval".into()]);
+        const PROGRAM: Program = Program { version: "0", commit: None, build: "test" };
+        let of = |parts: &[ModelPart], kept| manifest(&config.settings, parts, &[], kept, &["eval".into()], &PROGRAM);
 
         let one = of(std::slice::from_ref(&part), Vec::new());
         let own = identity(&config, config.variants()[0], &model, Some("folder"));

@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::record::*;
+use super::interning::Interned;
+use super::record::Record;
+use super::text_scores::Likelihood;
+use spattn_attention::FIRST_REVISION;
+use spattn_tasks::likelihood::Measure;
+use spattn_tasks::metrics::Metric;
 
 /// A plausible record, for the tests of everything made from records.
 pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {

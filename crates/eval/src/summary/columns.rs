@@ -433,7 +433,7 @@ mod tests {
         let found: String = page.lines().filter(|line| line.starts_with('|')).map(|line| format!("{line}\n")).collect();
         let expected = as_markdown();
         for (found, expected) in found.lines().zip(expected.lines()) {
-            assert_eq!(found, expected, "docs/columns.md, and COLUMNS in src/eval/summary/columns.rs");
+            assert_eq!(found, expected, "docs/columns.md, and COLUMNS in crates/eval/src/summary/columns.rs");
         }
         assert_eq!(
             found.lines().count(),

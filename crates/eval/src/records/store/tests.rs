@@ -3,8 +3,8 @@
 use super::*;
 use crate::records::loaded::drop_repeated;
 use crate::records::manifest_keys::{CALIBRATION, IDENTITY};
-use crate::records::testing::record;
 use crate::records::stored_manifest::{RESUMED, load_run};
+use crate::records::testing::record;
 use serde_json::json;
 
 fn manifest(seed: u64) -> Value {
