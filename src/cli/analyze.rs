@@ -22,7 +22,7 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::config::value::parse_dtype;
 use spattn_eval::folder::owned_files::{self, OwnFolder};
-use spattn_lab::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
+use spattn_lab::analyze::{Analysis, DocumentReader, Loaded, Method, Request, Running, Setup, dump, select};
 use spattn_model::device::Device;
 
 /// The default tasks: one of each kind that the papers distinguish.
@@ -186,7 +186,7 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     let data = data.as_ref().map(|data| data.folder.as_path());
     let system = system_prompt(args.system_prompt.as_deref())?;
     let system = system.as_deref();
-    let reader = Reader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
+    let reader = DocumentReader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
     let stop = stop_on_interrupt()?;

@@ -32,7 +32,7 @@ use spattn_lab::papers::calibrations::Lesson;
 use spattn_lab::papers::item::{Item, Variant};
 use spattn_lab::papers::learning::Learning;
 use spattn_lab::papers::measure::Evidence;
-use spattn_lab::papers::outcome::{Outcome, judge};
+use spattn_lab::papers::outcome::{ItemOutcome, judge};
 use spattn_lab::papers::seen::{AnalysisTables, Observing};
 use spattn_lab::papers::select;
 
@@ -413,7 +413,7 @@ impl ReproduceArgs {
             None => facts_of_analyses(&seen),
         };
         let ran = [facts_of_records(records), observed, facts_of_times(item)?].concat();
-        let mut outcome = Outcome { ran, failure, ..judged };
+        let mut outcome = ItemOutcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
         // An item can be drawn again from its stored outcome, without records.
         match papers::read(&dir)?.filter(|_| self.draw_only && records.is_empty()) {

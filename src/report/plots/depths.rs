@@ -11,7 +11,7 @@ use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
 use crate::report::csv::finished;
 use crate::report::format::{distinct, setting_name, tokens};
-use spattn_eval::records::order::{Given, compare_tasks, natural};
+use spattn_eval::records::order::{MethodOrder, compare_tasks, natural};
 use spattn_eval::records::record::Record;
 
 /// The mean score of one method at one length and depth.
@@ -64,7 +64,7 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> 
     }
     let mut cells: Vec<DepthScore> =
         groups.into_values().map(|examples| cell(examples.into_values().collect())).collect();
-    let given = Given::of(order);
+    let given = MethodOrder::of(order);
     let place = |c: &DepthScore| given.rank(&c.method, &c.params);
     cells.sort_by(|a, b| {
         natural(&a.model, &b.model)

@@ -23,9 +23,9 @@ const TASK_ORDER: [&str; 13] = [
 ];
 
 /// The user's order of methods, by method and params.
-pub struct Given<'o>(HashMap<(&'o str, &'o str), usize>);
+pub struct MethodOrder<'o>(HashMap<(&'o str, &'o str), usize>);
 
-impl<'o> Given<'o> {
+impl<'o> MethodOrder<'o> {
     /// The order of some pairs. If a pair is repeated, the first one counts.
     pub fn of(order: &'o [(String, String)]) -> Self {
         let pairs = order.iter().enumerate().rev();
@@ -40,7 +40,7 @@ impl<'o> Given<'o> {
 
 /// Compares records in the order of the summary's rows: by model, protocol, task and length, then `full`, then methods in the user's order,
 /// then the rest in natural order.
-pub(crate) fn compare(a: &Record, b: &Record, given: &Given) -> Ordering {
+pub(crate) fn compare(a: &Record, b: &Record, given: &MethodOrder) -> Ordering {
     let method = |r: &Record| given.rank(&r.method, &r.params);
     natural(&a.model, &b.model)
         .then_with(|| natural(&a.protocol, &b.protocol))
@@ -137,7 +137,7 @@ mod tests {
         type Change = fn(&mut Record);
         let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
         let order = [("topk".to_owned(), "k=8".to_owned())];
-        let order = Given::of(&order);
+        let order = MethodOrder::of(&order);
         // Each change moves the record back, whatever the later fields are.
         let later: [Change; 6] = [
             |r| (r.model, r.protocol) = ("c".into(), "a".into()),

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use crate::records::order::{Given, compare};
+use crate::records::order::{MethodOrder, compare};
 use crate::records::record::{REFERENCE, Record};
 use crate::records::text_scores::Likelihood;
 use spattn_stats::Sample;
@@ -177,7 +177,7 @@ pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Summa
         groups.entry(row(r)).or_default().push(r);
     }
     let mut cells: Vec<SummaryCell> = groups.into_values().collect::<Vec<_>>().into_par_iter().map(cell).collect();
-    let given = Given::of(order);
+    let given = MethodOrder::of(order);
     cells.sort_by(|a, b| compare(a.head(), b.head(), &given).then_with(|| row(a.head()).cmp(&row(b.head()))));
     cells
 }

@@ -134,7 +134,7 @@ fn held_against(shares: &[f64], parts: &[Part]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::super::head::testing::drawn;
-    use super::super::reading::{Reader, Request};
+    use super::super::reading::{DocumentReader, Request};
     use super::*;
     use std::collections::BTreeSet;
     use std::ops::Range;
@@ -179,7 +179,7 @@ mod tests {
             layers: &[2],
             seed: 3,
         };
-        let loaded = Reader::open(&request).unwrap().load().unwrap();
+        let loaded = DocumentReader::open(&request).unwrap().load().unwrap();
         for number in 0..3 {
             let document = loaded.read(0, number, &BTreeSet::new()).unwrap();
             let text = |part: &Part| loaded.model.tokenizer.decode(&document.ids[part.tokens.clone()]).unwrap();

@@ -107,7 +107,7 @@ fn of_query(head: &Head, query: &Query, nets: Option<&Nets>) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::super::head::{dot, norm};
-    use super::super::reading::{Reader, Request};
+    use super::super::reading::{DocumentReader, Request};
     use super::*;
     use spattn_model::device::Device;
     use std::collections::BTreeSet;
@@ -130,7 +130,7 @@ mod tests {
             layers: &[4],
             seed: 3,
         };
-        let loaded = Reader::open(&request).unwrap().load().unwrap();
+        let loaded = DocumentReader::open(&request).unwrap().load().unwrap();
         let artefact = found(CALIBRATION, &loaded.model, None).unwrap().unwrap();
         let nets = Nets::read(&artefact).unwrap();
         let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();

@@ -28,7 +28,7 @@ pub struct Table {
     /// The number columns.
     pub columns: Vec<Column>,
     /// The rows.
-    pub rows: Vec<Row>,
+    pub rows: Vec<FindingsRow>,
     /// Whether it is too long to print, such as one row for each head.
     pub is_detail: bool,
 }
@@ -56,7 +56,7 @@ pub enum Unit {
 
 /// A row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct FindingsRow {
     /// One key for each of the table's `keys`.
     pub keys: Vec<String>,
     /// One number for each column; `None` if it is missing.
@@ -86,7 +86,7 @@ impl Table {
     /// Adds a row. Numbers that are not finite count as missing.
     pub fn push<K: ToString>(&mut self, keys: impl IntoIterator<Item = K>, numbers: impl IntoIterator<Item = f64>) {
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
-        let row = Row {
+        let row = FindingsRow {
             keys: keys.into_iter().map(|key| key.to_string()).collect(),
             numbers: numbers.into_iter().map(finite).collect(),
         };
@@ -170,7 +170,7 @@ pub struct Map {
 
 /// The key of a tally: a task's documents at one layer and query head.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct TallyKey {
     /// The task, or the text's name.
     pub task: String,
     /// Layer, from 0.
@@ -181,19 +181,19 @@ pub struct Place {
 
 /// Sums over queries, by task, layer and head.
 #[derive(Debug, Clone, Default)]
-pub struct Tally(BTreeMap<Place, (Vec<f64>, usize)>);
+pub struct Tally(BTreeMap<TallyKey, (Vec<f64>, usize)>);
 
 impl Tally {
     /// Adds the numbers of one query.
     pub fn add(&mut self, task: &str, layer: usize, head: usize, numbers: &[f64]) {
-        let place = Place { task: task.to_owned(), layer, head };
+        let place = TallyKey { task: task.to_owned(), layer, head };
         let (sums, count) = self.0.entry(place).or_insert_with(|| (vec![0.0; numbers.len()], 0));
         sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         *count += 1;
     }
 
     /// Means over all queries by group. Places whose group is `None` are left out.
-    pub fn means<G: Ord>(&self, group: impl Fn(&Place) -> Option<G>) -> BTreeMap<G, Vec<f64>> {
+    pub fn means<G: Ord>(&self, group: impl Fn(&TallyKey) -> Option<G>) -> BTreeMap<G, Vec<f64>> {
         let mut sums: BTreeMap<G, (Vec<f64>, usize)> = BTreeMap::new();
         for (place, (numbers, count)) in &self.0 {
             let Some(group) = group(place) else { continue };

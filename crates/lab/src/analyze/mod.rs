@@ -1,6 +1,6 @@
 //! The papers' observations about attention, measured on any model (`spattn analyze`).
 //!
-//! A [`Reader`] reads prompts densely and keeps the keys and values of each layer and the queries of the last tokens. An [`Observation`]
+//! A [`DocumentReader`] reads prompts densely and keeps the keys and values of each layer and the queries of the last tokens. An [`Observation`]
 //! examines one document after the other and ends with [`Findings`]. Other modules lay these out. A new observation needs a file here and
 //! an entry in [`ANALYSES`].
 
@@ -30,7 +30,7 @@ use anyhow::Result;
 
 pub use self::analysis::{Analysis, Method, Observation, Setup};
 pub use self::findings::Findings;
-pub use self::reading::{Choices, Document, Loaded, Reader, Request};
+pub use self::reading::{Choices, Document, DocumentReader, Loaded, Request};
 use spattn_attention::{Policy, PromptNeed};
 use spattn_base::error::UsageError;
 
@@ -69,7 +69,7 @@ fn unknown_analysis(name: &str) -> UsageError {
 }
 
 /// The result of one analysis.
-pub struct Found {
+pub struct AnalysisFindings {
     /// The analysis.
     pub analysis: &'static Analysis,
     /// Its findings.
@@ -118,9 +118,11 @@ impl Running {
     }
 
     /// The results.
-    pub fn finish(self) -> Vec<Found> {
-        let found =
-            |(analysis, observation): (_, Box<dyn Observation>)| Found { analysis, findings: observation.finish() };
+    pub fn finish(self) -> Vec<AnalysisFindings> {
+        let found = |(analysis, observation): (_, Box<dyn Observation>)| AnalysisFindings {
+            analysis,
+            findings: observation.finish(),
+        };
         self.analyses.into_iter().map(found).collect()
     }
 }

@@ -86,7 +86,7 @@ impl Source {
 }
 
 /// An opened model without its weights, and what it is to read.
-pub struct Reader {
+pub struct DocumentReader {
     model: OpenModel,
     source: Source,
     device: Device,
@@ -97,7 +97,7 @@ pub struct Reader {
     seed: u64,
 }
 
-impl Reader {
+impl DocumentReader {
     /// Opens the model and checks that it can read the request.
     ///
     /// # Errors
@@ -530,7 +530,7 @@ mod tests {
     }
 
     fn loaded(layers: &[usize]) -> Loaded {
-        Reader::open(&request(&["ruler/vt".to_owned()], layers)).unwrap().load().unwrap()
+        DocumentReader::open(&request(&["ruler/vt".to_owned()], layers)).unwrap().load().unwrap()
     }
 
     #[test]
@@ -686,7 +686,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said() {
         let tasks = ["ruler/vt".to_owned()];
-        let said = |request: Request<'_>| Reader::open(&request).err().unwrap().to_string();
+        let said = |request: Request<'_>| DocumentReader::open(&request).err().unwrap().to_string();
         assert!(said(Request { length: 18, ..request(&tasks, &[]) }).contains("too short to look at"));
         assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond what builtin reads"));
         assert_eq!(said(request(&tasks, &[3, 12])), "builtin has no layer 12");

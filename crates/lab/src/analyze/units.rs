@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Loaded, Method, Reader, Request, Running, Setup, select};
+use super::{DocumentReader, Loaded, Method, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
 use crate::papers::seen::{AnalysisTables, Observing, SeenTable};
 use spattn_attention::Policy;
@@ -68,17 +68,18 @@ impl<'a> Order<'a> {
     pub fn check(&self) -> Result<Outlook> {
         select(&self.observing.analyses)?;
         let lengths = &self.observing.lengths;
-        let readers = lengths.iter().map(|length| Reader::planned(&self.request(*length)));
-        let readers: Vec<Reader> = readers.collect::<Result<_>>()?;
+        let readers = lengths.iter().map(|length| DocumentReader::planned(&self.request(*length)));
+        let readers: Vec<DocumentReader> = readers.collect::<Result<_>>()?;
         for reader in &readers {
             Method::parse_all(&self.observing.methods, &policy(), reader.model())?;
         }
         let Some(first) = readers.first() else { return Ok(Outlook::default()) };
-        let prompts: Vec<(usize, usize)> = readers.iter().map(Reader::documents).zip(lengths.iter().copied()).collect();
+        let prompts: Vec<(usize, usize)> =
+            readers.iter().map(DocumentReader::documents).zip(lengths.iter().copied()).collect();
         Ok(Outlook {
             documents: prompts.iter().map(|(count, _)| count).sum(),
             seconds: reading_seconds(&first.model().dimensions, &prompts)?,
-            bytes: readers.iter().map(Reader::bytes).max().unwrap_or(0),
+            bytes: readers.iter().map(DocumentReader::bytes).max().unwrap_or(0),
         })
     }
 
@@ -145,8 +146,8 @@ impl<'a> Order<'a> {
         Ok(all)
     }
 
-    fn reader(&self, length: usize) -> Result<Reader> {
-        Reader::open(&self.request(length))
+    fn reader(&self, length: usize) -> Result<DocumentReader> {
+        DocumentReader::open(&self.request(length))
     }
 
     fn request(&self, length: usize) -> Request<'a> {
@@ -262,7 +263,7 @@ fn read(path: &Path) -> Result<AnalysisTables> {
 
 /// A model that is to read. Its weights are loaded when the first unit needs them.
 enum Reading {
-    Found(Box<Reader>),
+    Found(Box<DocumentReader>),
     Loaded(Box<Loaded>),
 }
 
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
     use crate::papers::ITEMS;
     use crate::papers::item::{Item, Variant};
-    use crate::papers::measure::{Evidence, Measured};
+    use crate::papers::measure::{Evidence, MeasuredItem};
 
     const TESTS: Program = Program { version: "0", commit: None, build: "test" };
 
@@ -400,7 +401,7 @@ mod tests {
             // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
             let evidence = Evidence { records: &[], seen: &seen };
-            let measured = Measured::new(&item, Variant::Builtin, evidence).unwrap().unwrap();
+            let measured = MeasuredItem::new(&item, Variant::Builtin, evidence).unwrap().unwrap();
             let mut found = 0;
             for row in &item.rows {
                 for column in &item.columns {

@@ -29,7 +29,7 @@ pub enum Test {
     /// `row` is between `at_least` and `at_most` times `to`.
     Ratio(Ratio),
     /// Each of `rows` is between `at_least` and `at_most`.
-    Between(Between),
+    Between(RowBounds),
 }
 
 /// Rows against rows.
@@ -84,7 +84,7 @@ pub struct Ratio {
 /// Rows with bounds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Between {
+pub struct RowBounds {
     rows: Vec<String>,
     columns: Vec<String>,
     at_least: Option<f64>,
@@ -92,15 +92,15 @@ pub struct Between {
 }
 
 /// A cell, by row and column.
-pub type Place<'a> = (&'a str, &'a str);
+pub type CellName<'a> = (&'a str, &'a str);
 
 /// One comparison of a test: `left − factor·right` (or `left` alone) against a bound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison<'a> {
     /// The first cell.
-    pub left: Place<'a>,
+    pub left: CellName<'a>,
     /// The factor and the cell that is subtracted.
-    pub right: Option<(f64, Place<'a>)>,
+    pub right: Option<(f64, CellName<'a>)>,
     /// The bound.
     pub bound: Bound,
     /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
@@ -137,7 +137,7 @@ pub enum BoundVerdict {
 /// The verdict on a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum ClaimVerdict {
     /// All comparisons are confirmed.
     Holds,
     /// Some are confirmed, others are open or contradicted.
@@ -150,7 +150,7 @@ pub enum Verdict {
     NotTested,
 }
 
-impl Verdict {
+impl ClaimVerdict {
     /// In words.
     pub fn text(self) -> &'static str {
         match self {
@@ -256,7 +256,7 @@ impl Test {
     /// With what is missing.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let bounds = match self {
-            Self::Ratio(Ratio { at_least, at_most, .. }) | Self::Between(Between { at_least, at_most, .. }) => {
+            Self::Ratio(Ratio { at_least, at_most, .. }) | Self::Between(RowBounds { at_least, at_most, .. }) => {
                 [*at_least, *at_most]
             }
             _ => [Some(0.0), None],
@@ -305,7 +305,7 @@ impl Test {
     }
 }
 
-fn comparison<'a>(left: Place<'a>, right: Option<(f64, Place<'a>)>, bound: Bound) -> Comparison<'a> {
+fn comparison<'a>(left: CellName<'a>, right: Option<(f64, CellName<'a>)>, bound: Bound) -> Comparison<'a> {
     Comparison { left, right, bound, is_lenient: false }
 }
 
@@ -390,22 +390,22 @@ mod tests {
     #[test]
     fn verdicts_follow_from_what_was_told() {
         use BoundVerdict::{No, Open, Unmeasured, Yes};
-        let of = |told: &[BoundVerdict]| Verdict::of(&told.iter().map(|t| (*t, false)).collect::<Vec<_>>());
-        assert_eq!(of(&[Yes, Yes]), Verdict::Holds);
-        assert_eq!(of(&[Yes, No]), Verdict::HoldsInPart);
-        assert_eq!(of(&[Yes, Open]), Verdict::HoldsInPart);
-        assert_eq!(of(&[Yes, Unmeasured]), Verdict::HoldsInPart);
-        assert_eq!(of(&[No, Open]), Verdict::DoesNotHold);
-        assert_eq!(of(&[Open, Open]), Verdict::CannotBeTold);
-        assert_eq!(of(&[Unmeasured]), Verdict::NotTested);
-        assert_eq!(of(&[]), Verdict::NotTested);
+        let of = |told: &[BoundVerdict]| ClaimVerdict::of(&told.iter().map(|t| (*t, false)).collect::<Vec<_>>());
+        assert_eq!(of(&[Yes, Yes]), ClaimVerdict::Holds);
+        assert_eq!(of(&[Yes, No]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[Yes, Open]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[Yes, Unmeasured]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[No, Open]), ClaimVerdict::DoesNotHold);
+        assert_eq!(of(&[Open, Open]), ClaimVerdict::CannotBeTold);
+        assert_eq!(of(&[Unmeasured]), ClaimVerdict::NotTested);
+        assert_eq!(of(&[]), ClaimVerdict::NotTested);
         // An open step is no objection; a contradicted or unmeasured one is.
-        assert_eq!(Verdict::of(&[(Yes, false), (Unmeasured, true)]), Verdict::HoldsInPart);
-        assert_eq!(Verdict::of(&[(Open, false), (Unmeasured, true)]), Verdict::CannotBeTold);
-        assert_eq!(Verdict::of(&[(Yes, false), (Open, true)]), Verdict::Holds);
-        assert_eq!(Verdict::of(&[(Yes, false), (No, true)]), Verdict::HoldsInPart);
-        assert_eq!(Verdict::of(&[(Open, false), (Yes, true)]), Verdict::CannotBeTold);
-        assert_eq!(Verdict::of(&[(Open, false), (No, true)]), Verdict::DoesNotHold);
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (Unmeasured, true)]), ClaimVerdict::HoldsInPart);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (Unmeasured, true)]), ClaimVerdict::CannotBeTold);
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (Open, true)]), ClaimVerdict::Holds);
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (No, true)]), ClaimVerdict::HoldsInPart);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (Yes, true)]), ClaimVerdict::CannotBeTold);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (No, true)]), ClaimVerdict::DoesNotHold);
     }
 
     #[test]

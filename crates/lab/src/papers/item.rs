@@ -13,8 +13,8 @@ use serde::Deserialize;
 use super::claims::Test;
 use super::derived::{Correlation, Reaching};
 use super::learning::Learning;
-use super::seen::{Found, Observing};
-use super::times::{Bench, Timed};
+use super::seen::{Observing, TableSelection};
+use super::times::{ReferenceBench, Timed};
 use super::values::Value;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, expand_grid};
@@ -47,7 +47,7 @@ pub struct Item {
     #[serde(default)]
     pub learn: Learn,
     /// The tables of times, if latencies are measured.
-    pub bench: Option<Bench>,
+    pub bench: Option<ReferenceBench>,
     /// Rows, in the paper's order.
     #[serde(default, rename = "row")]
     pub rows: Vec<Line>,
@@ -110,7 +110,7 @@ pub struct Line {
     /// The protocol, if the run has several.
     pub sparse_from: Option<String>,
     /// The numbers of analyses that it selects.
-    pub found: Option<Found>,
+    pub found: Option<TableSelection>,
     /// The times that it selects. A cell is a time if its column has this.
     pub time: Option<Timed>,
     /// The smallest of some columns at which a score is reached; for a column only.
@@ -136,7 +136,7 @@ pub struct Select {
     /// Protocol.
     pub sparse_from: Option<String>,
     /// The numbers of analyses; fields that it lacks are as in the line.
-    pub found: Option<Found>,
+    pub found: Option<TableSelection>,
     /// Why nothing is measured for it on the built-in model.
     pub missing: Option<String>,
 }
@@ -207,7 +207,7 @@ impl Line {
                 tasks: other.tasks.or(own.tasks),
                 length: other.length.or(own.length),
                 sparse_from: other.sparse_from.or(own.sparse_from),
-                found: Found::over(other.found, own.found),
+                found: TableSelection::over(other.found, own.found),
                 missing: other.missing.or(own.missing),
             },
             // The paper's models do not apply.
@@ -380,7 +380,7 @@ impl Item {
             let Some(learning) = learning else { continue };
             learning.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
         }
-        let table = self.bench.as_ref().map(Bench::read).transpose()?;
+        let table = self.bench.as_ref().map(ReferenceBench::read).transpose()?;
         for line in self.lines() {
             if line.time.is_some() && table.is_none() {
                 return Err(UsageError::new(format!("`{}` is a time, and there is no [bench]", line.name))

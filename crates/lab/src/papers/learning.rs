@@ -135,7 +135,7 @@ fn rows(learned: &Learned) -> Result<Vec<Row>, UsageError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::seen::{Found, Units};
+    use super::super::seen::{TableSelection, Units};
     use super::*;
 
     fn learned(bits: usize, losses: &[f64]) -> Learned {
@@ -156,13 +156,14 @@ mod tests {
         let seen = by_layer(&[learned(16, &[0.5, 0.7]), learned(32, &[0.4, 0.5])]).unwrap();
         assert_eq!(seen.iter().map(|one| one.unit).collect::<Vec<_>>(), [0, 1]);
         let of = |bits: usize| {
-            let found: Found =
+            let found: TableSelection =
                 toml::from_str(&format!("table = 'held_out'\ncolumn = 'loss'\nkeys = {{ bits = '{bits}' }}")).unwrap();
             Units::new(&found, &seen, None, None).unwrap().unwrap()
         };
         assert!((of(16).estimate().unwrap().mean - 0.6).abs() < 1e-12);
         assert!((of(32).less(1.0, &of(16)).unwrap().estimate().unwrap().mean + 0.15).abs() < 1e-12);
-        let missing: Found = toml::from_str("table = 'held_out'\ncolumn = 'cosine'\nkeys = { bits = '16' }").unwrap();
+        let missing: TableSelection =
+            toml::from_str("table = 'held_out'\ncolumn = 'cosine'\nkeys = { bits = '16' }").unwrap();
         assert_eq!(missing.of(&seen[0]).unwrap(), None, "what was not measured is no number");
         assert_eq!(by_layer(&[]).unwrap(), []);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::derived::{Correlation, Reaching};
 use super::item::{Item, Line, Select, Variant};
-use super::seen::{AnalysisTables, Found, Units};
+use super::seen::{AnalysisTables, TableSelection, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
 use spattn_base::error::UsageError;
@@ -27,7 +27,7 @@ pub struct Evidence<'a> {
 }
 
 /// The measurements, by the rows and columns of an item.
-pub struct Measured<'a> {
+pub struct MeasuredItem<'a> {
     item: &'a Item,
     variant: Variant,
     /// The settings of the run; `None` if nothing is run.
@@ -54,7 +54,7 @@ pub struct Scored<'s, 'a> {
     scale: f64,
 }
 
-impl<'a> Measured<'a> {
+impl<'a> MeasuredItem<'a> {
     /// The measurements of `item`; `None` if there are none.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl<'a> Measured<'a> {
         if records.is_empty() && seen.is_empty() && item.bench.is_none() {
             return Ok(None);
         }
-        let times = item.bench.as_ref().map(super::times::Bench::read).transpose()?;
+        let times = item.bench.as_ref().map(super::times::ReferenceBench::read).transpose()?;
         let settings = item.settings(variant);
         Ok(Some(Self { item, variant, settings, cells: group(records, &[]), seen, times }))
     }
@@ -100,7 +100,7 @@ impl<'a> Measured<'a> {
             tasks: second.tasks.or(first.tasks),
             length: second.length.or(first.length),
             sparse_from: first.sparse_from.or(second.sparse_from),
-            found: Found::over(second.found, first.found),
+            found: TableSelection::over(second.found, first.found),
             missing: None,
         };
         if let Some(found) = &select.found {

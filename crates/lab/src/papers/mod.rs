@@ -194,7 +194,7 @@ mod tests {
     use super::item::Variant;
     use super::outcome::published_verdict;
     use super::*;
-    use crate::papers::claims::Verdict;
+    use crate::papers::claims::ClaimVerdict;
     use spattn_eval::config::run_config::RunConfig;
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
             for claim in &item.claims {
                 let Some(test) = &claim.test else { continue };
                 let verdict = published_verdict(&item, test);
-                let fine = [Verdict::Holds, Verdict::NotTested].contains(&verdict);
+                let fine = [ClaimVerdict::Holds, ClaimVerdict::NotTested].contains(&verdict);
                 assert!(fine, "{}: {}: {verdict:?}", shipped.name, claim.says);
             }
         }

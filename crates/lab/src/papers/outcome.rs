@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::claims::{BoundVerdict, Comparison, Place, Test, Verdict};
+use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
 use super::item::{Claim, Item, Variant};
-use super::measure::{Evidence, Measured};
+use super::measure::{Evidence, MeasuredItem};
 use spattn_base::error::UsageError;
 use spattn_stats::Estimate;
 
 /// The outcome of an item, as stored in `result.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ItemOutcome {
     /// `PAPER/ITEM`.
     pub name: String,
     /// What it measures.
@@ -33,7 +33,7 @@ pub struct Outcome {
     /// The names of the columns.
     pub columns: Vec<String>,
     /// The rows of the table.
-    pub rows: Vec<Row>,
+    pub rows: Vec<OutcomeRow>,
     /// The claims.
     pub claims: Vec<Judged>,
     /// Further files of the drawing, if it has several pages.
@@ -46,7 +46,7 @@ pub struct Outcome {
 
 /// A row of the table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct OutcomeRow {
     /// Its name.
     pub name: String,
     /// The method that was run.
@@ -84,9 +84,9 @@ pub struct Judged {
     /// The claim.
     pub says: String,
     /// The verdict on the published numbers; not tested if some are missing.
-    pub published: Verdict,
+    pub published: ClaimVerdict,
     /// The verdict on the measured numbers.
-    pub measured: Verdict,
+    pub measured: ClaimVerdict,
     /// What was compared, or what is missing.
     pub why: Vec<String>,
     /// The reason, if it was investigated.
@@ -97,10 +97,10 @@ pub struct Judged {
 /// The outcome of `item`, with the measurements under `variant`; with the published numbers alone if there are none.
 ///
 /// # Errors
-/// As [`Measured::spot`]: if rows and columns select something that analyses do not have.
-pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) -> Result<Outcome, UsageError> {
+/// As [`MeasuredItem::spot`]: if rows and columns select something that analyses do not have.
+pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) -> Result<ItemOutcome, UsageError> {
     let is_run = !evidence.records.is_empty() || !evidence.seen.is_empty();
-    let measured = Measured::new(item, variant, evidence)?;
+    let measured = MeasuredItem::new(item, variant, evidence)?;
     let number = |row: &str, column: &str| -> Result<Option<Number>, UsageError> {
         let Some(spot) = measured.as_ref().map(|m| m.spot(row, column)).transpose()?.flatten() else { return Ok(None) };
         Ok(spot.estimate().map(|Estimate { mean, ends }| Number { mean, ends, n: spot.contexts() }))
@@ -112,10 +112,10 @@ pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) 
             Ok(CellOutcome { published, measured: number(&row.name, &column.name)? })
         };
         let cells = item.columns.iter().map(cell).collect::<Result<_, _>>()?;
-        rows.push(Row { name: row.name.clone(), method: row.select(variant).method, cells });
+        rows.push(OutcomeRow { name: row.name.clone(), method: row.select(variant).method, cells });
     }
     let claims = item.claims.iter().map(|claim| judged(item, claim, measured.as_ref())).collect::<Result<_, _>>()?;
-    Ok(Outcome {
+    Ok(ItemOutcome {
         name: name.to_owned(),
         title: item.title.clone(),
         variant: if is_run { variant.name().to_owned() } else { String::new() },
@@ -131,7 +131,7 @@ pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) 
     })
 }
 
-fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result<Judged, UsageError> {
+fn judged(item: &Item, claim: &Claim, measured: Option<&MeasuredItem<'_>>) -> Result<Judged, UsageError> {
     let Claim { says, test, missing, because } = claim;
     let (mut told, mut why) = (Vec::new(), Vec::new());
     let all = test.as_ref().map(Test::comparisons).unwrap_or_default();
@@ -150,28 +150,28 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result
     why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
     Ok(Judged {
         says: says.clone(),
-        published: test.as_ref().map_or(Verdict::NotTested, |test| published_verdict(item, test)),
-        measured: Verdict::of(&told),
+        published: test.as_ref().map_or(ClaimVerdict::NotTested, |test| published_verdict(item, test)),
+        measured: ClaimVerdict::of(&told),
         why,
         because: because.clone().filter(|_| measured.is_some()),
     })
 }
 
 /// The verdict of the published numbers on a test; not tested if one is missing.
-pub fn published_verdict(item: &Item, test: &Test) -> Verdict {
-    let number = |(row, column): Place<'_>| item.published(row, column);
+pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
+    let number = |(row, column): CellName<'_>| item.published(row, column);
     let of = |c: &Comparison<'_>| {
         let left = number(c.left)?;
         let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
         Some((if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No }, c.is_lenient))
     };
     let told: Option<Vec<_>> = test.comparisons().iter().map(of).collect();
-    told.map_or(Verdict::NotTested, |told| Verdict::of(&told))
+    told.map_or(ClaimVerdict::NotTested, |told| ClaimVerdict::of(&told))
 }
 
 /// The verdict of the measured cells on a comparison, and a line that explains it.
-fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, String), UsageError> {
-    let name = |(row, column): Place<'_>| format!("{row}, {column}");
+fn tell(measured: &MeasuredItem<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, String), UsageError> {
+    let name = |(row, column): CellName<'_>| format!("{row}, {column}");
     let Some(left) = measured.spot(c.left.0, c.left.1)? else {
         return Ok((BoundVerdict::Unmeasured, format!("{}: not measured", name(c.left))));
     };
@@ -197,7 +197,7 @@ fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(BoundVerdict, St
 }
 
 /// The difference of two cells as text, without repeating what both share.
-fn between((row, column): Place<'_>, factor: f64, (other, from): Place<'_>) -> String {
+fn between((row, column): CellName<'_>, factor: f64, (other, from): CellName<'_>) -> String {
     let times = if factor == 1.0 { String::new() } else { format!("{factor} × ") };
     match (row == other, column == from) {
         (_, true) => format!("{column}: {row} − {times}{other}"),

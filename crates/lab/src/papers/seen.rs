@@ -123,7 +123,7 @@ pub struct SeenTable {
 /// Which numbers a row, a column or a cell selects, and what is computed from them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Found {
+pub struct TableSelection {
     /// The table's name.
     pub table: Option<String>,
     /// The selected rows by key: a name, or a range of numbers `first..last`, both included. Without keys, all rows.
@@ -166,7 +166,7 @@ impl Over {
     }
 }
 
-impl Found {
+impl TableSelection {
     /// The fields of `first`; those that it lacks are from `second`.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, mut second) = match (first, second) {
@@ -235,9 +235,9 @@ impl Units {
     /// The numbers that `found` selects, for some tasks or all, and a length or all; `None` if a unit lacks it.
     ///
     /// # Errors
-    /// As [`Found::of`].
+    /// As [`TableSelection::of`].
     pub fn new(
-        found: &Found,
+        found: &TableSelection,
         seen: &[AnalysisTables],
         tasks: Option<&Vec<String>>,
         length: Option<usize>,
@@ -311,7 +311,7 @@ pub(super) mod tests {
         }
     }
 
-    fn found(text: &str) -> Found {
+    fn found(text: &str) -> TableSelection {
         toml::from_str(text).unwrap()
     }
 
@@ -343,7 +343,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_a_line_says_goes_before_what_it_stands_for() {
-        let both = Found::over(
+        let both = TableSelection::over(
             Some(found("column = 'y'\nkeys = { layer = '3' }")),
             Some(found("table = 't'\ncolumn = 'x'\nkeys = { layer = '1', head = '2' }\nover = 'least'")),
         );
@@ -351,7 +351,7 @@ pub(super) mod tests {
             both.unwrap(),
             found("table = 't'\ncolumn = 'y'\nkeys = { layer = '3', head = '2' }\nover = 'least'")
         );
-        assert_eq!(Found::over(None, None), None);
+        assert_eq!(TableSelection::over(None, None), None);
     }
 
     #[test]

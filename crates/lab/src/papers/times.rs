@@ -41,7 +41,7 @@ const MEASURED: [(&str, &str); 13] = measured![
 /// The tables of times that an item is judged by.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Bench {
+pub struct ReferenceBench {
     /// Names of tables that are part of the program, or folders of others (with a `/`).
     pub tables: Vec<String>,
     /// The commands that make such tables.
@@ -103,7 +103,7 @@ pub struct Times {
 const TIME: [&str; 3] = ["time_us", "time_low_us", "time_high_us"];
 const SCORE: [&str; 3] = ["score_us", "score_low_us", "score_high_us"];
 
-impl Bench {
+impl ReferenceBench {
     /// All tables as one.
     ///
     /// # Errors
@@ -271,12 +271,14 @@ mod tests {
 
     #[test]
     fn tables_are_those_of_the_program_or_in_a_folder() {
-        let read = |table: &str| Bench { tables: vec![table.to_owned()], commands: Vec::new() }.read();
+        let read = |table: &str| ReferenceBench { tables: vec![table.to_owned()], commands: Vec::new() }.read();
         for (name, _) in MEASURED {
             assert!(read(name).unwrap().machine().contains("H200"), "{name}");
         }
-        let both =
-            Bench { tables: ["hash_figure4", "hash_figure4_steps"].map(str::to_owned).to_vec(), commands: Vec::new() };
+        let both = ReferenceBench {
+            tables: ["hash_figure4", "hash_figure4_steps"].map(str::to_owned).to_vec(),
+            commands: Vec::new(),
+        };
         let both = both.read().unwrap();
         let time = |op: &str| {
             let row = format!("op = '{op}'\ncontext = 32768\nmethod = 'hash_attention'\nparams = 'density=0.03125'");

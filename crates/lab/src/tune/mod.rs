@@ -22,8 +22,8 @@ use serde::Serialize;
 
 use self::grid::Ladder;
 use self::losses::{Look, Losses};
-pub use self::search::{Answer, Verdict};
-use self::search::{Found, Search};
+pub use self::search::{Answer, BudgetVerdict};
+use self::search::{MeasuredCandidate, Search};
 use spattn_eval::records::record::{REFERENCE, Record};
 use spattn_stats::evidence::{Evidence, Side, fewest_rounds};
 use spattn_tasks::Task;
@@ -70,7 +70,7 @@ pub struct Tuning {
 
 /// The results of all methods.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct TuneOutcome {
     /// The requirement.
     pub goal: Goal,
     /// Tasks with their lengths, which weigh the same.
@@ -91,7 +91,7 @@ pub struct MethodOutcome {
     /// The probability that the verdict on one of them is wrong.
     pub error: f64,
     /// The candidates that were run, from the smallest budget.
-    pub rows: Vec<Row>,
+    pub rows: Vec<CandidateRow>,
     /// The answer, with indices into `rows`.
     pub answer: Answer,
     /// The spec to use, if there is one.
@@ -102,7 +102,7 @@ pub struct MethodOutcome {
 
 /// A candidate that was run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct CandidateRow {
     /// The spec.
     pub spec: String,
     /// The value of the tuned parameter.
@@ -118,7 +118,7 @@ pub struct Row {
     /// Upper bound of the loss, with the same guarantee.
     pub high: f64,
     /// Whether the loss is within the limit.
-    pub verdict: Verdict,
+    pub verdict: BudgetVerdict,
     /// The mean density.
     pub density: f64,
 }
@@ -213,16 +213,16 @@ impl Tuning {
     }
 
     /// The results so far.
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> TuneOutcome {
         let of = |(ladder, search): &(Ladder, Search)| self.of_method(ladder, search);
-        Outcome { goal: self.goal, places: self.losses.places(), methods: self.methods.iter().map(of).collect() }
+        TuneOutcome { goal: self.goal, places: self.losses.places(), methods: self.methods.iter().map(of).collect() }
     }
 
     fn of_method(&self, ladder: &Ladder, search: &Search) -> MethodOutcome {
-        let measured: Vec<(usize, &Found)> = search.found().collect();
-        let row = |(at, found): &(usize, &Found)| {
+        let measured: Vec<(usize, &MeasuredCandidate)> = search.found().collect();
+        let row = |(at, found): &(usize, &MeasuredCandidate)| {
             let candidate = &ladder.candidates[*at];
-            Row {
+            CandidateRow {
                 spec: candidate.spec.clone(),
                 value: candidate.value,
                 text: candidate.text.clone(),
@@ -234,7 +234,7 @@ impl Tuning {
                 density: self.losses.density(&candidate.label, self.look_of(found.samples)),
             }
         };
-        let rows: Vec<Row> = measured.iter().map(row).collect();
+        let rows: Vec<CandidateRow> = measured.iter().map(row).collect();
         let place = |at: usize| measured.iter().position(|(other, _)| *other == at).unwrap_or(0);
         let answer = search.answer().map(place);
         let contradictions = self.contradictions(ladder, &measured);
@@ -254,9 +254,9 @@ impl Tuning {
         self.looks.get(&samples).unwrap_or(&self.look)
     }
 
-    fn contradictions(&self, ladder: &Ladder, measured: &[(usize, &Found)]) -> Vec<Contradiction> {
+    fn contradictions(&self, ladder: &Ladder, measured: &[(usize, &MeasuredCandidate)]) -> Vec<Contradiction> {
         let error = (1.0 - self.goal.confidence) / measured.len().saturating_sub(1).max(1) as f64;
-        let of_pair = |(smaller, pair): (usize, &[(usize, &Found)])| {
+        let of_pair = |(smaller, pair): (usize, &[(usize, &MeasuredCandidate)])| {
             let [less, more] = [pair[0].0, pair[1].0].map(|at| &ladder.candidates[at].label);
             let look = self.look_of(pair[0].1.samples.min(pair[1].1.samples));
             let excess: Evidence = self.losses.against(less, more, look)?;

@@ -293,7 +293,7 @@ fn greedy(curves: &[Vec<f64>]) -> Vec<u32> {
 
 /// A schedule with its measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Measured {
+pub struct MeasuredSchedule {
     /// The schedule's name.
     pub name: String,
     /// The schedule as written in a spec.
@@ -326,7 +326,7 @@ pub struct ScheduleOutcome {
     /// The error at each of `layers` at each of [`LEVELS`].
     pub curves: Vec<Vec<f64>>,
     /// The schedules, the uniform one first.
-    pub schedules: Vec<Measured>,
+    pub schedules: Vec<MeasuredSchedule>,
     /// Index into `schedules` of the one with the smallest error.
     pub chosen: usize,
     /// The spec with that schedule.
@@ -355,7 +355,7 @@ pub fn outcome(
         let multiples = method.multiples(&named.schedule);
         let predicted: Vec<f64> = hulls.iter().zip(&multiples).map(|(hull, level)| error_at(hull, *level)).collect();
         let at = |layer: usize| mean(&measured.iter().map(|numbers| numbers[layer]).collect::<Vec<_>>());
-        Measured {
+        MeasuredSchedule {
             name: named.name.to_owned(),
             schedule: named.schedule.to_string(),
             spec: method.spec(&named.schedule),
@@ -367,7 +367,7 @@ pub fn outcome(
             errors: (0..layers.len()).map(at).collect(),
         }
     };
-    let found: Vec<Measured> = schedules.iter().zip(measured).map(of_schedule).collect();
+    let found: Vec<MeasuredSchedule> = schedules.iter().zip(measured).map(of_schedule).collect();
     let chosen = (0..found.len()).min_by(|a, b| found[*a].error.mean.total_cmp(&found[*b].error.mean)).unwrap_or(0);
     ScheduleOutcome {
         base: method.base(),

@@ -11,7 +11,7 @@ use spattn_stats::evidence::{Evidence, Side};
 /// The verdict on a candidate's loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum BudgetVerdict {
     /// The loss is certainly within the limit.
     Within,
     /// The loss is certainly beyond the limit.
@@ -79,20 +79,20 @@ impl Answer {
 
 /// The measured losses of a candidate, and their verdict.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct MeasuredCandidate {
     /// The losses.
     pub evidence: Evidence,
     /// Lower and upper bounds of the mean loss.
     pub bounds: (f64, f64),
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: BudgetVerdict,
     /// Samples that the candidate was run on.
     pub samples: usize,
 }
 
-impl Found {
+impl MeasuredCandidate {
     fn is_open(&self) -> bool {
-        self.verdict == Verdict::Open
+        self.verdict == BudgetVerdict::Open
     }
 }
 
@@ -101,7 +101,7 @@ impl Found {
 pub struct Search {
     limit: f64,
     error: f64,
-    found: Vec<Option<Found>>,
+    found: Vec<Option<MeasuredCandidate>>,
 }
 
 /// The boundary by the means so far: the largest candidate that seems beyond, and the smallest above it that seems within.
@@ -128,7 +128,7 @@ impl Search {
     }
 
     /// The measured candidates, by number.
-    pub fn found(&self) -> impl Iterator<Item = (usize, &Found)> {
+    pub fn found(&self) -> impl Iterator<Item = (usize, &MeasuredCandidate)> {
         self.found.iter().enumerate().filter_map(|(at, found)| Some((at, found.as_ref()?)))
     }
 
@@ -142,12 +142,12 @@ impl Search {
             return;
         };
         let verdict = match evidence.side(self.limit, self.error) {
-            Some(Side::Below) => Verdict::Within,
-            Some(Side::Above) => Verdict::Beyond,
-            None => Verdict::Open,
+            Some(Side::Below) => BudgetVerdict::Within,
+            Some(Side::Above) => BudgetVerdict::Beyond,
+            None => BudgetVerdict::Open,
         };
         let bounds = evidence.bounds(self.error);
-        self.found[at] = Some(Found { evidence, bounds, verdict, samples });
+        self.found[at] = Some(MeasuredCandidate { evidence, bounds, verdict, samples });
     }
 
     /// The candidates to run on `samples` samples before the number of samples grows; empty if all that matter have been.
@@ -180,17 +180,17 @@ impl Search {
         let verdict = |at: Option<usize>| at.and_then(|at| Some(self.found[at].as_ref()?.verdict));
         let Boundary { below, at } = self.boundary();
         match (below, at, verdict(below), verdict(at)) {
-            (Some(below), Some(at), Some(Verdict::Beyond), Some(Verdict::Within)) if at == below + 1 => {
+            (Some(below), Some(at), Some(BudgetVerdict::Beyond), Some(BudgetVerdict::Within)) if at == below + 1 => {
                 Answer::Smallest { at, below }
             }
-            (None, Some(at), _, Some(Verdict::Within)) if at == 0 => Answer::Lowest { at },
-            (Some(top), None, Some(Verdict::Beyond), _) if top + 1 == self.found.len() => Answer::Nowhere { top },
+            (None, Some(at), _, Some(BudgetVerdict::Within)) if at == 0 => Answer::Lowest { at },
+            (Some(top), None, Some(BudgetVerdict::Beyond), _) if top + 1 == self.found.len() => Answer::Nowhere { top },
             _ => Answer::Open { at, below, certain: self.smallest_certain(), needed: self.needed(below, at) },
         }
     }
 
     fn smallest_certain(&self) -> Option<usize> {
-        self.found().find(|(_, found)| found.verdict == Verdict::Within).map(|(at, _)| at)
+        self.found().find(|(_, found)| found.verdict == BudgetVerdict::Within).map(|(at, _)| at)
     }
 
     /// Rounds that would decide all open candidates of the boundary.
@@ -200,11 +200,11 @@ impl Search {
         needed?.into_iter().max()
     }
 
-    fn seems_within(&self, found: &Found) -> bool {
+    fn seems_within(&self, found: &MeasuredCandidate) -> bool {
         match found.verdict {
-            Verdict::Within => true,
-            Verdict::Beyond => false,
-            Verdict::Open => found.evidence.mean() <= self.limit,
+            BudgetVerdict::Within => true,
+            BudgetVerdict::Beyond => false,
+            BudgetVerdict::Open => found.evidence.mean() <= self.limit,
         }
     }
 
@@ -362,10 +362,10 @@ mod tests {
             let (mut accepted, mut wrong, mut told) = (0, 0, 0);
             for seed in 0..RUNS {
                 let (search, _) = searched(&mut World::new(losses, gain, seed), limit, CONFIDENCE, 1024);
-                let is_wrong = |(at, found): (usize, &Found)| match found.verdict {
-                    Verdict::Within => losses[at] > limit,
-                    Verdict::Beyond => losses[at] <= limit,
-                    Verdict::Open => false,
+                let is_wrong = |(at, found): (usize, &MeasuredCandidate)| match found.verdict {
+                    BudgetVerdict::Within => losses[at] > limit,
+                    BudgetVerdict::Beyond => losses[at] <= limit,
+                    BudgetVerdict::Open => false,
                 };
                 wrong += u32::from(search.found().any(is_wrong));
                 accepted += u32::from(search.smallest_certain().is_some_and(|at| losses[at] > limit));

@@ -37,7 +37,7 @@ fn tuning(goal: Goal) -> Tuning {
     Tuning::new(goal, ladders(&["topk".to_owned()], asked, &Policy::default()).unwrap())
 }
 
-fn searched(mut tuning: Tuning, least: usize, available: usize) -> (Outcome, Vec<(String, usize)>) {
+fn searched(mut tuning: Tuning, least: usize, available: usize) -> (TuneOutcome, Vec<(String, usize)>) {
     let mut known = Vec::new();
     while let Some(batch) = tuning.next(&tasks()) {
         run(&batch, &mut known, &mut tuning, least, available);
