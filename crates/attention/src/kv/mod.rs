@@ -3,7 +3,7 @@
 //! The layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16; kernels widen numbers as they
 //! read. Nothing here selects or attends.
 
-pub use shape::{KvDtype, KvShape};
+pub use shape::{KvDtype, KvShape, MOST_TOKENS};
 pub use store::{KvStore, RowsMut};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
@@ -17,10 +17,6 @@ pub mod quantised;
 
 mod shape;
 mod store;
-
-/// The longest context, in tokens, and the largest number of tokens that a parameter may name: above every published model, and low enough
-/// that sums of positions do not overflow.
-pub const MOST_TOKENS: usize = 1 << 24;
 
 /// Keys and values of one layer.
 #[derive(Debug, Clone)]

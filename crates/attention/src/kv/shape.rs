@@ -1,5 +1,9 @@
 //! Storage types, and the shape that all layers of a KV cache share.
 
+/// The longest context, in tokens, and the largest number of tokens that a parameter may name: above every published model, and low enough
+/// that sums of positions do not overflow.
+pub const MOST_TOKENS: usize = 1 << 24;
+
 /// The shape that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
