@@ -140,7 +140,7 @@ pub fn fitting(
     fits: impl Fn(&[TableColumn]) -> bool,
 ) -> (Vec<TableColumn>, Vec<&'static str>) {
     let mut left_out = Vec::new();
-    for name in LEFT_OUT_FIRST {
+    for &name in LEFT_OUT_FIRST {
         if fits(&columns) {
             break;
         }
