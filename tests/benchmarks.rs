@@ -393,7 +393,7 @@ const fn read(task: &'static str, metric: &'static str, files: fn() -> Vec<(&'st
 }
 
 /// Tasks that are generated at a length; one of every kind in RULER.
-const MADE: [Benchmark; 13] = [
+const MADE: &[Benchmark] = &[
     made("ruler/niah_single_2", "256", 20, "string_match_all"),
     made("ruler/vt", "832", 20, "string_match_all"),
     made("ruler/cwe", "896", 20, "string_match_all"),
@@ -410,7 +410,7 @@ const MADE: [Benchmark; 13] = [
 ];
 
 /// Tasks with rows from files, in each benchmark's own fields, whose answers are generated.
-const ANSWERED: [Benchmark; 37] = [
+const ANSWERED: &[Benchmark] = &[
     Benchmark {
         samples: 10,
         ..read("kv_retrieval:file={}/kv.jsonl,steps=2", "string_match_all", || jsonl("kv.jsonl", pairs))
@@ -504,7 +504,7 @@ const ANSWERED: [Benchmark; 37] = [
 ];
 
 /// Tasks scored by likelihoods: options and texts.
-const LIKELY: [Benchmark; 13] = [
+const LIKELY: &[Benchmark] = &[
     read("mcq/mmlu", "", || vec![("mmlu/test/anatomy_test.csv", (0..20).map(mmlu).collect())]),
     read("mcq/mmlu:shots=1", "", || {
         [jsonl("mmlu/test/all.jsonl", mmlu_row), jsonl("mmlu/dev/all.jsonl", mmlu_row)].concat()
@@ -754,7 +754,7 @@ fn every_family_is_run() {
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     let elsewhere = ["gen"]; // `free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them`
     let family = |name: &str| name.split(['/', ':']).next().unwrap().to_owned();
-    let all = || MADE.iter().chain(&ANSWERED).chain(&LIKELY);
+    let all = || MADE.iter().chain(ANSWERED).chain(LIKELY);
     for task in listed.as_array().unwrap() {
         let name = task["name"].as_str().unwrap();
         let run = all().any(|b| family(b.task) == family(name) && (family(name) != "mcq" || b.task.starts_with(name)));

@@ -3,7 +3,7 @@
 
 mod golden_model;
 
-use golden_model::{Golden, MODELS};
+use golden_model::{Golden, names};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
@@ -31,7 +31,7 @@ fn assert_close(a: &[f32], b: &[f32], what: &str) {
 
 #[test]
 fn logits_equal_the_reference_at_positions_beyond_1000() {
-    for name in MODELS {
+    for name in &names() {
         let g = load(name);
         let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
@@ -43,7 +43,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
 
 #[test]
 fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
-    for name in MODELS {
+    for name in &names() {
         let g = load(name);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {

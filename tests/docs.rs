@@ -14,6 +14,8 @@ use std::sync::Mutex;
 
 use spattn::attention::methods::{METHODS, SelectionPlace, configure};
 use spattn::attention::{Policy, Role, expand_grid};
+use spattn::model::families::FAMILIES;
+use spattn::model::source::shape_names;
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
 
@@ -238,6 +240,48 @@ fn every_method_has_its_formula_its_reference_and_how_it_was_checked() {
 fn the_readme_counts_methods_right() {
     let text = page("README.md").text;
     assert!(text.contains(&format!("{} methods", METHODS.len())), "there are {} methods", METHODS.len());
+}
+
+/// The paragraph, or the entry of a list, of a page that begins with a text.
+fn paragraph<'a>(page: &'a Page, begin: &str) -> &'a str {
+    let mut parts = page.text.split("\n\n").flat_map(|part| part.trim_start_matches("- ").split("\n- "));
+    let found = parts.find(|part| part.starts_with(begin));
+    found.unwrap_or_else(|| panic!("{}: no paragraph begins with `{begin}`", page.name))
+}
+
+#[test]
+fn pages_name_every_family_of_models() {
+    let (models, readme) = (page("docs/models.md"), page("README.md"));
+    for text in [paragraph(&models, "Supported are "), paragraph(&readme, "**Your model**")] {
+        for family in FAMILIES {
+            assert!(text.contains(family.name), "{} is not named: {text}", family.name);
+        }
+    }
+}
+
+#[test]
+fn pages_and_help_name_every_shape() {
+    let (models, bench) = (page("docs/models.md"), page("docs/bench.md"));
+    let help = Command::new(env!("CARGO_BIN_EXE_spattn")).args(["bench", "attention", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    for text in [paragraph(&models, "Shapes: "), paragraph(&bench, "`--shape` names heads: "), help.as_str()] {
+        for shape in shape_names() {
+            assert!(text.contains(shape), "{shape} is not named: {text}");
+        }
+    }
+}
+
+#[test]
+fn the_page_of_tasks_has_every_family() {
+    let tasks = page("docs/tasks.md");
+    let table = paragraph(&tasks, "| family |");
+    for task in catalog() {
+        let family = task.name.split(['/', ':']).next().unwrap();
+        let is_there = [format!("`{family}`"), format!("`{family}/"), format!("`{family}:")]
+            .iter()
+            .any(|name| table.contains(name));
+        assert!(is_there, "the table of docs/tasks.md has no `{family}`");
+    }
 }
 
 /// The names in the second cell of a table's row that begins with a text: those in code, as far as they are names.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use golden_model::{MODELS, decoder, load};
+use golden_model::{decoder, load, names};
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -2306,7 +2306,7 @@ const CUDA: Device = Device::Cuda(0);
 #[test]
 #[ignore = "needs a GPU"]
 fn logits_equal_the_reference_at_positions_beyond_1000() {
-    for name in MODELS {
+    for name in &names() {
         let g = load(name, CUDA);
         let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
@@ -2319,7 +2319,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
 #[test]
 #[ignore = "needs a GPU"]
 fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
-    for name in MODELS {
+    for name in &names() {
         let g = load(name, CUDA);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {

@@ -251,6 +251,47 @@ fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Mo
     all.iter().filter_map(circle).collect()
 }
 
+/// The names of the crates of the workspace, and their folders, as `Cargo.toml` of each says.
+fn members() -> BTreeMap<String, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().file_name());
+    let folders = folders.map(|folder| format!("crates/{}", folder.to_string_lossy())).chain([".".to_owned()]);
+    let name = |folder: &str| -> Option<String> {
+        let text = fs::read_to_string(root.join(folder).join("Cargo.toml")).ok()?;
+        let config: toml::Table = text.parse().unwrap();
+        Some(config["package"]["name"].as_str().unwrap().to_owned())
+    };
+    folders.filter_map(|folder| Some((name(&folder)?, folder))).collect()
+}
+
+#[test]
+fn every_crate_is_checked_tested_and_on_the_map() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+    let (map, manifest) = (read("ARCHITECTURE.md"), read("Cargo.toml").parse::<toml::Table>().unwrap());
+    let tested = manifest["workspace"]["default-members"].as_array().unwrap();
+    let members = members();
+    for (name, folder) in &members {
+        let source = format!("{folder}/src").replace("./", "");
+        assert!(CRATES.contains(&(name.as_str(), source.as_str())), "CRATES has no `{name}` in {source}");
+        assert!(map.contains(&format!("\n| `{name}`")), "ARCHITECTURE.md has no row of `{name}`");
+        // Without a CUDA compiler it cannot be built.
+        let is_tested = tested.iter().any(|member| member.as_str() == Some(folder));
+        assert!(is_tested || name == "spattn-cuda", "`cargo test` leaves out {folder}: name it in default-members");
+    }
+    assert_eq!(members.len(), CRATES.len(), "CRATES has what is not there");
+}
+
+#[test]
+fn every_module_of_the_program_is_on_the_map() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let modules: BTreeSet<String> = sources("src").into_keys().filter_map(|module| module.into_iter().next()).collect();
+    for module in modules.iter().filter(|module| *module != "main") {
+        assert!(map.contains(&format!("\n| `{module}` |")), "ARCHITECTURE.md has no row of the module `{module}`");
+    }
+}
+
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     let mut found = Vec::new();

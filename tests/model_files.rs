@@ -31,6 +31,11 @@ use spattn::model::texts::TextFile;
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
 use tempfile::TempDir;
 
+#[path = "golden_model/names.rs"]
+mod golden_names;
+
+use golden_names::names;
+
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
@@ -120,18 +125,6 @@ fn a_template_can_refuse_a_conversation() {
 
 // --- Configs and weights of the golden checkpoints ---
 
-const MODELS: [&str; 9] = [
-    "llama3",
-    "llama-linear",
-    "llama-dynamic",
-    "llama-yarn",
-    "llama-bias",
-    "llama-sharded",
-    "mistral",
-    "qwen2",
-    "qwen3",
-];
-
 fn config_of(name: &str) -> ModelConfig {
     let path = golden("models").join(name).join("config.json");
     ModelConfig::parse(&fs::read_to_string(&path).unwrap(), name).unwrap()
@@ -177,7 +170,7 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 
 #[test]
 fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
-    for name in MODELS {
+    for name in &names() {
         let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
         let expected = expected_tensors(&config_of(name));
         let names: Vec<&str> = expected.iter().map(|(n, _)| n.as_str()).collect();
@@ -192,7 +185,7 @@ fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
 #[test]
 fn every_family_has_a_golden_checkpoint() {
     for family in FAMILIES {
-        assert!(MODELS.iter().any(|name| config_of(name).family == family), "{family}");
+        assert!(names().iter().any(|name| config_of(name).family == *family), "{family}");
     }
 }
 

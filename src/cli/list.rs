@@ -12,6 +12,7 @@ use spattn_eval::config::shipped::{SHIPPED, ShippedConfig};
 use spattn_lab::analyze::{ANALYSES, Analysis};
 use spattn_lab::papers::ITEMS;
 use spattn_lab::papers::item::{Item, Variant};
+use spattn_model::families::FAMILIES;
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::{TaskInfo, catalog, groups};
 
@@ -194,23 +195,24 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
         .collect()
 }
 
-/// The forms of `--model`.
-const MODELS: &[(&str, &str)] = &[
-    ("builtin", "the small Llama inside this program; needs no file and no network"),
-    ("DIR", "a folder with config.json, tokenizer.json and safetensors weights (Llama, Mistral, Qwen2, Qwen3)"),
-    (
-        "ORG/NAME[@REV]",
-        "a repository on the Hugging Face hub; its cache is honoured (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN)",
-    ),
-];
+/// The forms of `--model`, with what each is.
+fn models() -> [(&'static str, String); 3] {
+    let families = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
+    let hub = "a repository on the Hugging Face hub; its cache is honoured (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN)";
+    [
+        ("builtin", "the small Llama inside this program; needs no file and no network".to_owned()),
+        ("DIR", format!("a folder with config.json, tokenizer.json and safetensors weights ({families})")),
+        ("ORG/NAME[@REV]", hub.to_owned()),
+    ]
+}
 
 fn models_text() -> String {
-    let lines: String = MODELS.iter().map(|(name, about)| format!("{name:<16} {about}\n")).collect();
+    let lines: String = models().iter().map(|(name, about)| format!("{name:<16} {about}\n")).collect();
     format!("{lines}\nUse with: spattn eval --model NAME")
 }
 
 fn models_json() -> Value {
-    MODELS.iter().map(|(name, about)| json!({ "name": name, "about": about })).collect()
+    models().iter().map(|(name, about)| json!({ "name": name, "about": about })).collect()
 }
 
 fn analyses_text() -> String {

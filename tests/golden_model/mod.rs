@@ -1,7 +1,7 @@
 //! Tiny random checkpoints of every supported architecture and RoPE variant, with the numbers that Hugging Face transformers computes for
 //! them (`scripts/make_golden_models.py`).
 
-use std::path::{Path, PathBuf};
+mod names;
 
 use serde_json::Value;
 use spattn::attention::methods::configure;
@@ -14,17 +14,8 @@ use spattn::model::device::Device;
 use spattn::model::engine::Stream;
 use spattn::model::tensors::Weights;
 
-pub const MODELS: [&str; 9] = [
-    "llama3",
-    "llama-linear",
-    "llama-dynamic",
-    "llama-yarn",
-    "llama-bias",
-    "llama-sharded",
-    "mistral",
-    "qwen2",
-    "qwen3",
-];
+pub use names::names;
+use names::root;
 
 /// A checkpoint and the reference's numbers.
 pub struct Golden {
@@ -46,22 +37,15 @@ fn floats(value: &Value) -> Vec<f32> {
 
 /// The decoder of a checkpoint.
 pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
-    let folder = folder(name);
+    let folder = root().join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let config = ModelConfig::parse(&config, "config.json").unwrap();
     Decoder::load(&Dimensions::new(&config, dtype), &Weights::open_folder(&folder).unwrap(), device).unwrap()
 }
 
-fn folder(name: &str) -> PathBuf {
-    // The place where the tests were built, or where they are run.
-    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = if built.exists() { built } else { Path::new(".") };
-    root.join("tests/golden/models").join(name)
-}
-
 /// A checkpoint in f32.
 pub fn load(name: &str, device: Device) -> Golden {
-    let golden = std::fs::read_to_string(folder(name).join("golden.json")).unwrap();
+    let golden = std::fs::read_to_string(root().join(name).join("golden.json")).unwrap();
     let golden: Value = serde_json::from_str(&golden).unwrap();
     Golden {
         decoder: decoder(name, KvDtype::F32, device),

@@ -42,13 +42,18 @@ pub const RANDOM: &str = "random:";
 const RANDOM_SEED: u64 = 1;
 
 /// Published shapes that models with random weights can take, with their `config.json`.
-const SHAPES: [(&str, &str); 5] = [
+const SHAPES: &[(&str, &str)] = &[
     ("llama-3.1-8b", shape_file!("llama-3.1-8b")),
     ("llama-3.2-1b", shape_file!("llama-3.2-1b")),
     ("llama-2-7b", shape_file!("llama-2-7b")),
     ("mistral-7b", shape_file!("mistral-7b")),
     ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
 ];
+
+/// The names of the published shapes.
+pub fn shape_names() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|(name, _)| *name)
+}
 
 /// A model as the user named it; displayed as records name it, which for a folder is its path, or its name alone
 /// ([`privacy`]).
@@ -203,10 +208,9 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
     }
     let path = expand_home(shape);
     if !path.exists() || path.is_dir() {
-        let names = SHAPES.map(|(name, _)| name);
         return Err(match shape.ends_with(".json") {
             true => UsageError::new(format!("{}: no such file", path.display())),
-            false => UsageError::unknown("shape", shape, names),
+            false => UsageError::unknown("shape", shape, shape_names()),
         });
     }
     let text = given::text(&path, given::MOST_OF_SETTINGS);

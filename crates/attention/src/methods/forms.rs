@@ -14,7 +14,7 @@ struct Change {
 }
 
 /// All changes. Each raises the revision of the settings that it concerns by one.
-const CHANGES: [Change; 5] = [
+const CHANGES: &[Change] = &[
     // Exact products that scoring shares with attention are counted once, as attention (2026-11-26).
     Change {
         methods: &[

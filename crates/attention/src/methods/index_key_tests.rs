@@ -176,7 +176,10 @@ fn the_key_of_an_index_names_every_parameter_that_changes_it() {
             let (base, others) = keys(entry, param);
             let differs = others.iter().any(|key| *key != base);
             if differs == is_left_out {
-                let how = if differs { "changes the key, and is said not to change the index" } else { "is in no key" };
+                let how = match differs {
+                    true => "changes the key, and LEFT_OUT says that it does not change the index",
+                    false => "is neither in the key (`index_key`) nor in LEFT_OUT",
+                };
                 wrong.push(format!("{}: `{}` {how}", entry.name, param.key));
             }
         }

@@ -999,7 +999,21 @@ macro_rules! oracles {
         fn every_row_is_checked() {
             let names = [$(stringify!($name)),+];
             for row in table() {
-                assert!(names.contains(&row.spec.split(':').next().unwrap()), "{}", row.spec);
+                let name = row.spec.split(':').next().unwrap();
+                assert!(names.contains(&name), "`{name}` has rows in `table`, and is not in `oracles!`");
+            }
+        }
+
+        #[test]
+        fn every_method_is_compared_with_a_naive_reference() {
+            let known = [&[$(stringify!($name)),+], COMPARED_ELSEWHERE].concat();
+            for method in METHODS {
+                let count = known.iter().filter(|name| **name == method.name).count();
+                assert_eq!(
+                    count, 1,
+                    "`{}` belongs in `oracles!`, with a row in `table`, or in COMPARED_ELSEWHERE",
+                    method.name
+                );
             }
         }
     };
@@ -1025,6 +1039,29 @@ oracles!(
     knn,
     retrieval_attention,
 );
+
+/// Methods whose selection is not the best by a score of each candidate. They are compared with a naive reference below in this file,
+/// in the tests of their own files, or, of those that read prompts sparsely, in `prefill/`. `full` is the reference itself.
+const COMPARED_ELSEWHERE: &[&str] = &[
+    "full",
+    "oracle_sampling",
+    "vattention",
+    "random",
+    "streaming_llm",
+    "a_shape",
+    "bigbird",
+    "vertical_slash",
+    "minference",
+    "flexprefill",
+    "hyper_attention",
+    "reformer",
+    "tova",
+    "ada_kv",
+    "rocketkv",
+    "duo_attention",
+    "magicpig",
+    "hip",
+];
 
 // ---- methods whose heads choose together, or in stages ----
 

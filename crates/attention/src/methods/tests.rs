@@ -685,6 +685,23 @@ const ORDINARY: &[&str] = &[
     "retrieval_attention:ratio=0.1,queries=1,nearest=1,M=1,ef=1k,ef_construction=1,per=kv_head",
 ];
 
+/// The names of the methods of some specs.
+fn names_of<'a>(specs: &[&'a str]) -> BTreeSet<&'a str> {
+    specs.iter().map(|spec| spec.split(':').next().unwrap()).collect()
+}
+
+#[test]
+fn every_method_is_in_the_tables_of_specs() {
+    let (ordinary, all) = (names_of(ORDINARY), names_of(SELECT_ALL));
+    for method in METHODS {
+        let name = method.name;
+        assert!(ordinary.contains(name), "`{name}` has no spec with an ordinary budget in ORDINARY");
+        // The reference is what the others are compared with, and draws select everything only in the limit.
+        let is_apart = ["full", "oracle_sampling"].contains(&name);
+        assert!(is_apart || all.contains(name), "`{name}` has no spec that selects everything in SELECT_ALL");
+    }
+}
+
 /// Beginnings of the specs that select at random.
 const DRAWING: &[&str] = &[
     "random",

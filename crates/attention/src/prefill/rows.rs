@@ -131,8 +131,8 @@ fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
 mod tests {
     use super::*;
     use crate::kv::{KvDtype, LayerKv, Prefix};
-    use crate::prefill::testing::{D, Layer, SEED, assert_close, method};
-    use crate::{IndexCache, Tail};
+    use crate::prefill::testing::{D, Layer, SEED, assert_close, method, missing};
+    use crate::{IndexCache, PrefillPattern, Tail};
 
     const SPECS: &[&str] = &[
         "topk:k=9",
@@ -174,6 +174,12 @@ mod tests {
         let mut out = vec![f32::NAN; heads * D];
         fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out);
         out
+    }
+
+    #[test]
+    fn every_method_that_picks_for_each_row_is_tested_here() {
+        let is_rows = |pattern: &PrefillPattern<'_>| matches!(pattern, PrefillPattern::Rows(_));
+        assert_eq!(missing(SPECS, is_rows), [""; 0], "these pick for each row, and have no line in SPECS");
     }
 
     #[test]

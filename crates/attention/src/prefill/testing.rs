@@ -4,7 +4,7 @@ use crate::SoftmaxScale;
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv};
-use crate::methods::configure;
+use crate::methods::{METHODS, configure};
 use crate::prefill::cost::by_head;
 use crate::types::seed::head_seed;
 use crate::{AttentionSpec, LayerSpecs};
@@ -30,6 +30,16 @@ pub(crate) fn noise(n: usize, seed: u64) -> Vec<f32> {
 
 pub(crate) fn method(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
+}
+
+/// The methods that read prompts by such a pattern, need no artefact, and are in none of the specs.
+pub(crate) fn missing(specs: &[&str], is_meant: fn(&PrefillPattern<'_>) -> bool) -> Vec<&'static str> {
+    let reads = |name: &str| {
+        let method = method(name, &Policy::default()).method;
+        method.calibration().is_none() && method.prefill_pattern().is_some_and(|pattern| is_meant(&pattern))
+    };
+    let is_named = |name: &str| specs.iter().any(|spec| spec.split(':').next() == Some(name));
+    METHODS.iter().map(|entry| entry.name).filter(|name| reads(name) && !is_named(name)).collect()
 }
 
 pub(crate) fn assert_close(ours: &[f32], expected: &[f32], what: &str) {

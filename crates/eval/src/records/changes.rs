@@ -17,7 +17,7 @@ const OF_FILES: [(&str, &str); 4] = [
     ("tokens.added_tokens_sha256", "the tokenizer's special tokens have changed"),
 ];
 /// Settings by flags, or in a model's files, with the names that users know.
-const OF_VALUES: [(&str, &str); 15] = [
+const OF_VALUES: &[(&str, &str)] = &[
     ("protocol", "`--sparse-from`"),
     ("seed", "`--seed`"),
     ("model", "`--model`"),

@@ -252,7 +252,7 @@ const fn with(column: &'static str, name: &'static str) -> InTables {
 }
 
 /// Columns of tables (terminal, Markdown, LaTeX), in their order: what was achieved, then what it cost.
-pub const IN_TABLES: [InTables; 20] = [
+pub const IN_TABLES: &[InTables] = &[
     always("n"),
     of_means("score"),
     of_means("delta_full"),
@@ -276,7 +276,7 @@ pub const IN_TABLES: [InTables; 20] = [
 ];
 
 /// Columns of tables in the order in which they are left out where room is short; those that are not here always stay.
-pub const LEFT_OUT_FIRST: [&str; 17] = [
+pub const LEFT_OUT_FIRST: &[&str] = &[
     "aux_bits",
     "cost2",
     "cost1",
@@ -307,7 +307,7 @@ pub enum OnPage {
 
 /// Columns that the page offers, in its order, and whether it shows them at first. What has a heading and is not here comes
 /// after these and is offered.
-const PAGE_ORDER: [(&str, OnPage); 34] = [
+const PAGE_ORDER: &[(&str, OnPage)] = &[
     ("method", OnPage::Shown),
     ("params", OnPage::Shown),
     ("task", OnPage::Shown),

@@ -244,7 +244,7 @@ fn family(keys: &Keys) -> Result<&'static Family, UsageError> {
     };
     let class = stated.ok_or_else(|| keys.error("architectures", "expected a list with one name"))?;
     families::of_class(class).ok_or_else(|| {
-        let known = FAMILIES.map(|family| family.class).join(", ");
+        let known = FAMILIES.iter().map(|family| family.class).collect::<Vec<_>>().join(", ");
         keys.error("architectures", &format!("`{class}` is not supported")).hint(format!("supported: {known}"))
     })
 }

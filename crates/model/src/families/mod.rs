@@ -17,9 +17,9 @@ pub use family::Family;
 pub(crate) use family::Sizes;
 
 /// All families, in the order in which they are listed to users.
-pub static FAMILIES: [&Family; 4] = [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3];
+pub static FAMILIES: &[&Family] = &[&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3];
 
 /// The family of a class that `architectures` names.
 pub(crate) fn of_class(class: &str) -> Option<&'static Family> {
-    FAMILIES.into_iter().find(|family| family.class == class)
+    FAMILIES.iter().copied().find(|family| family.class == class)
 }

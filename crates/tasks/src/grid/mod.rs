@@ -25,7 +25,7 @@ use super::{Example, Family, Positions, PromptCounter, PromptRules, Task, TaskIn
 use spattn_base::error::UsageError;
 
 /// Every base, in the order in which they are listed.
-static BASES: [&Base; 4] = [&needle::BASE, &passkey::BASE, &records::PAIRS, &records::LINES];
+static BASES: &[&Base] = &[&needle::BASE, &passkey::BASE, &records::PAIRS, &records::LINES];
 
 /// The base of the task or group `name`.
 fn find_base(name: &str) -> Option<&'static Base> {

@@ -1,0 +1,19 @@
+//! The names of the golden checkpoints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The names of all golden checkpoints, sorted: the folders that `scripts/make_golden_models.py` wrote.
+pub fn names() -> Vec<String> {
+    let folders = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = folders.collect();
+    names.sort();
+    names
+}
+
+/// The folder that holds them, where the tests were built or where they are run.
+pub fn root() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = if built.exists() { built } else { Path::new(".") };
+    root.join("tests/golden/models")
+}
