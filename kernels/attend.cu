@@ -1,13 +1,13 @@
-// Decode attention over any selection: exact ranges, picked tokens, whose logits may be lowered, given weights, a vector that
-// stands for what was not picked. All of it ends in one softmax.
+// Decode attention over any selection: contiguous ranges; selected tokens, whose logits may be lowered; given weights; and a vector that
+// represents the tokens that were not selected. All of these end in one softmax.
 //
-// The work comes as units, whose partial sums are merged (attend.cuh). Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other
-// lanes other tokens. Each keeps its own maximum and sums, so lanes talk to each other only to sum a dot product.
+// The work comes as units, whose partial sums are merged (attend.cuh). Within a warp, `LANES` lanes hold one token's row in pieces of 8
+// channels, and the other lanes hold other tokens. Each such slot keeps its own maximum and sums, so lanes exchange data only for dot
+// products.
 #include "attend.cuh"
 
 constexpr int WARPS = 4;
-// Tokens that each slot of a warp reads before it looks at the first. Four take so many registers that fewer blocks fit, which
-// was slower.
+// Tokens that each slot of a warp loads before it uses the first. Four take so many registers that fewer blocks fit, which was slower.
 constexpr int UNROLL = 2;
 
 template <typename T, int QUERIES, int LANES, int PIECES>
@@ -51,7 +51,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         for (int u = 0; u < UNROLL; ++u) {
             const uint32_t i = start + (u * WARPS + warp) * SLOTS + slot;
             valid[u] = i < end;
-            // Lanes beyond the end read the span's first token and leave it out.
+            // Slots beyond the end read the span's first token and ignore it.
             const uint32_t at = valid[u] ? i : start;
             const uint32_t token = at < unit.sink ? at : at < fixed ? unit.recent + at - unit.sink : unit.tokens[at - fixed];
             extra[u] = unit.weights && at >= fixed ? unit.weights[at - fixed] : 0.0f;
@@ -129,12 +129,12 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
             }
     }
     if (given) {
-        // The weights of all spans together stand for the mass once.
+        // The mass of given weights counts once for all spans together.
         const bool counts = span_index == 0 && threadIdx.x / LANES == 0;
 #pragma unroll
         for (int h = 0; h < QUERIES; ++h) most[h] = unit.log_mass, sum[h] = counts ? 1.0f : 0.0f;
     }
-    // Slots of a warp, then warps of the block.
+    // Merges the slots of a warp, then the warps of the block.
 #pragma unroll
     for (int h = 0; h < QUERIES; ++h) {
         float top = most[h];
@@ -168,7 +168,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     store_partials<T>(unit, span_index, merged, d, to);
 }
 
-// One block a span of a unit; queries `[row][row_stride]` with head h at h * d.
+// One block for each span of a unit. Queries are `[row][row_stride]`, head h at h * d.
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                              uint64_t row_stride, int d, float scale, const Merging<T>& to) {

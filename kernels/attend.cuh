@@ -1,38 +1,37 @@
-// What kernels that attend take: units of work, the prefix.
+// Shared by the decode attention kernels: units of work, the prefix, and the merging of partial softmaxes.
 //
-// The work of a step is a list of units. A unit is a set of tokens of one KV head that some queries of its group attend: the
-// exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share,
-// `[kv_head][capacity][d]`, and a tail of the row's own, `[layer][keys, values][kv_head][capacity][d]`: units name no layer,
-// so what is equal at all layers is sent once. A unit is cut into spans of tokens, one block each, so that one long row
-// fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values). Whoever writes the last of a head's partials
-// merges them.
+// The work of a step is a list of units. A unit is a set of tokens of one KV head that some queries of its group attend: the static tokens
+// [0, sink) and [recent, total) of a sequence, then selected ones. The sequence is a prefix that all rows share, `[kv_head][capacity][d]`,
+// and a tail for each row, `[layer][keys, values][kv_head][capacity][d]`. Units name no layer, so what is equal at all layers is copied to
+// the device once. A unit is cut into spans of tokens, one block each, so that one long row fills the GPU. Each span leaves a partial
+// softmax: the maximum, the sum, and d sums of values. The block that writes the last partial of a head merges all of them.
 #pragma once
 
 #include "common.cuh"
 
 enum Weighting : uint32_t {
-    // Ordinary logits, lowered where there is something to lower them by.
+    // Ordinary logits, from which the tokens' weights, if any, are subtracted.
     SOFTMAX = 0,
-    // Given weights, which stand for exp(log_mass) together.
+    // Given weights, whose mass is exp(log_mass) in total.
     GIVEN = 1,
 };
 
 struct Unit {
-    // The row's tail, of all layers, and tokens that it has room for.
+    // The row's tail, for all layers; `tail_capacity` is how many tokens it has room for.
     const void* tail;
-    // Picked tokens, and what each brings: what its logit is lowered by, a weight, or nothing (null).
+    // The selected tokens, and a number for each: a weight, or what is subtracted from its logit; null for none.
     const uint32_t* tokens;
     const float* weights;
-    // How many are picked, where the device chose them; null where `picked` says it.
+    // How many tokens are selected, if the device selected them; null if `picked` says it.
     const uint32_t* count;
     uint32_t tail_capacity;
     uint32_t kv_head;
     uint32_t sink;
     uint32_t recent;
     uint32_t total;
-    // Picked tokens, or the most that there can be.
+    // How many tokens are selected, or may be at most.
     uint32_t picked;
-    // The first query head of those that attend, counted over all rows, and how many there are.
+    // The first query head that attends, counted over all rows, and how many there are.
     uint32_t first_query;
     uint32_t queries;
     uint32_t weighting;
@@ -40,7 +39,7 @@ struct Unit {
     // The unit's first block, and its first partial.
     uint32_t first_block;
     uint32_t first_partial;
-    // Tokens of a span; or, where only the device knows how many there are, into how many spans they are cut (else 0).
+    // Tokens of a span. If only the device knows the number of tokens, `spans` says into how many spans they are cut, else it is 0.
     uint32_t span;
     uint32_t spans;
 };
@@ -49,15 +48,15 @@ struct Unit {
 template <typename T> struct Prefix {
     const T* keys;
     const T* values;
-    // Elements from one KV head to the next.
+    // Elements between KV heads.
     unsigned long long stride;
     uint32_t tokens;
     uint32_t layer;
     uint32_t kv_heads;
 };
 
-// The unit whose span this block takes: the last one that begins at or before it. All threads of the block look at once, since
-// every look waits for memory.
+// The unit of this block's span: the last one whose first block is at or before it. All threads of the block search together, because every
+// look-up waits for memory.
 __device__ __forceinline__ int unit_of_block(const Unit* units, int count) {
     int first = 0;
     for (int left = count; left > 1;) {
@@ -68,7 +67,7 @@ __device__ __forceinline__ int unit_of_block(const Unit* units, int count) {
     return first;
 }
 
-// Tokens that a unit attends.
+// How many tokens a unit attends.
 __device__ __forceinline__ uint32_t attended(const Unit& unit) {
     const uint32_t picked = unit.count ? min(*unit.count, unit.picked) : unit.picked;
     return unit.sink + unit.total - unit.recent + picked;
@@ -82,26 +81,26 @@ __device__ __forceinline__ uint2 tokens_of_span(const Unit& unit, uint32_t index
     return make_uint2(min(all, index * span), min(all, (index + 1) * span));
 }
 
-// What one query head's output is merged from.
+// What the output of one query head is merged from.
 struct Head {
-    // Partials of up to two units: where the first is, how many there are, and how far apart.
+    // Partials of up to two units: the first one's number, how many there are, and their distance.
     uint32_t first[2];
     uint32_t count[2];
     uint32_t stride[2];
-    // Share of a vector that stands for what the second unit leaves out of its candidates, and which vector; a negative
-    // share for none.
+    // The share of the second unit's candidates' mass that was not selected, and the number of the vector that represents those tokens'
+    // values. A negative share means none.
     float share;
     uint32_t vector;
-    // The same where the device has worked it out: a share and a vector; null where it has not.
+    // Share and vector, if the device computed them; else null.
     const float* rest_share;
     const float* rest_vector;
 };
 
-// Where partials go, and what becomes of them: outputs `[head][d]`, and the same in f32 unless null.
+// Where partials are written, and what they are merged into: outputs `[head][d]`, and also in f32 unless `wide` is null.
 template <typename T> struct Merging {
     const Head* heads;
     float* partials;
-    // Partials of each head that have been written; zeros before and after.
+    // How many partials of each head have been written; zero before and after a launch.
     uint32_t* done;
     const float* vectors;
     T* out;
@@ -114,8 +113,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Merges the partials of a head; a warp's work, of which a lane has pairs of channels. They were written by other blocks of this
-// launch, so they are looked for in the second level of the cache.
+// Merges the partials of a head. One warp does it, each lane for some pairs of channels. The partials were written by other blocks of this
+// launch, so they are read from the second-level cache.
 template <typename T> __device__ __forceinline__ void merge_head(const Merging<T>& to, uint32_t number, int d) {
     constexpr int MOST = 4;
     const Head& head = to.heads[number];
@@ -132,7 +131,7 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
         if (i >= split) picked_most = fmaxf(picked_most, top);
     }
     most = warp_max(most);
-    // ln of what the picked tokens weigh, and from it that of what was not picked.
+    // The log of the selected tokens' mass, and from it that of the tokens that were not selected.
     float rest = -CUDART_INF_F;
     if (share >= 0.0f) {
         picked_most = warp_max(picked_most);
@@ -182,7 +181,7 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
         if (channel >= d) continue;
         float2 result = total[m];
         if (vector) result.x += rest_weight * vector[channel], result.y += rest_weight * vector[channel + 1];
-        // Nothing attended is a zero vector; NaN stays NaN.
+        // If nothing was attended, the output is zero; NaN stays NaN.
         if (sum == 0.0f) result = make_float2(0.0f, 0.0f);
         else result.x /= sum, result.y /= sum;
         const uint64_t at = static_cast<uint64_t>(number) * d + channel;
@@ -191,8 +190,8 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
     }
 }
 
-// Merges what the warps of a block have of a span, `[warp][query][maximum, sum, d sums of values]`, into its partials; and the partials of
-// each head of which these are the last.
+// Merges the warps' results for a span, `[warp][query][maximum, sum, d sums of values]`, into its partials. Then merges the partials of
+// each head for which these were the last.
 template <typename T, int WARPS, int QUERIES, int WIDTH>
 __device__ __forceinline__ void store_partials(const Unit& unit, int span_index, const float (&merged)[WARPS][QUERIES][WIDTH],
                                                int d, const Merging<T>& to) {

@@ -1,39 +1,38 @@
-// Attention of a prompt's rows over what a mask leaves them: the block-sparse counterpart of prefill_attention_any.cu.
+// Attention of a prompt's rows over the tokens that a mask allows: the block-sparse counterpart of prefill_attention_any.cu.
 //
-// Rows are cut into blocks of `block_rows`, heads into as many equal parts as there are lists for a block. The rows of a block,
-// of all heads of a part, share a list of tokens, ascending; a row attends
+// Rows are cut into blocks of `block_rows`, and heads into equal parts, one for each list of a block. The rows of a block, for all heads of
+// a part, share an ascending list of tokens. A row attends
 //   the tokens of the list that lie before its start, and all tokens from its start up to its own position.
-// So each token counts once, whatever list and stretch have in common. Every row sees itself.
-// With diagonals, a row attends all tokens at some distances before it as well, and with partials what attend_own.cu has summed up for it.
+// So each token counts once, even if the list and this stretch overlap, and every row sees itself. With diagonals, a row also attends all
+// tokens at some distances before it; with partials, also what attend_own.cu has summed for it.
 //
-// Kernels: attend_blocks_{bf16,f16}_{64,128,256}_{32,64}, by element type, head width up to which they go, and rows of a
-// tile, and attend_lines_{bf16,f16}_{64,128,256}, with diagonals and 64 rows of a tile; sm_80 and up; d a multiple of 8.
-// Products are mma.m16n8k16 with f32 sums; weights are rounded to the element type.
+// Kernels: attend_blocks_{bf16,f16}_{64,128,256}_{32,64}, by element type, greatest head width, and rows of a tile; and
+// attend_lines_{bf16,f16}_{64,128,256}, with diagonals and 64 rows in a tile; sm_80 and up; d a multiple of 8. Products are mma.m16n8k16
+// with f32 sums; weights are rounded to the element type.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
-//   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i is at position first + i.
 //   k, v   [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
 //   out    [rows][heads * d].
-//   tokens u32 [block][list][most], counts u32 [block][list]: all below the block's first position plus its rows.
-//   starts u32 [list or 1][rows]: list l has row i at l * starts_stride + i; at most the row's position.
-//   distances u32 [list][distance_words]: bit j % 32 of word j / 32 says whether list l has the diagonal at distance j; for
-//          every distance up to the last row's position. Not read without diagonals.
-//   partials f32 [row][head][d + 2], or null: softmaxes of other tokens, as attend_own.cu leaves them.
+//   tokens u32 [block][list][most], counts u32 [block][list]: all tokens are before the end of the block's rows.
+//   starts u32 [list or 1][rows]: row i of list l at l * starts_stride + i; at most the row's position.
+//   distances u32 [list][distance_words]: bit j % 32 of word j / 32 says whether list l has the diagonal at distance j, for every distance
+//   up to the last row's position. Not read without diagonals.
+//   partials f32 [row][head][d + 2], or null: softmaxes of other tokens, as written by attend_own.cu.
 //
-// Launch, with TILE rows of a tile (32 or 64) and w the kernel's width
+// Launch, with TILE rows in a tile (32 or 64) and w the kernel's width
 //   grid    x = blocks * ceil(block_rows * heads / lists / TILE), y = lists
 //   block   128 threads
-//   shared  dynamic, (TILE + 128) * 2 * w bytes, and with diagonals a bit for each 64 tokens up to the last row's position, in
-//           whole words (raise the kernel's limit first)
+//   shared  dynamic, (TILE + 128) * 2 * w bytes, and with diagonals a bit for every 64 tokens up to the last row's position, in whole words
+//   (raise the kernel's limit first)
 //   scale   positive
 //
-// How it works. A block of threads owns a tile of rows and walks through the tiles of 64 tokens of the list, then of the
-// stretch. Keys and values are gathered token by token, 16 bytes a copy; the values of a tile are copied while its scores are
-// computed, the next keys while the weighted sum is. With 64 rows each of 4 warps owns 16 of them; with 32, two warps share
-// 16 rows and each takes half of the tokens, and their sums are merged at the end. Blocks that are worked on together are
-// those of one list, whose keys so stay in the second-level cache. Diagonals are walked through between list and stretch, in
-// aligned tiles of 64 tokens, of which those that no diagonal of any row meets are passed over; what a diagonal gives to a row
-// the list does not give again.
+// How it works. A block of threads owns a tile of rows and visits tiles of 64 tokens, first of the list, then of the stretch. Keys and
+// values are gathered token by token, 16 bytes per copy. A tile's values are copied while its scores are computed, and the next keys while
+// values are summed. With 64 rows, each of 4 warps owns 16 rows; with 32, two warps share 16 rows, each takes half of the tokens, and their
+// sums are merged at the end. Blocks that run at the same time belong to one list, so its keys stay in the second-level cache. Diagonals
+// are visited between list and stretch, in aligned tiles of 64 tokens; tiles that no diagonal of any row meets are skipped. A token that a
+// diagonal gives to a row is not taken from the list again.
 
 #include <climits>
 
@@ -49,21 +48,21 @@ constexpr int THREADS = 128;
 constexpr int KEYS = ROWS;
 constexpr uint32_t NOBODY = ~0u;
 
-// What the rows of a chunk see.
+// What the rows see.
 struct Seen {
     const uint32_t *tokens, *counts, *starts, *distances;
     const float* partials;
     uint32_t most, starts_stride, block_rows, lists, distance_words;
 };
 
-// The distances of a list's diagonals.
+// The distances of a list's diagonals, a bit each.
 struct Diagonals {
     const uint32_t* words;
 
     __device__ __forceinline__ bool at(int distance) const {
         return __ldg(words + distance / 32) >> (distance % 32) & 1;
     }
-    // Whether there is one from distance `low` to `high`.
+    // Whether there is a diagonal at a distance in low..=high.
     __device__ __forceinline__ bool within(int low, int high) const {
         for (int word = low / 32; word <= high / 32; ++word) {
             uint32_t bits = __ldg(words + word);
@@ -85,18 +84,18 @@ template <typename T> struct Problem {
     Seen seen;
 };
 
-// The rows of a tile: number `i` of the block's rows of all heads of a part, head after head.
+// A block's rows for all heads of a part, numbered head after head.
 struct Tile {
     int block, base, head, count;  // rows of a block begin with `base`; `count` is one past the last number
 
-    // Row of the chunk, or -1.
+    // The prompt's row with number `i`, or -1 if there is none.
     __device__ __forceinline__ int row(int i, int block_rows, int rows) const {
         const int row = base + i % block_rows;
         return i < count && row < rows ? row : -1;
     }
 };
 
-// Gathers the keys or values of 64 tokens.
+// Gathers the keys or values of 64 tokens into a tile.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void gather(uint32_t tile, const T* from, const uint32_t* ids, int d) {
     constexpr int PIECES = WIDTH / 8;
@@ -109,11 +108,12 @@ __device__ __forceinline__ void gather(uint32_t tile, const T* from, const uint3
     }
 }
 
-// Takes a row's partial into row r of the two, of which the lane's columns begin with `column`. The row itself has seen something: itself.
+// Merges a row's partial into row r of the lane's two; the lane's columns begin at `column`. The row itself has seen at least one token:
+// itself.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void merge(RowSums<T, WIDTH>& sums, int r, float scale_log2, const float* partial, int column, int d) {
     const float2 other = *reinterpret_cast<const float2*>(partial);
-    // Behind a sum of nothing there is nothing.
+    // If the sum is 0, the sums of values are not set.
     if (other.y == 0.f) return;
     const float own = sums.maximum[r] * scale_log2, m = fmaxf(own, other.x);
     const float ours = exp2_fast(own - m), theirs = exp2_fast(other.x - m);
@@ -139,7 +139,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
     const int d = problem.d, block_rows = static_cast<int>(seen.block_rows);
     const int list = blockIdx.y, sharing = problem.heads / static_cast<int>(seen.lists);
     const int numbers = block_rows * sharing, tiles_of_block = (numbers + QUERIES - 1) / QUERIES;
-    // Blocks with most tokens begin first.
+    // Blocks with most tokens start first.
     const int at = gridDim.x - 1 - blockIdx.x;
     const Tile tile{at / tiles_of_block, at / tiles_of_block * block_rows, list * sharing, numbers};
     const int number0 = at % tiles_of_block * QUERIES;
@@ -147,7 +147,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
     const int row_warp = warp % ROW_WARPS, own_key = warp / ROW_WARPS * OWN;
     const uint32_t* starts = seen.starts + static_cast<size_t>(list) * seen.starts_stride;
 
-    // First and last start, and first and last position, of the rows of the tile.
+    // First and last start, and first and last row, of the tile.
     if (warp == 0) {
         int first_start = INT_MAX, last_start = 0, first_row = INT_MAX, last_row = 0;
         for (int i = lane; i < QUERIES; i += 32) {
@@ -187,7 +187,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
     }
     const int before_stretch = list_tiles + line_tiles;
     const int tiles = before_stretch + (end - first_start + KEYS - 1) / KEYS;
-    // The tokens of a tile, which is asked for after the one before it.
+    // The token in slot `slot` of a tile. Tiles must be requested in order.
     auto id_of = [&](int tile, int slot) -> uint32_t {
         if (tile < list_tiles) {
             const int i = tile * KEYS + slot;
@@ -228,7 +228,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
     gather<T, WIDTH>(k_tile, k, ids[0], d);
     copy_commit();
 
-    // Of the lane's two rows: where they start and stand; rows that are not there see nothing.
+    // Start and position of the lane's two rows; rows that do not exist see nothing.
     int start[2], position[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -254,7 +254,8 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
 
         const bool is_list = at < list_tiles, is_line = LINES && !is_list && at < before_stretch;
         const int begin = first_start + (at - before_stretch) * KEYS;
-        // Every row sees all tokens: of a list those before the first start, of a stretch those behind the last.
+        // Whether all rows see all tokens of the tile: in the list those before the first start, in the stretch those from the last start
+        // to the first row.
         const bool is_whole = is_line   ? false
                               : is_list ? line_tiles == 0 && own[KEYS - 1] < static_cast<uint32_t>(first_start)
                                         : begin >= last_start && begin + KEYS - 1 <= first_position;
@@ -277,9 +278,9 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
                 }
             }
         }
-        // A row may have seen nothing yet.
+        // A row may have seen nothing so far.
         sums.template weigh<true, OWN>(s, scale_log2);
-        // Nobody reads the tokens of the tile before any more.
+        // No thread reads the previous tile's tokens any more.
         if (threadIdx.x < KEYS) ids[(at + 2) % 3][threadIdx.x] = after_next;
 
         copy_wait<0>();
@@ -290,7 +291,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
     }
     sums.join_lanes();
     if constexpr (KEY_WARPS == 2) {
-        // The warps of the second half of the tokens hand their sums to those of the first.
+        // The warps for the second half of the tokens pass their sums to those for the first half.
         float* handed = reinterpret_cast<float*>(shared_raw + QUERIES * ROW_BYTES);
         float* scalars = reinterpret_cast<float*>(shared_raw);
         __syncthreads();
@@ -351,10 +352,10 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
 WIDTHS(__half, f16)
 WIDTHS(__nv_bfloat16, bf16)
 
-// Tokens `first` ..= `first + count - 1` at places `place` and on of a list.
+// Tokens first..first + count, written to a list from `place` on.
 struct Run { uint32_t first, count, place; };
 
-// Blocks: lists. Writes the runs [begins[list], begins[list + 1]) of each list out, `most` apart, and how many tokens it has.
+// One block for each list. Writes out the list's runs [begins[list], begins[list + 1]), lists `most` apart, and its number of tokens.
 extern "C" __global__ void __launch_bounds__(256) write_runs(const Run* runs, const uint32_t* begins, uint32_t* tokens,
                                                              uint32_t most, uint32_t* counts) {
     const uint32_t begin = begins[blockIdx.x], end = begins[blockIdx.x + 1];

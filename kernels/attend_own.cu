@@ -1,24 +1,23 @@
-// Partial softmaxes of the tokens that single rows of a prompt attend beside what their blocks do (attend_blocks.cu, which merges them).
+// Partial softmaxes of tokens that single rows of a prompt attend in addition to their block's tokens. attend_blocks.cu merges them.
 //
-// Kernels: attend_own_{bf16,f16}_{64,128,256}, by element type and head width up to which they go; sm_80 and up; d a multiple of 8.
-// Arithmetic is f32.
+// Kernels: attend_own_{bf16,f16}_{64,128,256}, by element type and greatest head width; sm_80 and up; d a multiple of 8. Arithmetic is f32.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
 //   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8.
 //   k, v   [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
-//   begins u64 [block][list][block_rows] and one more: where each row's tokens begin; rows of the last block that are not there have none.
-//   tokens u32, and weights f32, which are added to scaled logits, or null for zeros: each token of a row once.
-//   partials f32 [row][head][d + 2]: maximum (a logit times log2 e), sum of what follows from it, and d sums of values; a row without
-//          tokens has -infinity and zero, and nothing behind them.
+//   begins u64 [block][list][block_rows] and one more: where each row's tokens begin. Rows beyond the last have no tokens.
+//   tokens u32, each token of a row once; weights f32, added to scaled logits, or null for zeros.
+//   partials f32 [row][head][d + 2]: the maximum (a logit times log2 e), the sum of exponentials below it, and d sums of values. A row
+//   without tokens has -infinity and zero; its sums of values are not written.
 //
 // Launch
 //   grid    x = ceil(rows / 4), y = heads
 //   block   128 threads
 //   scale   positive
 //
-// How it works. A warp takes one row of one head. A key or value is read by as many lanes as it has pieces of 16 bytes, so that the
-// warp reads some of them at once, each piece of lanes with a softmax of its own; four of each are under way, and the tokens are known 32
-// at a time, one round ahead. Blocks that are worked on together are those of one head, whose keys so stay in the second-level cache.
+// How it works. A warp takes one row of one head. Groups of lanes read one key or value each, 16 bytes per lane, so that the warp reads
+// several at once; each group keeps its own softmax. Four keys and four values per lane are in flight. Token numbers are loaded 32 at a
+// time, one round ahead. Blocks that run at the same time belong to one head, so its keys stay in the second-level cache.
 
 #include "common.cuh"
 #include "numbers.cuh"
@@ -29,10 +28,10 @@ using numbers::exp2_fast;
 using numbers::LOG2_E;
 
 constexpr int WARPS = 4;
-// Keys, and values, that a lane has under way.
+// Keys, and values, that a lane has in flight.
 constexpr int TOGETHER = 4;
 
-// The tokens of the rows, and where their partials go.
+// The rows' tokens, and where their partials are written.
 struct Own {
     const uint64_t* begins;
     const uint32_t* tokens;
@@ -50,10 +49,10 @@ template <typename T> struct Problem {
     Own own;
 };
 
-// What exponents are counted from: a lane may have seen nothing yet.
+// The base of exponents: 0 if a lane has seen no token yet.
 __device__ __forceinline__ float base_of(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
 
-// A softmax on its way through tokens, of one piece of the values.
+// A running softmax over tokens, for one piece of the values.
 struct Sums {
     float maximum = -CUDART_INF_F, sum = 0.0f;
     float values[PIECE] = {};
@@ -65,7 +64,7 @@ struct Sums {
         for (int i = 0; i < PIECE; ++i) values[i] *= factor;
     }
 
-    // Takes in what the lane `step` away has of the same piece.
+    // Merges the sums of the lane `step` away, which holds the same piece for other tokens.
     __device__ __forceinline__ void join(int step) {
         lift(fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step)));
         sum += __shfl_xor_sync(~0u, sum, step);
@@ -74,7 +73,7 @@ struct Sums {
     }
 };
 
-// Lane `piece` of the LANES that read a key has eight of its channels.
+// Of the LANES lanes that read a key, lane `piece` holds eight channels.
 template <typename T, int LANES> __device__ __forceinline__ void attend(const Problem<T>& problem) {
     constexpr int KEYS = 32 / LANES, STEP = TOGETHER * KEYS;
     const Own& own = problem.own;
@@ -92,7 +91,7 @@ template <typename T, int LANES> __device__ __forceinline__ void attend(const Pr
     }
     const uint32_t* tokens = own.tokens + begin;
     const float* weights = own.weights ? own.weights + begin : nullptr;
-    // Lanes behind the head's width read its first piece, and make nothing of it.
+    // Lanes beyond the head's width read its first piece and ignore it.
     const bool is_inside = PIECE * piece < d;
     const int channel = is_inside ? PIECE * piece : 0;
     const size_t shift = static_cast<size_t>(head / (heads / problem.kv_heads)) * problem.kv_stride + channel;
@@ -102,7 +101,7 @@ template <typename T, int LANES> __device__ __forceinline__ void attend(const Pr
 #pragma unroll
     for (int i = 0; i < PIECE; ++i) query[i] *= is_inside ? problem.scale * LOG2_E : 0.0f;
 
-    // Behind the last token stands the first of all, which is always there, and weighs nothing.
+    // Beyond the row's last token, token 0 is read, which always exists; its weight is 0.
     auto token_at = [&](uint32_t at) { return at < count ? tokens[at] : 0u; };
     auto weight_at = [&](uint32_t at) {
         if (at >= count) return -CUDART_INF_F;

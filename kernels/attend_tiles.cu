@@ -1,26 +1,26 @@
-// Decode attention over any selection on tensor cores, for 16-bit keys and values and heads 64 or 128 wide: what attend.cu
-// does, with the queries of a group as one side of matrix products, so that memory alone sets the pace.
+// Decode attention over any selection on tensor cores, for 16-bit keys and values and heads 64 or 128 wide. Does what attend.cu does, with
+// a group's queries as one side of matrix products, so that only memory limits the speed.
 //
-// The work comes as units (attend.cuh). A warp takes 16 tokens at a time and talks to no other warp until its span ends. Rows come
-// into rings of shared memory, a ring a warp, so that the next ones are on their way while some are worked on.
-// Both products are mma.m16n8k16:
+// The work comes as units (attend.cuh). A warp takes 16 tokens at a time and exchanges nothing with other warps until its span ends. Each
+// warp copies rows into its own ring buffer in shared memory, so that the next rows arrive while some are processed. Both products are
+// mma.m16n8k16:
 //   scores, queries x tokens: A is the queries (rows 8 to 15 are zero), B the keys.
-//   outputs, channels x queries: A is the values, B the weights, which lie as the scores came out.
-// A weight enters as the sum of two 16-bit numbers, so that nothing is lost against f32 arithmetic.
+//   outputs, channels x queries: A is the values, B the weights, in the layout of the scores.
+// A weight is multiplied as the sum of two 16-bit numbers, so that nothing is lost against f32 arithmetic.
 #include "attend.cuh"
 #include "mma.cuh"
 #include "tiles.cuh"
 #include "numbers.cuh"
 
 constexpr int WARPS = 4;
-// Tokens of a warp's tile, and queries that a unit may have.
+// Tokens of a warp's tile, and the most queries in a unit.
 constexpr int TILE = 16, QUERIES = 8;
 // Marks a row of the tail.
 constexpr uint32_t IN_TAIL = 1u << 31;
-// Tiles of a ring, and blocks that share a multiprocessor's shared memory: three rings of two were as fast as two of three, or faster.
+// Tiles in a ring, and blocks per multiprocessor: three blocks with rings of two were as fast as two with rings of three, or faster.
 constexpr int STAGES = 2, BLOCKS = 3;
 
-// Two numbers as pairs of 16-bit numbers whose sums they are.
+// Splits two numbers into sums of two 16-bit numbers each.
 template <typename T> __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t& low);
 template <> __device__ __forceinline__ void split<__nv_bfloat16>(float x, float y, uint32_t& high, uint32_t& low) {
     high = numbers::Pair<__nv_bfloat16>::pack(x, y);
@@ -32,7 +32,7 @@ template <> __device__ __forceinline__ void split<__half>(float x, float y, uint
     low = numbers::Pair<__half>::pack(x - rounded.x, y - rounded.y);
 }
 
-// One KV head's rows: tokens of the prefix, and of the tail behind them.
+// One KV head's keys or values: the prefix's rows, and the tail's.
 template <typename T, int D> struct Sequence {
     const T* prefix;
     const T* tail;
@@ -41,8 +41,8 @@ template <typename T, int D> struct Sequence {
     }
 };
 
-// A tile in shared memory: rows of keys, rows of values, and what each token brings. The 16-byte pieces of a row are exchanged within each
-// 128 bytes by the row's number, so that eight rows' pieces of one column lie in different banks.
+// A tile in shared memory: rows of keys, rows of values, and a number for each token. Within each 128 bytes, the 16-byte pieces of a row
+// are permuted by the row's number, so that the pieces of one column of eight rows lie in different banks.
 template <typename T, int D> struct Tile {
     T keys[TILE][D], values[TILE][D];
     float extra[32];
@@ -55,7 +55,7 @@ template <int D> __device__ __forceinline__ uint32_t place_of(uint32_t rows, int
 template <typename T, int D>
 __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                        uint64_t row_stride, float scale, const Merging<T> to) {
-    // Pieces of 16 bytes of a row, rows that a warp copies at once, and products that a row takes.
+    // 16-byte pieces in a row, rows that a warp copies at once, and products that a row takes.
     constexpr int PIECES = D / 8, ROWS = 32 / PIECES, DEEP = D / 16;
     using Ring = Tile<T, D>[STAGES];
     extern __shared__ __align__(128) uint8_t room[];
@@ -69,7 +69,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const uint32_t fixed = unit.sink + unit.total - unit.recent;
     const uint2 own = tokens_of_span(unit, span_index);
     const uint32_t end = own.y;
-    // Lanes beyond the end read the last token and leave it out.
+    // Lanes beyond the end read the last token and ignore it.
     auto row_of = [&](uint32_t i) {
         i = min(i, end - 1);
         const uint32_t token = i < unit.sink ? i : i < fixed ? unit.recent + i - unit.sink : unit.tokens[i - fixed];
@@ -79,7 +79,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const uint32_t start = own.x + warp * TILE;
     const uint32_t tiles = start < end ? (end - start + STEP - 1) / STEP : 0;
     uint32_t row = tiles > 0 ? row_of(start + lane % TILE) : 0, asked = 0;
-    // Asks for the next tile, if there is one: groups of copies are counted either way.
+    // Requests the next tile, if there is one. A copy group is committed either way, so that groups can be counted.
     auto ask = [&] {
         if (asked < tiles) {
             Tile<T, D>& to_tile = ring[asked % STAGES];
@@ -104,7 +104,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) ask();
-    // Of query g, channels 2t and 2t + 1 of each eight.
+    // Query g, channels 2t and 2t + 1 of every eight.
     uint32_t q[DEEP][2];
 #pragma unroll
     for (int k = 0; k < DEEP; ++k)
@@ -119,20 +119,20 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
             for (int i = 0; i < 2; ++i) q[k][i] = *reinterpret_cast<const uint32_t*>(from + k * 16 + i * 8 + 2 * t);
     }
 
-    // Of query g, in powers of two; `sum` of the tokens that this lane holds.
+    // For query g: the maximum, in powers of two; `sum` over the tokens that this lane holds.
     float most = -CUDART_INF_F, sum = 0.0f;
-    // Of channels 16m + g (0 and 1) and 8 further (2 and 3), for queries 2t and 2t + 1.
+    // Sums for channels 16m + g (0 and 1) and 16m + g + 8 (2 and 3), of queries 2t and 2t + 1.
     float out[DEEP][4] = {};
     const float factor = scale * numbers::LOG2_E;
     for (uint32_t tile = 0; tile < tiles; ++tile) {
-        // Into the room of the tile that all lanes have read.
+        // The next tile overwrites the one that all lanes have finished.
         ask();
         tiles::copy_wait<STAGES - 1>();
         __syncwarp();
         const Tile<T, D>& here = ring[tile % STAGES];
         const uint32_t key_rows = tiles::shared_address(here.keys), value_rows = tiles::shared_address(here.values);
         const uint32_t first = start + tile * STEP;
-        // Tokens 8j + 2t and the next.
+        // Weights of tokens 8j + 2t and 8j + 2t + 1.
         float weight[2][2];
         if (given) {
 #pragma unroll
@@ -198,11 +198,11 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (given) {
-        // The weights of all spans together stand for the mass once.
+        // The mass of given weights counts once for all spans together.
         most = unit.log_mass * numbers::LOG2_E;
         sum = span_index == 0 && warp == 0 ? 1.0f : 0.0f;
     }
-    // Warps of the block, in the room of the rings; maxima as natural logarithms from here on.
+    // Merges the warps of the block, in the memory of the rings. From here on, maxima are natural logarithms.
     using Merged = float[WARPS][QUERIES][D + 2];
     static_assert(sizeof(Merged) <= WARPS * sizeof(Ring), "room for what warps have");
     __syncthreads();
@@ -216,7 +216,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     store_partials<T>(unit, span_index, merged, D, to);
 }
 
-// One block a span of a unit; queries `[row][row_stride]` with head h at h * D.
+// One block for each span of a unit. Queries are `[row][row_stride]`, head h at h * D.
 #define ATTEND(T, NAME, D)                                                                                              \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_tiles_##NAME##_##D(                              \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \

@@ -1,25 +1,25 @@
-// What keys receive from rows of a prompt: softmax weights, summed up over the rows.
+// The softmax weight that each key receives from the rows of a prompt, summed over the rows.
 //
 //   mass[h, j] += sum_i exp(scale * q[i, h] . k[h / group, j] - lse[h, i]),   for the rows i that see key j: j <= first + i
 //
-// Kernels: attention_mass_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, 8 ..= 256. Products as in
-// prefill_attention_any.cu. A key's weights are added one row after the other, so that a sum does not depend on the pieces in
-// which its rows come.
+// Kernels: attention_mass_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, from 8 to 256. Products as in
+// prefill_attention_any.cu. A key's weights are added in the order of the rows, so the sum does not depend on how the rows are split over
+// launches.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
-//   q     [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   q     [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i is at position first + i.
 //   k     [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
-//   lse   f32 [heads][lse_stride], the natural logarithm of a row's sum of exp(scale * q . k); the first is that of row 0.
-//   mass  f32 [heads][mass_stride], one a key; keys 0 ..< first + rows.
+//   lse   f32 [heads][lse_stride], from row 0 on: the natural logarithm of a row's sum of exp(scale * q . k).
+//   mass  f32 [heads][mass_stride], one for each of the keys 0..first + rows.
 //
 // Launch
 //   grid    x = ceil((first + rows) / 64), y = heads
 //   block   128 threads (bf16, f16), 256 threads (f32)
-//   shared  dynamic, with the next of 64, 128 and 256 from d on as w: bf16, f16: 384 * w + 16640 bytes; f32: 512 * (w + 4) +
-//           16640 bytes
+//   shared  dynamic; with w the least of 64, 128 and 256 that is not below d: bf16, f16: 384 * w + 16640 bytes; f32: 512 * (w + 4) + 16640
+//   bytes
 //
-// How it works. A block owns 64 keys of a head and walks through the rows that see them in tiles of 64. The weights of a tile
-// go through shared memory, where a thread adds those of one key.
+// How it works. A block owns 64 keys of a head and visits the rows that see them in tiles of 64. A tile's weights are written to shared
+// memory, where each thread adds those of one key.
 #include "tiles.cuh"
 
 namespace attention_mass {
@@ -28,7 +28,7 @@ using namespace tiles;
 using numbers::exp2_fast;
 using numbers::LOG2_E;
 
-// Weights [row][key]: neighbours in a row lie in different banks, and so do rows 4 apart.
+// Weights are [row][key]. With this stride, neither neighbours in a row nor rows 4 apart share a bank.
 constexpr int WEIGHT_STRIDE = ROWS + 1;
 
 template <typename T> struct Problem {
@@ -40,7 +40,7 @@ template <typename T> struct Problem {
     float scale;
 };
 
-// Adds what a tile's rows give to this thread's key. Rows that are not there, or do not see it, have zeros.
+// Adds the weights of a tile's rows to this thread's key. Rows that do not exist or do not see the key have weight 0.
 __device__ __forceinline__ float add_rows(float sum, const float* weights) {
 #pragma unroll 8
     for (int r = 0; r < ROWS; ++r) sum += weights[r * WEIGHT_STRIDE + threadIdx.x];

@@ -1,21 +1,21 @@
-// Scores by a query's own largest channels, and what they leave over (SparQ): keys are held channel by channel, `[kv_head][d][stride]`,
+// Scores by a query's largest channels, and the share that they leave (SparQ). Keys are stored channel by channel, `[kv_head][d][stride]`,
 // so that the few channels that a query chooses are read in long stretches.
 //
-// A score is q̂·k / τ with τ = √(d·‖q̂‖₁/‖q‖₁), where q̂ is the query on its channels: a logit. Of what is picked by the logits a
-// share of their softmax is kept by `rest_shares`: what the candidates that were not picked have of it.
+// A score is q̂·k / τ with τ = √(d·‖q̂‖₁/‖q‖₁), where q̂ is the query on its channels: an estimated logit. `rest_shares` computes from
+// these logits which share of the softmax the candidates have that were not selected.
 #include "common.cuh"
 
 constexpr int THREADS = 128;
-// Tokens of a block that scores.
+// Tokens that a block scores.
 constexpr uint32_t TILE = THREADS * PIECE;
-// Channels whose numbers a thread asks for before it looks at the first.
+// Channels that a thread loads before it uses the first.
 constexpr int AHEAD = 8;
 // The widest head.
 constexpr int WIDEST = 256;
-// Threads of a block that looks at all logits of a head.
+// Threads of a block that reads all logits of a head.
 constexpr int REST_THREADS = 256;
 
-// Keys `[kv_head][token][d]` by channels; what lies beyond the last token is zero. Blocks: 32 tokens, 32 channels, KV heads.
+// Transposes keys `[kv_head][token][d]` to channels, with zeros beyond the last token. Blocks: 32 tokens, 32 channels, KV heads.
 template <typename T>
 __device__ void by_channel(const T* keys, uint64_t head_stride, uint32_t tokens, int d, T* out, uint64_t stride) {
     __shared__ T tile[32][33];
@@ -32,7 +32,7 @@ __device__ void by_channel(const T* keys, uint64_t head_stride, uint32_t tokens,
             to[(channel + y) * stride + token + threadIdx.x] = tile[threadIdx.x][y];
 }
 
-// Sums of the values of some tokens, `[kv_head][chunk][d]`. Blocks: chunks of tokens, KV heads; a thread a channel.
+// Sums of values over chunks of tokens, `[kv_head][chunk][d]`. Blocks: chunks, KV heads. One thread for each channel.
 template <typename T>
 __device__ void sum_values(const T* values, uint64_t head_stride, uint32_t tokens, int d, double* sums) {
     if (threadIdx.x >= d) return;
@@ -43,7 +43,7 @@ __device__ void sum_values(const T* values, uint64_t head_stride, uint32_t token
     sums[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * d + threadIdx.x] = sum;
 }
 
-// Means of them, `[kv_head][d]`. Blocks: KV heads; a thread a channel.
+// Mean values from these sums, `[kv_head][d]`. Blocks: KV heads. One thread for each channel.
 extern "C" __global__ void __launch_bounds__(WIDEST) mean_of_sums(const double* sums, uint32_t chunks, uint32_t tokens, int d,
                                                                   float* means) {
     if (threadIdx.x >= d) return;
@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(WIDEST) mean_of_sums(const double* 
     means[blockIdx.x * d + threadIdx.x] = static_cast<float>(sum / tokens);
 }
 
-// The `chosen` channels where a query, or the queries of a group together, are largest, ascending, and each query on them over
-// its τ. Blocks: lists, each of as many neighbouring heads, and rows; a thread a channel.
+// The `chosen` channels, ascending, in which a query, or the queries of a list's heads together, are largest; and each query's numbers in
+// them divided by τ. Blocks: lists, each for equally many neighbouring heads; rows. One thread for each channel.
 template <typename T>
 __device__ void choose_channels(const uint32_t* rows, const T* queries, uint64_t row_stride, int heads, int d, int chosen,
                                 uint32_t* channels, float* weights) {
@@ -75,7 +75,7 @@ __device__ void choose_channels(const uint32_t* rows, const T* queries, uint64_t
     __syncthreads();
     int place = 0;
     for (int other = 0; own && other < channel; ++other) place += is_chosen[other];
-    // Queries that are not numbers may be as large as all others.
+    // With NaN in the queries, more than `chosen` channels may be marked.
     const bool holds = own && place < chosen;
     if (holds) channels[(static_cast<uint64_t>(row) * lists + list) * chosen + place] = channel;
     for (int h = 0; h < each; ++h) {
@@ -87,7 +87,7 @@ __device__ void choose_channels(const uint32_t* rows, const T* queries, uint64_t
     }
 }
 
-// The largest number of a block, for every thread; `shared` has room for 32 numbers.
+// The largest number of a block, returned to every thread. `shared` has room for 32 numbers.
 __device__ __forceinline__ float block_top(float x, float* shared) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
@@ -100,9 +100,9 @@ __device__ __forceinline__ float block_top(float x, float* shared) {
     return x;
 }
 
-// Logits of all candidates, `[row][head][stride]`; of each tile the largest and the sum of exponentials below it,
-// `[row][head][tile][2]`; and what the logits of a list's heads reduce to, `[row][list][stride]`, if one block has all of them.
-// Blocks: tiles of tokens, up to QUERIES heads that choose together, rows.
+// Logits of all candidates, `[row][head][stride]`; for each tile the largest logit and the sum of exponentials below it,
+// `[row][head][tile][2]`; and the reduced logits of a list's heads, `[row][list][stride]`, if one block has all of these heads. Blocks:
+// tiles of tokens, up to QUERIES heads of a list, rows.
 template <typename T, int QUERIES>
 __device__ void channel_scores(const uint32_t* channels, const float* weights, const T* keys, uint64_t key_stride, int d,
                                int heads, int group, int each, int chosen, uint32_t columns, float* out, uint64_t stride,
@@ -180,7 +180,7 @@ __device__ void channel_scores(const uint32_t* channels, const float* weights, c
     }
 }
 
-// The sum of doubles over a block, for every thread; `shared` has room for 32.
+// The sum of doubles over a block, returned to every thread. `shared` has room for 32.
 __device__ __forceinline__ double block_total(double x, double* shared) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -193,14 +193,14 @@ __device__ __forceinline__ double block_total(double x, double* shared) {
     return x;
 }
 
-// From the sums of tiles, the share of each head's softmax of its logits that what was picked leaves over, below 1, `[row][head]`; and the mean values of
-// KV heads where whoever attends finds them. Lists of picks are by head or by KV head, of tokens from `begin` on. Blocks: heads,
-// rows.
+// From the tiles' sums, the share of each head's softmax that the selected tokens leave, below 1, `[row][head]`; and copies the KV heads'
+// mean values to where the attention kernel reads them. Lists of selected tokens are by head or by KV head, of tokens from `begin` on.
+// Blocks: heads, rows.
 extern "C" __global__ void __launch_bounds__(REST_THREADS) rest_shares(
     const float* logits, unsigned long long stride, uint32_t columns, const float* tiles, uint32_t tile_count,
     const uint32_t* tokens, uint32_t most, const uint32_t* counts, int lists, uint32_t begin, int group, const float* means,
     int d, float* shares, float* values) {
-    // The largest share below one: the rest is stated as a multiple of what was picked.
+    // The largest share below one: the rest is expressed as a multiple of the selected mass.
     constexpr float MOST = 1.0f - 1.1920929e-7f;
     __shared__ double shared[32];
     __shared__ float tops[32];
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(REST_THREADS) rest_shares(
     double inside = 0.0;
     for (uint32_t i = threadIdx.x; i < count; i += REST_THREADS) inside += expf(own[tokens[list * most + i] - begin] - most_logit);
     inside = block_total(inside, shared);
-    // Rounding leaves something over even where all are picked.
+    // If all tokens are selected, the share is 0; the subtraction would leave a rounding error.
     const double outside = count >= columns ? 0.0 : fmax(all - inside, 0.0);
     if (threadIdx.x == 0)
         shares[static_cast<uint64_t>(row) * heads + head] = fminf(static_cast<float>(outside / (inside + outside)), MOST);

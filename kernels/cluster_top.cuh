@@ -1,5 +1,5 @@
-// What clusters of blocks that pick the largest of a list share: sums over a block, the bin in which a rank lies, marks of one bit a
-// place, and lists that are written from them in order.
+// Shared by clusters of blocks that select the largest of a list: sums over a block, the search for the bin of a rank, selected places as
+// bit masks, and lists written from these masks in order.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -9,33 +9,33 @@
 
 namespace cg = cooperative_groups;
 
-// Bits that a bin stands for, and bins.
+// Bits of a digit, and bins, one for each value of a digit.
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 
-// What every block of THREADS threads has; `scan` is for sums over them.
+// Shared memory of every block of THREADS threads. `scan` is for block sums.
 template <int CLUSTER, int THREADS> struct Counted {
-    // Bins of this block, and behind them those of the whole cluster.
+    // Counts of this block, and behind them those of the whole cluster.
     uint32_t bins[2 * BINS];
     uint32_t scan[THREADS / 32];
     uint32_t chosen[3];
-    // Of each block of the cluster: how many are equal, are written.
+    // For each block of the cluster: how many places are equal to the cut, and how many are written.
     uint32_t equals[CLUSTER], counts[CLUSTER];
 };
 
-// The sum over the threads of a block before each, and over all; `shared` has room for a number of each warp.
+// Exclusive prefix sum over the threads of a block, and the total. `shared` has room for one number per warp.
 template <int WARPS> __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t (&shared)[WARPS], uint32_t& total) {
     const uint32_t up_to = warp_scan(x), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncthreads();
     if (lane == 31) shared[warp] = up_to;
     __syncthreads();
-    // Every warp adds those of all.
+    // Every warp sums all warps' totals.
     const uint32_t of_warps = warp_scan(lane < WARPS ? shared[lane] : 0);
     total = __shfl_sync(~0u, of_warps, 31);
     return up_to - x + (warp > 0 ? __shfl_sync(~0u, of_warps, warp - 1) : 0);
 }
 
-// The bin in which the `left`-th of what the cluster has counted lies, from the largest down: the bin, how many are picked of
-// it, and how many it holds. Bins are empty afterwards; only the first `used`, a multiple of CLUSTER, may hold anything.
+// Finds the bin that holds the `left`-th largest of what the cluster has counted. Returns the bin, how many of it are selected, and how
+// many it holds. Bins are zero afterwards. Only the first `used` bins, a multiple of CLUSTER, may hold anything.
 template <int CLUSTER, int THREADS>
 __device__ __forceinline__ uint3 find(Counted<CLUSTER, THREADS>& own, cg::cluster_group& cluster, uint32_t left, int used = BINS) {
     cluster.sync();
@@ -72,13 +72,13 @@ __device__ __forceinline__ uint3 find(Counted<CLUSTER, THREADS>& own, cg::cluste
     return found;
 }
 
-// The words of marks that a thread goes through: as many for each, one after the other.
+// The words of the mask that this thread processes: consecutive, and equally many for each thread.
 template <int THREADS> __device__ __forceinline__ uint2 words_of_thread(uint32_t words) {
     const uint32_t each = (words + THREADS - 1) / THREADS, from = min(words, threadIdx.x * each);
     return make_uint2(from, min(words, from + each));
 }
 
-// Marks the first `missing` of the places of the cluster that are marked as equal as picked, too.
+// Selects the first `missing` places of the cluster that are equal to the cut.
 template <int CLUSTER, int THREADS>
 __device__ __forceinline__ void pick_first(Counted<CLUSTER, THREADS>& own, cg::cluster_group& cluster, uint32_t* picked, const uint32_t* equal,
                                            uint2 words, uint32_t missing) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void pick_first(Counted<CLUSTER, THREADS>& own, cg::c
         for (uint32_t bits = equal[i]; bits && before < missing; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
 }
 
-// Calls `write` with the number of each picked place in the cluster's list, and the place in the block, one after the other by threads one
-// after the other. Places wait in `stage`, which has room for some. Every thread needs to have marked no other words than its own.
+// Calls `write` with each selected place's number in the cluster's list and its place in the block. Consecutive threads handle consecutive
+// entries. Places are staged in `stage`, `room` at a time. Every thread must have set bits only in its own words.
 template <int CLUSTER, int THREADS, typename Write>
 __device__ __forceinline__ void write_picked(Counted<CLUSTER, THREADS>& own, cg::cluster_group& cluster, const uint32_t* picked,
                                              uint2 words, uint32_t* stage, uint32_t room, Write write) {

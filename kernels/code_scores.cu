@@ -1,16 +1,16 @@
-// Scores of keys by the centroids that stand for them in runs of channels (product quantisation): a table of products of a query with
-// all centroids, and a sum of table entries for each key.
+// Scores of keys that are represented by a centroid in each run of channels (product quantisation): a table of the query's products with
+// all centroids, and for each key a sum of table entries.
 #include "common.cuh"
 
 constexpr int THREADS = 256;
-// Tokens of a thread, and heads that it takes at a time.
+// Tokens of a thread, and heads that it processes at a time.
 constexpr int EACH = 4, MOST_HEADS = 4;
 
-// Where a part of the channels begins.
+// The first channel of a part.
 __device__ __forceinline__ int begin_of(int part, int parts, int d) { return part * d / parts; }
 
-// Blocks: query heads, rows. Centroids are f32, `[kv_head][centroid][d]`, each in the channels of every part; tables are
-// `[row][head][part][centroid]`.
+// Blocks: query heads, rows. Centroids are f32, `[kv_head][centroid][d]`; a centroid's channels of each part are that part's centroid.
+// Tables are `[row][head][part][centroid]`.
 template <typename T>
 __device__ __forceinline__ void centroid_products(const uint32_t* rows, const T* queries, uint64_t row_stride, int group,
                                                   const float* centroids, int count, int parts, int d, float* tables) {
@@ -40,8 +40,8 @@ PRODUCTS(f32, float)
 PRODUCTS(f16, __half)
 PRODUCTS(bf16, __nv_bfloat16)
 
-// Blocks: tokens by EACH * THREADS, KV heads, rows. Codes are `[kv_head][part][key_stride]`, the stride a multiple of four; scores
-// `[row][head][stride]`. Tables of `at_once` heads at most are in shared memory.
+// Blocks: EACH * THREADS tokens, KV heads, rows. Codes are `[kv_head][part][key_stride]`, with a stride that is a multiple of four; scores
+// are `[row][head][stride]`. Shared memory holds the tables of at most `at_once` heads.
 extern "C" __global__ void __launch_bounds__(THREADS) code_scores(const float* tables, const uint8_t* codes, unsigned long long key_stride,
                                                                   uint32_t columns, int heads, int group, int count, int parts,
                                                                   int at_once, float* out, unsigned long long stride) {

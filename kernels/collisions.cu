@@ -1,33 +1,34 @@
-// Tables of keys by random hyperplanes, and the tokens that collide with queries in them, weighted by how probable that was.
+// Hash tables of keys by random hyperplanes, and the tokens that collide with queries in them, weighted by the probability of that
+// (MagicPIG).
 //
-// The code of a vector in a table is a bit for each of its planes: whether the vector lies on the side of the normal. A table
-// holds all tokens sorted by code, and where each code begins. A query's tokens are those in its buckets of enough tables;
-// which they are is known from two sets of bits in shared memory, one of tokens met and one of tokens met again.
+// A vector's code in a table has a bit for each of the table's planes: whether the vector lies on the side of the normal. A table holds all
+// tokens sorted by code, and where each code begins. A query selects the tokens that share its bucket in enough tables. Two bit sets in
+// shared memory find them: one of tokens met at least once, one of tokens met at least twice.
 #include "common.cuh"
 
 constexpr int WIDEST = 128;
 constexpr int THREADS = 256;
-// Vectors of a block that hashes, and planes at most; a thread takes so many of each.
+// Vectors that a block hashes, and the most planes at a time; each thread processes EACH of both.
 constexpr int TILE = 64, EACH = 4;
-// From a channel of the tile to the next.
+// Distance between channels of the tile, in numbers.
 constexpr int STRIDE = TILE + 4;
-// Tokens of a block that adds up keys.
+// Tokens whose keys a block sums.
 constexpr int SUMMED = 1024;
-// Threads of a block that sorts or samples, its warps, and bucket entries that a lane asks for at once.
+// Threads of a block that sorts or samples, its warps, and bucket entries that a lane loads at a time.
 constexpr int SAMPLERS = 512, WARPS = SAMPLERS / 32, AHEAD = 4;
-// Threads that take one key, 8 channels each, and keys that they ask for at once.
+// Threads that process one key, 8 channels each, and keys that they load at a time.
 constexpr int LANES = WIDEST / PIECE, KEYS_AHEAD = 4;
 
-// How many tables of how many planes, and how a token's probability becomes what its logit is lowered by: numbers at equal steps
-// of the sine of half the angle, up to a farthest one; beyond that it is computed.
+// The number of tables and of planes in each, and a table from a token's probability to what is subtracted from its logit: entries at equal
+// steps of the sine of half the angle, up to `farthest`. Beyond that, the value is computed.
 struct Sampling {
     uint32_t bits;
     uint32_t tables;
-    // Tables in which a token has to collide, 1 or 2.
+    // In how many tables a token must collide to be selected, 1 or 2.
     uint32_t least;
     uint32_t steps;
     double farthest;
-    // Added to a probability.
+    // Added to every probability.
     double floor;
     const float* log_probabilities;
 };
@@ -49,7 +50,7 @@ __device__ void sum_keys(const T* keys, uint64_t head_stride, uint32_t tokens, i
     sums[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * d + channel] = sum;
 }
 
-// Blocks: KV heads. The mean of all keys, from sums of pieces.
+// Blocks: KV heads. The mean key, from the sums of the pieces.
 extern "C" __global__ void mean_of_sums(const double* sums, uint32_t pieces, uint32_t tokens, int d, float* means) {
     if (threadIdx.x >= d) return;
     double sum = 0.0;
@@ -58,8 +59,8 @@ extern "C" __global__ void mean_of_sums(const double* sums, uint32_t pieces, uin
     means[blockIdx.x * d + threadIdx.x] = static_cast<float>(sum / tokens);
 }
 
-// Codes of up to TILE vectors, of which channel `c` of number `v` is `x[c][v]`, in the tables from `table` on: that of a vector in
-// a table goes to `out[table * table_stride + v * vector_stride]`.
+// Codes of up to TILE vectors (channel `c` of vector `v` is `x[c][v]`) in the tables from `table` on. The code of vector v in table t is
+// written to `out[t * table_stride + v * vector_stride]`.
 __device__ void hash_tile(const float (*x)[STRIDE], float (*normals)[STRIDE], uint8_t (*sides)[TILE], int d, const float* planes,
                           uint32_t bits, uint32_t table, uint32_t tables, uint32_t vectors, uint16_t* out, uint64_t table_stride,
                           uint64_t vector_stride) {
@@ -100,8 +101,8 @@ struct Tile {
     uint8_t sides[TILE][TILE];
 };
 
-// Blocks: tiles of tokens, groups of tables. Codes of the keys of one KV head, less their mean if there is one,
-// `[table][token]`, and their lengths.
+// Blocks: tiles of tokens, groups of tables. Codes of one KV head's keys, `[table][token]`, and the keys' lengths. If there is a mean, it
+// is subtracted first.
 template <typename T>
 __device__ void hash_keys(const T* keys, uint32_t tokens, int d, const float* mean, const float* planes, uint32_t bits,
                           uint32_t tables, uint16_t* codes, float* lengths) {
@@ -122,7 +123,7 @@ __device__ void hash_keys(const T* keys, uint32_t tokens, int d, const float* me
     hash_tile(tile.x, tile.normals, tile.sides, d, planes, bits, blockIdx.y * (TILE / bits), tables, some, codes + first, tokens, 1);
 }
 
-// Blocks: tiles of query heads of all rows, groups of tables. Codes of queries, `[row][head][table]`.
+// Blocks: tiles of query heads over all rows, groups of tables. Codes of queries, `[row][head][table]`.
 template <typename T>
 __device__ void hash_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, uint32_t heads, uint32_t count, int d,
                              const float* planes, uint32_t bits, uint32_t tables, uint16_t* codes) {
@@ -140,7 +141,7 @@ __device__ void hash_queries(const uint32_t* rows, const T* queries, uint64_t ro
               codes + static_cast<uint64_t>(first) * tables, 1, tables);
 }
 
-// The sum of what the threads before this one have, and in `all` that of all; `shared` has room for 32 numbers.
+// Exclusive prefix sum over the threads of a block, and the total in `all`. `shared` has room for 32 numbers.
 __device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t* shared, uint32_t& all) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t sum = own;
@@ -161,8 +162,8 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t* shared, u
     return before + sum - own;
 }
 
-// Blocks: tables. Sorts the tokens of one KV head by their codes, within a code in no order; `bounds` say where each code begins,
-// the last of them is the number of tokens.
+// Blocks: tables. Sorts one KV head's tokens by their codes, in no order within a code. `bounds` says where each code begins; its last
+// entry is the number of tokens.
 template <typename N>
 __device__ void sort_codes(const uint16_t* codes, uint32_t tokens, uint32_t bits, N* bounds, N* sorted) {
     extern __shared__ uint32_t next[];
@@ -190,7 +191,7 @@ __device__ void sort_codes(const uint16_t* codes, uint32_t tokens, uint32_t bits
     for (uint32_t i = threadIdx.x; i < tokens; i += SAMPLERS) sorted[atomicAdd(&next[codes[i]], 1u)] = i;
 }
 
-// How probable it is that a token at this cosine is sampled, as a logarithm.
+// The logarithm of the probability that a token at this cosine is sampled.
 __device__ float log_probability(const Sampling& sampling, double cosine) {
     cosine = fmin(1.0, fmax(-1.0, cosine));
     const double at = sqrt(0.5 - 0.5 * cosine) * (sampling.steps / sampling.farthest);
@@ -199,7 +200,7 @@ __device__ float log_probability(const Sampling& sampling, double cosine) {
         const float from = sampling.log_probabilities[low], to = sampling.log_probabilities[low + 1];
         return from + static_cast<float>(at - low) * (to - from);
     }
-    // No single precision number tells smaller angles from a straight one.
+    // f32 cannot distinguish angles closer to 180 degrees than this.
     const double pi = 3.14159265358979323846, least = sqrt(2.0 * 1.1920928955078125e-7) / pi;
     const double agreement = fmax(1.0 - acos(cosine) / pi, least), tables = sampling.tables;
     const double one = pow(agreement, static_cast<double>(sampling.bits));
@@ -211,9 +212,9 @@ __device__ float log_probability(const Sampling& sampling, double cosine) {
     return static_cast<float>(log(sampling.floor + probability));
 }
 
-// Blocks: query heads, rows, ranges of 32 * `words` tokens. The tokens that collide with a query, a bit for each in `marks`
-// `[row][head][range][words]`, and how many of a range they are, `[row][head][range]`; and how many entries of buckets there were.
-// Codes are `[row][head][table]`.
+// Blocks: query heads, rows, ranges of 32 * `words` tokens. Writes a bit for each token that collides with a query, `marks`
+// `[row][head][range][words]`; how many these are in each range, `[row][head][range]`; and how many bucket entries were read. Codes are
+// `[row][head][table]`.
 template <typename N>
 __device__ void meet_collisions(const uint16_t* codes, int group, uint32_t tokens, const N* bounds, const N* sorted,
                                 const Sampling& sampling, uint32_t words, uint32_t* marks, uint32_t* found, uint32_t* entries) {
@@ -230,7 +231,7 @@ __device__ void meet_collisions(const uint16_t* codes, int group, uint32_t token
     __syncthreads();
     uint32_t read = 0;
     for (uint32_t of = warp; of < sampling.tables; of += 32 * WARPS) {
-        // A lane for each table of the warp: no bound waits for the tokens before it.
+        // A lane loads the bounds of one of the warp's tables, so no bound waits for another table's tokens.
         const uint32_t table = of + lane * WARPS;
         uint32_t start = 0, end = 0;
         if (table < sampling.tables) {
@@ -270,7 +271,7 @@ __device__ void meet_collisions(const uint16_t* codes, int group, uint32_t token
     if (threadIdx.x == 0 && blockIdx.z == 0) entries[list] = all_read;
 }
 
-// Blocks: query heads, rows, ranges. Writes the marked tokens, ascending and counted from `first`, what their logits are lowered by,
+// Blocks: query heads, rows, ranges. Writes the marked tokens, ascending and counted from `first`; what is subtracted from their logits;
 // and their number. Lists are `[row][head][most]`.
 template <typename T>
 __device__ void weigh_collisions(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, const T* keys,

@@ -1,7 +1,7 @@
-// Storage types and what kernels share: widening loads, rounding stores, sums over a warp.
+// Shared by all kernels: storage types, widening loads, rounding stores, and sums over a warp or a block.
 //
-// Every kernel exists for f32, f16 and bf16 storage; arithmetic is f32 throughout. Kernels have C names that end in the
-// type's name, so that the launchers in src/kernels/cuda can find them.
+// Every kernel exists for f32, f16 and bf16 storage; arithmetic is f32 throughout. Kernels have C names that end in the type's name, by
+// which the launchers in crates/cuda find them.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-// Eight consecutive elements are read at once: 16 bytes of a 16-bit type, two times that of f32.
+// Elements that are loaded together: 16 bytes of a 16-bit type, 32 of f32.
 constexpr int PIECE = 8;
 
 struct alignas(16) Halves { uint32_t words[4]; };
 
-// How the scores of a group's heads become one, as the launchers number it.
+// How the scores of a group's heads are reduced to one. Numbers as in the launchers.
 enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
 
 __device__ __forceinline__ void widen(const float* from, float (&to)[PIECE]) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void widen(const __nv_bfloat16* from, float (&to)[PIE
     }
 }
 
-// A piece as it is stored, for loads that are to be under way before the first is used.
+// A piece in its storage type, for loads that should be in flight before the first is used.
 template <typename T> struct Piece { Halves raw; };
 template <> struct Piece<float> { float4 raw[2]; };
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1,024 threads, for every thread; `shared` has room for 32 numbers.
+// The sum over a block of up to 1,024 threads, returned to every thread. `shared` has room for 32 numbers.
 __device__ __forceinline__ float block_sum(float x, float* shared) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;

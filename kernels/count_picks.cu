@@ -1,15 +1,15 @@
-// Counts what lists of tokens hold: how many each query head attends, and how many different ones its group reads.
+// Counts the selected tokens in lists: how many each query head attends, and how many distinct ones its group reads.
 #include <cstdint>
 #include <cuda_runtime.h>
 
 constexpr int THREADS = 1024;
-// Words of a set of tokens, and tokens that it has room for.
+// Words of the bit set of tokens, and how many tokens it covers.
 constexpr uint32_t WORDS = 8192, ROOM = 32 * WORDS;
 
-// Blocks: KV heads, rows. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`,
-// with one list for all heads of a group or one for each. The counters of a row, of which those of this layer begin at
-// `offset`, are sums: `[kv_head]` of what is read, `[query head]` of what is attended, and then of the `entries` of an index that
-// lists took, if there are any, `[row][kv_head][lists]`. Each row has its counters and how often it counts.
+// Blocks: KV heads, rows. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`; a KV head has
+// one list for all heads of its group, or one for each. `counters` holds two numbers for each row: the address of its counters, and a
+// factor for what is added. This layer's counters begin at `offset`: `[kv_head]` tokens read, `[query head]` tokens attended, and the
+// number of index entries read, summed over `entries` `[row][kv_head][lists]` unless that is null.
 extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t* tokens, uint32_t most,
                                                                   const uint32_t* counts, const uint32_t* entries,
                                                                   uint32_t lists, uint32_t group,

@@ -1,10 +1,10 @@
-// Independent draws from the distribution that scores, taken for logits, give to candidates: which are drawn, and how often.
+// Independent draws of candidates from the softmax of their scores: which are drawn, and how often.
 //
-// A draw is a number below 1, times the mass of all: it falls to the first candidate up to which there is more. The numbers are 53 of
-// every 64 bits of ChaCha with eight rounds, by a key for each list, so they are those that the host draws.
+// A draw is a random number below 1, times the total mass. It selects the first candidate whose inclusive prefix sum of masses exceeds it.
+// The random numbers are 53 of every 64 bits of ChaCha8, with a key for each list; the CPU draws the same.
 #include "mass.cuh"
 
-// Words of a key, and of what it is made into for one count.
+// Words of a key, and of a ChaCha block.
 constexpr int KEY = 8, WORDS = 16;
 constexpr int DRAWS = WORDS / 2;
 
@@ -31,9 +31,9 @@ __device__ __forceinline__ void chacha8(const uint32_t* key, uint32_t count, uin
     for (int i = 0; i < WORDS; ++i) words[i] += begin[i];
 }
 
-// Blocks: lists of a row, rows; scores, tokens and counts as top_pages.cu has them, keys `[list][KEY]`. `sums` and `drawn` have room for a
-// number of each score, `[list][stride]`. A token's logit is lowered by what makes of its exponential its share of the draws, times the
-// mass of all: `weights` as attend.cu takes them. No entry of an index is read.
+// Blocks: lists of a row, rows. Scores, tokens and counts as in top_pages.cu; keys `[list][KEY]`. `sums` and `drawn` have room for one
+// number per score, `[list][stride]`. `weights` is subtracted from logits by attend.cu, so that a token's weight becomes its share of the
+// draws. `entries` gets 0, as no index entries are read.
 extern "C" __global__ void __launch_bounds__(THREADS) draw_tokens(const float* scores, unsigned long long stride, uint32_t columns,
                                                                   const uint32_t* keys, uint32_t draws, float scale,
                                                                   uint32_t first, Mass* sums, uint32_t* drawn,

@@ -1,8 +1,8 @@
-// The product of one row with a weight matrix, at the speed at which the matrix can be read: out = x · Wᵀ.
+// The product of one row with a weight matrix, limited by the speed of reading the matrix: out = x · Wᵀ.
 //
-// W is `[outputs][inputs]`, x `[inputs]` in the same type, inputs a multiple of 8; sums are f32. The result is stored in x's
-// type or as f32, or added to f32 numbers (the residual stream). A warp takes an output, with many pieces of the matrix on
-// their way at a time. More rows are better left to a matrix product.
+// W is `[outputs][inputs]`, x is `[inputs]` of the same type, inputs is a multiple of 8; sums are f32. The result is stored in x's type,
+// stored as f32, or added to f32 numbers (the residual stream). A warp computes one output, with many pieces of the matrix in flight. For
+// more rows, a matrix product is faster.
 #include "common.cuh"
 
 constexpr int WARPS = 4;
@@ -41,7 +41,7 @@ __device__ void gemv(const T* __restrict__ w, const T* __restrict__ x, Out* out,
         gemv<T, OUT, ADD>(w, x, out, outputs, inputs);                                                                  \
     }
 
-// Stored as T, stored as f32, added to f32.
+// Stored as T, stored as f32, and added to f32.
 #define GEMVS(T, NAME)                                                                                                  \
     GEMV(narrow, T, NAME, T, false) GEMV(wide, T, NAME, float, false) GEMV(add, T, NAME, float, true)
 

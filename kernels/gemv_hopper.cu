@@ -1,24 +1,24 @@
-// The product of one row with a weight matrix on Hopper, for 16-bit numbers: what gemv.cu does, at the memory's pace.
+// The product of one row with a weight matrix on Hopper, for 16-bit numbers: gemv.cu at the full memory bandwidth.
 //
-// Blocks stay; each warp has a ring in shared memory that the copy engine fills with what comes next of its outputs' rows,
-// so that reading never pauses. The row itself is staged once a block.
+// Blocks are persistent. Each warp has a ring buffer in shared memory, which the copy engine fills with its next rows, so that reading
+// never pauses. The input row is copied to shared memory once per block.
 #include "common.cuh"
 #include "hopper.cuh"
 
 using namespace hopper;
 
 constexpr int WARPS = 8;
-// Numbers of a matrix that are copied at a time, and how many copies a warp has under way.
+// Numbers copied at a time, and copies of a warp in flight.
 constexpr int STAGE = 1024, STAGES = 4;
 
-// Copies bytes (a multiple of 16) from global to shared memory; they are counted on `barrier`.
+// Copies bytes (a multiple of 16) from global to shared memory, counted on `barrier`.
 __device__ __forceinline__ void copy_in(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
-// Pieces of one warp's rows, in the order in which it reads them.
+// The pieces of a warp's rows, in reading order.
 struct Pieces {
     int outputs, inputs, a_row, stride;
     int row, piece;
@@ -97,7 +97,7 @@ __device__ void gemv(const T* __restrict__ w, const T* x, Out* out, int outputs,
         gemv<T, OUT, ADD>(w, x, out, outputs, inputs);                                                                  \
     }
 
-// Stored as T, stored as f32, added to f32.
+// Stored as T, stored as f32, and added to f32.
 #define GEMVS(T, NAME)                                                                                                  \
     GEMV(narrow, T, NAME, T, false) GEMV(wide, T, NAME, float, false) GEMV(add, T, NAME, float, true)
 

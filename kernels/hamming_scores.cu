@@ -1,20 +1,20 @@
-// Minus the Hamming distances of packed signatures, with an order among those at one distance.
+// Negative Hamming distances of packed signatures, with an order among tokens at the same distance.
 //
-// Scores are whole numbers raised by less than 1, by a permutation of places that a seed draws; every number is exact in f32, so
-// whoever computes them gets the same.
+// A score is a whole number plus an offset below 1, which a seeded permutation of places gives. Every score is exact in f32, so all
+// implementations give the same bits.
 #include "common.cuh"
 #include "hamming.cuh"
 
 constexpr int THREADS = 256;
-// Candidates of a thread, heads that it takes at a time, and words of keys that it reads before it looks at the first.
+// Candidates of a thread, heads that it processes at a time, and words of keys that it loads before it uses the first.
 constexpr int EACH = 4, MOST_GROUP = 8, AHEAD = 4;
 
 __device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
     return static_cast<float>(level_of(ties, place)) * ties.unit;
 }
 
-// Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures by one net, of one word where IS_SHORT, or,
-// where GROUP is zero, as many as there are, by as many nets.
+// Scores of a thread's candidates for the heads of one KV head. If GROUP is not zero, there are GROUP heads with signatures by one net,
+// which have one word if IS_SHORT. If GROUP is zero, any numbers of heads and nets.
 template <int GROUP, bool IS_SHORT>
 __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,
                                            uint64_t key_stride, uint32_t column, const float (&raise)[EACH], int reduction,
@@ -51,7 +51,7 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
                 }
             }
         }
-        // All of it is exact in f32, in whatever order it is added.
+        // All numbers are exact in f32, so the order of addition does not matter.
         if (reduction == SUM) {
             int sums[EACH] = {};
 #pragma unroll
@@ -87,10 +87,10 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
     *reinterpret_cast<float4*>(to) = make_float4(reduced[0], reduced[1], reduced[2], reduced[3]);
 }
 
-// Blocks: candidates by EACH * THREADS, KV heads by `taken`, rows. The candidates of the KV heads of a block are ordered alike, once.
-// Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net for all heads of a group (`nets` is 1) or one for each; those
-// of queries `[row][head][word]`. Scores are
-// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
+// Blocks: EACH * THREADS candidates, `taken` KV heads, rows. The offsets of a block's candidates are computed once, for all its KV heads.
+// Signatures of keys are `[kv_head][net][word][key_stride]`, with one net for all heads of a group (`nets` is 1) or one for each; those of
+// queries are `[row][head][word]`. Scores are `[row][query head][stride]`, or `[row][KV head][stride]` if reduced. Both strides are
+// multiples of four.
 #define HAMMING_SCORES(NAME, CASES)                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                         \
         const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,                       \
@@ -107,7 +107,7 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
 #define TAKE(GROUP, IS_SHORT)                                                                                           \
     _Pragma("unroll 2") for (int kv_head = first; kv_head < end; ++kv_head) of_kv_head<GROUP, IS_SHORT>(                \
         queries, words, heads, group, keys, nets, key_stride, column, raise, reduction, out, stride, kv_head)
-// Of signatures of one word, and of several, which take more registers.
+// For signatures of one word, and of several, which take more registers.
 HAMMING_SCORES(hamming_scores, if (nets == 1 && group == 4) TAKE(4, true); else if (nets == 1 && group == 1) TAKE(1, true); else TAKE(0, true);)
 HAMMING_SCORES(hamming_scores_long, if (nets == 1 && group == 4) TAKE(4, false); else if (nets == 1 && group == 1) TAKE(1, false); else TAKE(0, false);)
 #undef TAKE

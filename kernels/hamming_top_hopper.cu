@@ -1,39 +1,39 @@
-// The tokens whose packed signatures are nearest to those of a query head, or of the heads of a group together: what hamming_scores.cu
-// scores and top_pages_hopper.cu picks, in one launch and without a score being written. A cluster of blocks finds one list.
+// Selects the tokens whose packed signatures are nearest to those of a query head, or of a group's heads together. Does in one launch what
+// hamming_scores.cu and top_pages_hopper.cu do in two, without writing scores. A cluster of blocks computes one list.
 //
-// Distances are small whole numbers: every block keeps those of its part in shared memory and counts them. That says at which distance
-// the last token lies that is picked; of those at that distance the highest levels are counted in turn, and of one level the first
-// places are picked.
+// Distances are small whole numbers. Every block keeps those of its part in shared memory and counts them, which gives the distance of the
+// last selected token. Of the tokens at that distance, the highest levels are counted in turn; of the tokens on the last level, the first
+// places are selected.
 //
-// The distances of a group's heads are added without looking at every head. Where some of them have a one in a bit, a key pays
-// for differing from most of them, as often as these are more than the others; what it pays anyway is the same for all keys. So bits
-// of equal price are counted together: two counts for four heads. Prices of an even number of heads are halved.
+// The distances to a group's heads are summed without comparing with every head. For each bit, a key pays a price if it differs from what
+// most heads have: the number of those heads less the number of the others. What it pays in any case is the same for all keys, so it is
+// left out. Bits of equal price are counted together: two counts for four heads. For an even number of heads, prices are halved.
 #include "cluster_top.cuh"
 #include "hamming.cuh"
 #include "hopper.cuh"
 
 constexpr int THREADS = 512;
-// Words of masks that there is room for, cells that a thread works out at a time, and loads on their way at once.
+// Words of masks that fit, cells that a thread computes at a time, and loads in flight.
 constexpr int MASKS = 256, EACH = 4, AHEAD = 4;
-// Tokens that may decide, of which every block of a cluster has all.
+// Tokens that may be compared one with another at the end; every block of a cluster holds all of them.
 constexpr uint32_t ROOM = 64;
-// Bits of a level that come first, for all tokens at once, where more than a third of them lie at the distance that decides: looked at one
-// by one these would take longer. In a cell they are one of COARSE_CELLS numbers.
+// If more than a third of all tokens lie at the deciding distance, their COARSE highest bits of the level are counted first, for all tokens
+// at once: one by one would take longer. Cells then hold one of COARSE_CELLS numbers.
 constexpr int COARSE = 6;
 constexpr uint32_t COARSE_CELLS = 1 << COARSE;
-// Bytes of shared memory before the marks, as the launcher has it.
+// Bytes of shared memory before the masks of selected tokens. As in the launcher.
 constexpr int SHARED = 18 << 10;
 
 template <int CLUSTER> struct Shared : Counted<CLUSTER, THREADS> {
-    // For each word what most heads have, then which bits are of each price, the highest first.
+    // For each word, the bits that most heads have, then a mask of the bits of each price, highest first.
     uint32_t masks[MASKS];
-    // What may decide, by its level and, the sooner the larger, its place.
+    // The undecided tokens: the level in the high word, the inverted place in the low word, so that larger wins.
     unsigned long long deciding[ROOM];
     uint32_t found;
 };
 
-// What a key pays for a bit in which all heads of a list have what it has not, how much less where a head more has it too, and what it
-// pays at most.
+// The price of a bit on which all heads of a list agree, how much it falls for each head that disagrees, and the greatest possible
+// distance.
 struct Prices {
     int highest, step;
     uint32_t farthest;
@@ -43,7 +43,7 @@ struct Prices {
     }
 };
 
-// What a word of a key pays, by masks of PRICES prices, or of as many as there are.
+// What one word of a key pays, by masks of PRICES prices, or of `count` prices if PRICES is 0.
 template <int PRICES> __device__ __forceinline__ uint32_t paid(uint32_t key, const uint32_t* masks, int count, const Prices& prices) {
     const uint32_t differing = key ^ masks[0];
     uint32_t sum = 0;
@@ -52,7 +52,7 @@ template <int PRICES> __device__ __forceinline__ uint32_t paid(uint32_t key, con
     return sum;
 }
 
-// The masks of all words, by the warps in turn, a lane a bit.
+// Makes the masks of all words: a warp for each word in turn, a lane for each bit.
 __device__ __forceinline__ void make_masks(uint32_t* masks, const uint32_t* queries, int words, int of_list, int prices) {
     const int lane = threadIdx.x % 32;
     for (int word = threadIdx.x / 32; word < words; word += THREADS / 32) {
@@ -75,8 +75,8 @@ __device__ __forceinline__ void store_cells(uint16_t* to, const uint32_t (&cells
     *reinterpret_cast<uint2*>(to) = make_uint2(cells[0] | cells[1] << 16, cells[2] | cells[3] << 16);
 }
 
-// Distances of the keys of a block, in cells, and how many lie at each, `[distance][copies]`: lanes count apart, so that they do not
-// wait for one another. What is no token is farther than all.
+// Fills the cells with the distances of a block's keys, and counts how many lie at each distance, `[distance][copies]`. Lanes count in
+// separate copies, so that they do not wait for each other. Cells beyond the last token get the largest number.
 template <int PRICES, typename Cell>
 __device__ __forceinline__ void fill_cells(Cell* cells, uint32_t* counts, uint32_t copies, const uint32_t* keys, uint64_t key_stride,
                                            uint32_t size, uint32_t chunk, const uint32_t* all_masks, int words, int count,
@@ -121,7 +121,7 @@ __device__ __forceinline__ void fill_cells(Cell* cells, uint32_t* counts, uint32
     }
 }
 
-// Makes bins of the counts of distances up to `farthest`, of which each thread takes OF_THREAD at most; the nearest has the last bin.
+// Turns the counts of distances up to `farthest` into bins, the nearest distance last. Each thread handles at most OF_THREAD distances.
 template <int OF_THREAD> __device__ __forceinline__ void gather_counts(uint32_t* bins, uint32_t copies, uint32_t farthest) {
     uint32_t together[OF_THREAD] = {};
     __syncthreads();
@@ -141,14 +141,14 @@ template <int OF_THREAD> __device__ __forceinline__ void gather_counts(uint32_t*
     }
 }
 
-// One bit for each of 32 cells that are nearer than `distance`, and one for each that is at it. The highest bit of a cell is free, and
-// so tells whether what is left of the others did not need it.
+// Two bits for each of 32 cells: whether it is nearer than `distance`, and whether it is at it. The highest bit of a cell is unused: set
+// before a subtraction, it stays set if the other bits did not borrow from it.
 template <typename Cell> __device__ __forceinline__ uint2 mark(const Cell* cells, uint32_t distance) {
     constexpr bool IS_BYTE = sizeof(Cell) == 1;
     constexpr uint32_t HIGH = IS_BYTE ? 0x80808080u : 0x80008000u, ONES = IS_BYTE ? 0x01010101u : 0x00010001u;
     constexpr int A_WORD = 4 / sizeof(Cell), WORDS = 32 / A_WORD;
     const uint32_t least = distance * ONES, beyond = least + ONES;
-    // The highest bits of a word's cells, as its lowest bits.
+    // Moves the highest bits of a word's cells to its lowest bits.
     auto gathered = [](uint32_t x) {
         return IS_BYTE ? (x >> 7) * 0x10204080u >> 28 : (x >> 15 | x >> 30) & 3;
     };
@@ -166,8 +166,8 @@ template <typename Cell> __device__ __forceinline__ uint2 mark(const Cell* cells
     return marks;
 }
 
-// Puts the highest bits of the levels of open places into cells, the highest level being nearest, and counts them, `[cell][copies]`; what
-// is not open is farther than all.
+// Fills the cells with the highest bits of the open places' levels, inverted, so that the highest level is nearest; and counts them,
+// `[cell][copies]`. Places that are not open get a larger number.
 template <typename Cell>
 __device__ __forceinline__ void fill_levels(Cell* cells, uint32_t* counts, uint32_t copies, const uint32_t* open, uint32_t chunk, uint32_t begin,
                                             const Ties& ties) {
@@ -186,10 +186,11 @@ __device__ __forceinline__ void fill_levels(Cell* cells, uint32_t* counts, uint3
     }
 }
 
-// Blocks: lists of a row by CLUSTER, rows. A list is of `of_list` heads, whose signatures are `[row][head][word]`; `sharing` lists, one
-// after the other, have the same keys, `[word][stride of keys]`, which is a multiple of four. There are `count` prices, half of `of_list`,
-// rounded up; PRICES is as much for signatures of one word, or zero. `chunk` is what a block has of a list, a multiple of 128, with shared memory for
-// two marks of each, and `cell_bytes` for a cell of each and what comes to lie there. `numbers` says how many tokens are picked in each row; token `first` is the first of all.
+// Blocks: lists of a row, CLUSTER blocks each; rows. A list is for `of_list` heads, whose signatures are `[row][head][word]`. `sharing`
+// consecutive lists have the same keys, `[word][key_stride]`, a stride that is a multiple of four. There are `count` prices, half of
+// `of_list` rounded up; PRICES is that number if signatures have one word, else zero. A block processes `chunk` candidates, a multiple of
+// 128. Shared memory holds two mark bits for each, and `cell_bytes` for the cells and what replaces them. `numbers` says how many tokens
+// are selected in each row; `first` is the first candidate's token.
 template <int CLUSTER, typename Cell, int PRICES>
 __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, int of_list, int count, int sharing, const uint32_t* keys,
                                             uint64_t key_stride, uint32_t columns, uint32_t chunk, uint32_t cell_bytes, const Ties& ties,
@@ -226,7 +227,7 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
         picked[i] = marks.x, open[i] = marks.y;
     }
     __syncthreads();
-    // The level of the last that is picked as far as it is known, without its lowest `unknown` bits.
+    // The level of the last selected token as far as it is known: without its lowest `unknown` bits.
     uint32_t level = 0, unknown = ties.levels, missing = deciding.y, in_doubt = deciding.z;
     if (3 * in_doubt > columns && missing < in_doubt && unknown > COARSE) {
         constexpr uint32_t COPIES = 32;
@@ -243,7 +244,7 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
         __syncthreads();
     }
     const uint2 marks = words_of_thread<THREADS>(mark_words);
-    // Those at the distance, one after the other where there is room for all: cells are not needed any more.
+    // Lists the tokens at the distance, if there is room for all; the cells are not needed any more.
     uint16_t* const list_of_open = reinterpret_cast<uint16_t*>(cells);
     uint32_t opened = 0, total;
     for (uint32_t i = marks.x; i < marks.y; ++i) opened += __popc(open[i]);

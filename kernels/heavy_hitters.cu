@@ -1,14 +1,14 @@
-// Heavy hitters and a sliding window: what a run holds of its tokens, by the attention that each has received, step by step.
+// Heavy hitters and a sliding window (H2O): the tokens that a run holds, by the attention that each has received, step by step.
 //
-// What is held at a layer is one buffer: `[list]` counts of heavy hitters, `[list][room]` their tokens and `[list][room]` their
-// masses, and `[list][window]` masses of the window, where token t has place t % window. Lists are by query head, or by KV
-// head. A step is three launches: the token that leaves the window competes with the heavy hitters, logits of all that is held,
-// and weights added to masses. Rows of the same run follow one another in launches of their own.
+// What is held at a layer is one buffer: `[list]` counts of heavy hitters, `[list][room]` their tokens, `[list][room]` their masses, and
+// `[list][window]` the masses of the window, with token t at t % window. Lists are by query head or by KV head. A step takes three
+// launches: the token that leaves the window competes with the heavy hitters; logits of all held tokens are computed; and their weights are
+// added to the masses. Rows of the same run are launched one after the other.
 #include "common.cuh"
 #include "ordered.cuh"
 
-// A row of a step, as the launcher packs it: what its run holds, with room for so many heavy hitters; the run's keys behind the prefix
-// (of KV head 0) with the elements from one KV head to the next, tokens in context, its row of queries, and that of the lists.
+// A row of a step, as the launcher packs it: what its run holds, with room for `room` heavy hitters; the run's keys behind the prefix (of
+// KV head 0), and the elements between KV heads; tokens in context; the row in the queries, and in the lists.
 struct HoldingRow {
     uint32_t* held;
     unsigned long long room;
@@ -36,14 +36,14 @@ __device__ __forceinline__ Held held_of(const HoldingRow& row, uint32_t lists, u
 
 constexpr int EVICTING = 1024;
 
-// A word that is the smaller the sooner a token has to go: the lighter, and of equal ones the later.
+// A key for eviction; the smallest goes first: the lighter token, and among equals the later one.
 __device__ __forceinline__ unsigned long long staying(float mass, uint32_t token) {
     return static_cast<unsigned long long>(ordered(mass)) << 32 | static_cast<uint32_t>(~token);
 }
 
-// Blocks: lists, rows. The token that leaves the window becomes a heavy hitter if fewer than `budget` are held, or takes the place of the
-// lightest if that is lighter. What is held then is written down as the row's picks, `[row][list][most]`; the window's new token has no
-// mass yet.
+// Blocks: lists, rows. The token that leaves the window becomes a heavy hitter if fewer than `budget` are held; otherwise it replaces the
+// lightest, if that is lighter. The heavy hitters are then written as the row's selected tokens, `[row][list][most]`. The window's new
+// token gets mass 0.
 extern "C" __global__ void __launch_bounds__(EVICTING) evict(const HoldingRow* rows, uint32_t budget, uint32_t window,
                                                              uint32_t* picks, uint32_t most, uint32_t* counts) {
     __shared__ unsigned long long lightest[EVICTING / 32];
@@ -68,14 +68,14 @@ extern "C" __global__ void __launch_bounds__(EVICTING) evict(const HoldingRow* r
         if (is_new) held.tokens[i] = leaving, held.masses[i] = mass;
         to[i] = held.tokens[i];
     }
-    // Everybody has read what changes here.
+    // All threads have read the values that change here.
     if (threadIdx.x == 0) *held.count = after, counts[row.list * lists + list] = after, held.window[place] = 0.0f;
 }
 
-// Tokens of a tile, most query heads that a block weighs them by, and keys that a thread has on their way at once.
+// Tokens of a tile, threads of a block, the most query heads that a block processes, and keys that a thread loads at a time.
 constexpr int TILE = 64, WEIGHING = 128, MOST_HEADS = 8, AHEAD = 4;
 
-// Where logits and what tiles come to are: `[row][head][stride]`, ends first and then heavy hitters; and `[row][head][tile]` pairs of a
+// Output: logits `[row][head][stride]`, first those of sink and window, then those of heavy hitters; and `[row][head][tile]` pairs of the
 // maximum and the sum of exponentials below it.
 struct Logits {
     float* logits;
@@ -84,9 +84,9 @@ struct Logits {
     uint32_t tile_stride;
 };
 
-// Blocks: tiles, KV heads (for each run of up to MOST_HEADS of its heads), rows. The first `end_tiles` tiles are the sink and the window, by
-// all heads of the group; then come those of up to `most` heavy hitters, list by list, by the heads of the list. Keys of the prefix are
-// `[kv_head][prefix_stride]`.
+// Blocks: tiles, KV heads (one block for every MOST_HEADS of its heads), rows. The first `end_tiles` tiles are the sink and the window, for
+// all heads of the group. Then come tiles of up to `most` heavy hitters, list by list, for the heads of the list. KV heads of the prefix's
+// keys are `prefix_stride` elements apart.
 template <typename T, int LANES>
 __device__ void weigh(const HoldingRow* rows, const T* queries, uint64_t query_stride, int heads, int lists, int kv_heads,
                       const T* prefix, uint64_t prefix_stride, uint32_t prefix_tokens, uint32_t sink, uint32_t most,
@@ -117,7 +117,7 @@ __device__ void weigh(const HoldingRow* rows, const T* queries, uint64_t query_s
     const T* tail_keys = static_cast<const T*>(row.tail) + kv_head * row.tail_stride;
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     const uint32_t first_of_window = static_cast<uint32_t>(row.total) - window;
-    // All lanes of a warp go round as often; those behind the last token, or the head's width, read a piece that is there.
+    // All lanes of a warp loop equally often. Beyond the last token or the head's width, they read a valid piece.
     const int channel = lane * PIECE < d ? lane * PIECE : 0;
     for (uint32_t start = begin; start < end; start += AHEAD * SLOTS) {
         Piece<T> pieces[AHEAD];
@@ -137,7 +137,7 @@ __device__ void weigh(const HoldingRow* rows, const T* queries, uint64_t query_s
             widen_piece(pieces[a], key);
             for (int h = 0; h < count; ++h) {
                 float dot = 0.0f;
-                // Queries are zeros behind the head's width.
+                // Queries are zero beyond the head's width.
 #pragma unroll
                 for (int c = 0; c < PIECE; ++c) dot += asked[h][lane * PIECE + c] * key[c];
 #pragma unroll
@@ -178,10 +178,10 @@ WEIGH_ALL(__nv_bfloat16, bf16)
 
 constexpr int ADDING = 256;
 
-// Blocks: stretches of what is held, lists, rows. Adds the weights of the list's heads to the masses, head after head.
+// Blocks: stretches of held tokens, lists, rows. Adds the weights of the list's heads to the masses, in the order of the heads.
 extern "C" __global__ void __launch_bounds__(ADDING) add_weights(const HoldingRow* rows, int heads, uint32_t sink,
                                                                  uint32_t most, uint32_t window, const Logits from) {
-    // The largest logit of a head, and the sum of exponentials below it.
+    // For each head, the largest logit and the sum of exponentials below it.
     extern __shared__ float2 of_heads[];
     const HoldingRow row = rows[blockIdx.z];
     const int lists = gridDim.y, list = blockIdx.y, of_list = heads / lists, lane = threadIdx.x % 32;

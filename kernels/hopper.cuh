@@ -1,5 +1,5 @@
-// Device helpers for Hopper (sm_90a): mbarriers, named barriers, bulk tensor copies (TMA), warpgroup matrix
-// products (wgmma) and register reallocation. One thin inline function for each PTX instruction, no policy.
+// Device helpers for Hopper (sm_90a): mbarriers, named barriers, bulk tensor copies (TMA), warpgroup matrix products (wgmma) and register
+// reallocation. One thin inline function for each PTX instruction.
 #pragma once
 
 #include <cuda.h>
@@ -30,12 +30,12 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and has the phase wait for `bytes` more from the copy engine.
+// Arrives, and lets the phase expect `bytes` more from the copy engine.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits until the phase of the given parity is over.
+// Waits until the phase of the given parity has completed.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
         : "memory");
 }
 
-// The same, for a phase that another block of the cluster ends by plain stores.
+// The same, for a phase that another block of the cluster completes by plain stores.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
-// All threads of all blocks of the cluster; warps have to be together.
+// Synchronises all threads of all blocks of the cluster; the threads of a warp must call it together.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n"
@@ -81,7 +81,7 @@ __device__ __forceinline__ void cluster_sync() {
             : "memory");
 }
 
-// Arrives at the barrier that lies at the same place in block `rank`.
+// Arrives at the barrier at the same address in block `rank`.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n"
@@ -93,7 +93,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t ra
         : "memory");
 }
 
-// Stores a word at the same place in block `rank` and counts its 4 bytes on the barrier there.
+// Stores a word at the same address in block `rank`, and counts its 4 bytes on the barrier there.
 __device__ __forceinline__ void store_at(uint32_t address, uint32_t value, uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n"
@@ -132,8 +132,7 @@ __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const CUten
         : "memory");
 }
 
-// The same box to the same place in every block of the cluster that `blocks` has a bit for, counted on the barrier of
-// each.
+// Copies a box to the same address in every block of the cluster whose bit is set in `blocks`, counted on each block's barrier.
 __device__ __forceinline__ void tensor_load_4d_multicast(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                                          int c0, int c1, int c2, int c3, uint16_t blocks) {
     asm volatile(
@@ -155,12 +154,12 @@ template <int COUNT> __device__ __forceinline__ void registers_lower() {
 
 // ---- warpgroup matrix products ---------------------------------------------------------------------------------
 
-// Before the first product of a batch: orders what the warpgroup wrote to registers.
+// Orders register writes of the warpgroup before the first product of a batch.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most PENDING batches are under way.
+// Waits until at most PENDING batches are in flight.
 template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
@@ -175,15 +174,15 @@ template <int N> __device__ __forceinline__ void pin(uint32_t (&values)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(values[i])::"memory");
 }
 
-// A 16-bit operand in shared memory in the 128-byte swizzle, as a bulk tensor copy with a box 64 elements wide leaves
-// it: rows of 128 bytes, the pattern repeating every 8 rows (1024 bytes). `low` is the lower word of its descriptor;
-// BYTES further is offset(BYTES).
-//   Contraction along the row (Q and K): `block` is not read; 16 further elements are 32 bytes further.
-//   Contraction along the column (V): `block` is the distance in bytes from 64 columns to the next 64; 16 further
-//   rows are 2048 bytes further.
+// A 16-bit operand in shared memory in the 128-byte swizzle, as a bulk tensor copy with a box 64 elements wide writes it: rows of 128
+// bytes, in a pattern that repeats every 8 rows (1024 bytes). `low` is the lower word of its descriptor; offset(BYTES) is the descriptor
+// for BYTES further on.
+//   Contraction along the row (Q and K): `block` is not read; 16 elements further on are 32 bytes further on.
+//   Contraction along the column (V): `block` is the distance in bytes between blocks of 64 columns; 16 rows further on are 2048 bytes
+//   further on.
 struct Operand {
     uint32_t low;
-    // In a cluster the upper bits of the address name the block.
+    // In a cluster, the upper bits of the address name the block.
     __device__ __forceinline__ Operand(uint32_t address, uint32_t block)
         : low((address & 0x3ffff) >> 4 | block >> 4 << 16) {}
     __device__ __forceinline__ uint64_t offset(uint32_t bytes) const {

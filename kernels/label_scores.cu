@@ -1,36 +1,36 @@
-// Labels of keys in few bits (a few channels of each key, each channel by its own range over 128 tokens), and their products with
-// queries on tensor cores.
+// Labels of keys in few bits (Double Sparsity: a few channels of each key, each channel quantised by its own range over 128 tokens), and
+// their products with queries on tensor cores.
 //
-// Codes lie as operands of mma.m16n8k32 (of 16 channels: m16n8k16) on bytes: 16 tokens are its rows, channels its depth. Lane 4g + t
-// holds the codes of tokens g and g + 8 at four channels from 4t on, and 16 further; a register of the product is one mask of a word
-// of codes. The other operand is the query times the steps of the group, in fixed point: 24 bits of the largest of them, whose
-// three bytes are three columns of the product. Sums of whole numbers are exact, so only their last step rounds.
+// Codes are stored as operands of mma.m16n8k32 on bytes (with 16 channels: m16n8k16): 16 tokens are the rows, channels the depth. Lane 4g +
+// t holds the codes of tokens g and g + 8 at the four channels from 4t on, and from 4t + 16 on; a mask of a word of codes gives one
+// register of the product. The other operand is the query times the steps of the group, in fixed point: 24 bits relative to the largest,
+// whose three bytes are three columns of the product. Sums of whole numbers are exact, so only the last step rounds.
 #include "mma.cuh"
 
-// Tokens that share the range of a channel, and those of one product.
+// Tokens that share a channel's range, and tokens of one product.
 constexpr int GROUP = 128, TILE = 16, TILES = GROUP / TILE;
 // Warps of a block of the scoring kernel.
 constexpr int WARPS = 4;
-// Queries of a block, and of one product, each of which has columns for as many bytes.
+// Queries of a block, queries of one product, and columns of each query, one for each byte.
 constexpr int QUERIES = 8, AT_ONCE = 2, BYTES = 4;
 // Channels are padded to a multiple of these.
 constexpr int DEPTH = 16;
-// The largest whole number that stands for a query's channel; its bytes from the lowest up, each as a signed number.
+// The largest whole number of a query's channel. Its bytes, lowest first, are signed numbers.
 constexpr float WHOLE = 8.0e6f;
 constexpr uint32_t SIGNS = 0x00808080u;
 
 struct Range { float least, step; };
 
-// How codes of padded channels lie: registers of a product, channels of it, products a tile, words of a lane's codes of a group
-// for one product each.
+// The layout of codes with padded channels: registers of a product, channels of it, products in a tile; codes in a byte, and words that a
+// lane holds of a group for one product each.
 template <int BITS, int BLOCKS> struct Shape {
     static constexpr int REGISTERS = BLOCKS > 1 ? 4 : 2, CHANNELS = 8 * REGISTERS, CHUNKS = BLOCKS * DEPTH / CHANNELS;
     static constexpr int FIELDS = 8 / BITS, WORDS = TILES * REGISTERS / FIELDS;
 };
 
-// Blocks: groups, KV heads; a thread a token. `keys` begins with the first candidate of the first KV head. `channels` are
-// `[heads of a model][width]`, used again for further KV heads. `ranges` are `[kv_head][group][padded]`, with zeros behind
-// `width`; codes `[kv_head][group][product][words / 4][lane][4]`.
+// Blocks: groups, KV heads; one thread for each token. `keys` begins with the first candidate of the first KV head. `channels` are `[heads
+// of a model][width]`, repeated for further KV heads. `ranges` are `[kv_head][group][padded]`, with zeros beyond `width`; codes are
+// `[kv_head][group][product][words / 4][lane][4]`.
 template <typename T, int BITS>
 __device__ void build_labels(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const uint32_t* channels,
                              uint32_t channel_heads, uint32_t width, uint32_t padded, Range* ranges, uint32_t* codes) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }
 
-// What a lane knows of a group: its codes, and the ranges of its channels.
+// A lane's data of a group: its codes, and the ranges of its channels.
 template <int BITS, int BLOCKS> struct Group {
     using Form = Shape<BITS, BLOCKS>;
     uint32_t words[Form::CHUNKS][Form::WORDS];
@@ -116,7 +116,7 @@ template <int BITS, int BLOCKS> struct Group {
         }
     }
 
-    // The operand of a tile.
+    // Unpacks the operand of a tile.
     __device__ __forceinline__ void widen(uint32_t (&a)[Form::REGISTERS], int chunk, int tile) const {
         constexpr uint32_t MASK = BITS == 4 ? 0x0f0f0f0fu : 0x03030303u;
 #pragma unroll
@@ -127,10 +127,10 @@ template <int BITS, int BLOCKS> struct Group {
     }
 };
 
-// Blocks: groups by WARPS * `each`, KV heads, as many rows as have eight queries of a KV head. Of each group of `group` heads, `some`
-// from `first_head` on take `places` of the queries, a power of two; all of them, if scores are reduced to the largest. Scores are
-// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced. Sums over a group are scores of the sum of its
-// queries, which takes one place.
+// Blocks: WARPS * `each` groups, KV heads, and as many rows as have eight queries of a KV head. Of each `group` heads, the `some` from
+// `first_head` on take `places` of the eight queries, a power of two; all heads, if scores are reduced to their maximum. Scores are
+// `[row][query head][stride]`, or `[row][KV head][stride]` if reduced. The sum over a group is the score of the sum of its queries, which
+// takes one place.
 template <typename T, int BITS, int BLOCKS>
 __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* queries, uint64_t row_stride, int d, int heads,
                              int group, int first_head, int some, int places, const uint32_t* channels, uint32_t channel_heads,
@@ -148,11 +148,11 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
     const uint32_t begin = (blockIdx.x * WARPS + warp) * each, end = min(groups, begin + each);
     const uint64_t before = static_cast<uint64_t>(kv_head) * groups;
     constexpr int GROUP_WORDS = Form::CHUNKS * Form::WORDS * 32;
-    // The next group is on its way while one is worked on, where registers last.
+    // The next group is loaded while one is processed, if registers suffice.
     constexpr bool AHEAD = BLOCKS <= 2;
     Group<BITS, BLOCKS> own, next;
     if (AHEAD && begin < end) next.load(codes + (before + begin) * GROUP_WORDS, ranges + (before + begin) * PADDED, lane);
-    // Queries on the channels of labels.
+    // Queries at the channels of the labels.
     __shared__ __align__(16) float asked[QUERIES][PADDED];
     const uint32_t* chosen = channels + kv_head % channel_heads * width;
     for (int i = threadIdx.x; i < QUERIES * PADDED; i += 32 * WARPS) {
@@ -167,7 +167,7 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
         asked[query][c] = sum;
     }
     __syncthreads();
-    // Where the score of a query goes that this lane has.
+    // Where the scores of a query are written; null if it has none.
     auto list_of = [&](int query) -> float* {
         const int of_head = query % places;
         const uint32_t row = first_row + query / places;
@@ -184,7 +184,7 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
         const uint32_t left = min(GROUP, tokens - at * GROUP), token = g + t % 2 * 8;
         float best[TILES];
         for (int first = 0; first < used; first += AT_ONCE) {
-            // Query g / 4 of both on the channels of this lane, and what scores it brings at least.
+            // Query g / 4 of the two at this lane's channels, and the part of its score that the ranges' minima give.
             float y[Form::CHUNKS][Form::REGISTERS * 2], fixed = 0.0f, most = 0.0f;
             const float* query = asked[first + g / BYTES] + 4 * t;
 #pragma unroll
@@ -199,7 +199,7 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
                 }
             fixed += __shfl_xor_sync(~0u, fixed, 1), most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             fixed += __shfl_xor_sync(~0u, fixed, 2), most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            // Not-a-number and what is too large stay what they are.
+            // NaN and infinities propagate.
             const float factor = most > 1e-30f ? WHOLE / most : 0.0f;
             float unit = most * (1.0f / WHOLE);
             uint32_t b[Form::CHUNKS][Form::REGISTERS / 2];
@@ -216,13 +216,13 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
                     const uint32_t low = __byte_perm(whole[0], whole[1], select), high = __byte_perm(whole[2], whole[3], select);
                     b[chunk][i] = byte == 3 ? 0 : __byte_perm(low, high, 0x5410) ^ 0x80808080u;
                 }
-            // Of the query whose columns this lane gets.
+            // The values for the query whose columns this lane gets.
             const int from = t / 2 * 16;
             fixed = __shfl_sync(~0u, fixed, from), unit = __shfl_sync(~0u, unit, from);
             const float weight = t % 2 ? 65536.0f * unit : unit;
             const int own_query = first + t / 2;
             float* to = list_of(own_query);
-            // The largest over a group: of the queries of this product, and of those before.
+            // The maximum over a group: over the queries of this product and of those before.
             const bool joins = largest && places > 1, is_first = first % places == 0, is_last = (first + AT_ONCE) % places == 0;
             if (joins && (t >= 2 || !is_last && places > AT_ONCE)) to = nullptr;
             const bool counts = !largest || own_query % places < some;
@@ -236,7 +236,7 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
                     multiply_bytes(c, a, b[chunk]);
                 }
                 float low = static_cast<float>(c[0] + (c[1] << 8)) * weight, high = static_cast<float>(c[2] + (c[3] << 8)) * weight;
-                // A lane keeps one of both tokens.
+                // Of two tokens, each lane keeps one.
                 const float mine = t % 2 ? high : low, other = t % 2 ? low : high;
                 float score = fixed + (mine + __shfl_xor_sync(~0u, other, 1));
                 if (joins) {

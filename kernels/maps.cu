@@ -1,24 +1,24 @@
-// Maps of keys and queries to what an index holds: some of their channels, their products with a few directions, and the signs of
-// small nets.
+// Maps of keys and queries to what an index stores: some of their channels, their products with a few directions, and the signs of small
+// nets' outputs.
 //
-// Keys come by the thousand and are mapped 64 at a time by a block; a query is mapped by a block of its own. Arithmetic is f32.
+// A block maps 64 keys at a time, or a single query. Arithmetic is f32.
 #include "common.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 // Keys of a block, and those of a warp.
 constexpr int ROWS = 64, OWN_ROWS = ROWS / WARPS;
-// Widest input, and most outputs.
+// The widest input, and the most outputs.
 constexpr int WIDEST = 128;
 // Outputs of a lane, 32 apart.
 constexpr int OWN = WIDEST / 32;
 // Layers of a net.
 constexpr int LAYERS = 3;
-// Warps of a block that signs a query, and outputs of each.
+// Warps of a block that signs a query, and outputs of each warp.
 constexpr int SIGN_WARPS = 16, SIGN_OUTPUTS = WIDEST / SIGN_WARPS;
-// The widest hyperplanes whose sides are told, and how many of them a block tells.
+// The widest hyperplanes of `sign_sides`, and how many of them a block processes.
 constexpr int WIDEST_SIDES = 256, SIDES_AT_ONCE = 64;
 
-// Weights [output][inputs] and biases of a layer; `[head]` of these.
+// A layer's weights [output][inputs] and biases.
 struct Affine {
     const __half* weights;
     const float* biases;
@@ -27,13 +27,13 @@ struct Net { Affine layers[LAYERS]; };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
 
-// Rows of keys as f32; zeros behind the last.
+// Loads rows of keys as f32, with zeros beyond the last row.
 template <typename T>
 __device__ __forceinline__ void load_rows(const T* from, uint32_t rows, int d, float* x) {
     for (int i = threadIdx.x; i < ROWS * d; i += THREADS) x[i] = i / d < static_cast<int>(rows) ? to_f32(from[i]) : 0.0f;
 }
 
-// Weights into shared memory, a row being an odd number of words long so that lanes do not meet in a bank.
+// Copies weights into shared memory. A row has an odd number of words, so that lanes do not share a bank.
 __device__ __forceinline__ void load_weights(const float* from, int outputs, int inputs, float* to) {
     for (int i = threadIdx.x; i < outputs * inputs; i += THREADS) to[i / inputs * (inputs + 1) + i % inputs] = from[i];
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_weights(const __half* from, int outputs, in
     for (int i = threadIdx.x; i < outputs * inputs; i += THREADS) to[i / inputs * (inputs + 2) + i % inputs] = from[i];
 }
 
-// Products of a warp's rows of `x` with weights in shared memory: row r of the warp with output lane + 32i in out[r][i].
+// Products of a warp's rows of `x` with weights in shared memory: row r with output lane + 32i is out[r][i].
 template <typename W>
 __device__ __forceinline__ void multiply_rows(const float* x, const W* weights, int outputs, int inputs,
                                               float (&out)[OWN_ROWS][OWN]) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void multiply_rows(const float* x, const W* weights, 
     }
 }
 
-// Blocks: candidates by 64, KV heads. Directions are `[heads of a model][count][d]`; rows come out `[kv_head][token][padded]`, with
-// zeros behind `count`.
+// Blocks: 64 candidates, KV heads. Directions are `[heads of a model][count][d]`; projections are `[kv_head][token][padded]`, with zeros
+// beyond `count`.
 template <typename T>
 __device__ void project_keys(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const float* directions,
                              uint32_t direction_heads, int count, int padded, T* out) {
@@ -89,8 +89,8 @@ __device__ void project_keys(const T* keys, uint64_t head_stride, uint32_t token
     }
 }
 
-// Blocks: query heads, or, where `summed`, KV heads, of whose group the queries are added up; rows. Products with the directions of
-// the KV head, `[row][head][padded]`, as sums of two numbers of the type of keys.
+// Blocks: query heads or, if `summed`, KV heads, whose group's queries are added; rows. Products with the KV head's directions,
+// `[row][head][padded]`, each split into a sum of two numbers of the keys' type, `out` and `rest`.
 template <typename T>
 __device__ void project_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, int group,
                                 const float* directions, uint32_t direction_heads, int count, int padded, bool summed, T* out,
@@ -117,8 +117,8 @@ __device__ void project_queries(const uint32_t* rows, const T* queries, uint64_t
     }
 }
 
-// Blocks: rows by 256 / padded, KV heads or query heads. The channels of the head's KV head, `[head][row][padded]` or, with
-// `row_major`, `[row][head][padded]`; zeros behind `count`. Row r is row rows[r] of what is given, if there are such.
+// Blocks: 256 / padded rows, KV heads or query heads. Copies the channels chosen for the head's KV head to `[head][row][padded]` or, with
+// `row_major`, to `[row][head][padded]`, with zeros beyond `count`. Row r is read from row rows[r], if `rows` is not null.
 template <typename T>
 __device__ void gather_channels(const uint32_t* rows, const T* from, uint64_t row_stride, uint64_t head_stride, uint32_t row_count,
                                 int group, const uint32_t* channels, uint32_t channel_heads, int count, int padded, T* out,
@@ -132,8 +132,8 @@ __device__ void gather_channels(const uint32_t* rows, const T* from, uint64_t ro
     out[to * padded + i] = i < count ? x[own[i]] : from_f32<T>(0.0f);
 }
 
-// Blocks: candidates by 64, nets. Net `kv_head * nets + i` maps the keys of a KV head; nets of a model are used again for further
-// heads. Signatures are `[net][word][stride]`, a bit for each positive output.
+// Blocks: 64 candidates, nets. Net `kv_head * nets + i` maps the keys of a KV head; a model's nets are repeated for further heads.
+// Signatures are `[net][word][stride]`, a bit for each positive output.
 template <typename T>
 __device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const Net* all, uint32_t all_nets, int nets,
                           int bits, uint32_t* out, uint64_t stride) {
@@ -150,7 +150,7 @@ __device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, 
         load_weights(net.layers[layer].weights, outputs, d, weights);
         __syncthreads();
         multiply_rows(x, weights, outputs, d, of_rows);
-        // The next layer's weights and inputs take the place of these.
+        // The next layer's weights and inputs overwrite these.
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < OWN_ROWS; ++r)
@@ -173,8 +173,8 @@ __device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, 
         }
 }
 
-// Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`. All weights are asked for before
-// the first is used.
+// Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`. All weights are loaded before the first
+// is used.
 template <typename T>
 __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, const Net* all, uint32_t all_nets,
                              int bits, uint32_t* out) {
@@ -226,8 +226,8 @@ __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t ro
     if (lane == 0) out[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * words + warp] = word;
 }
 
-// Blocks: query heads, rows, runs of SIDES_AT_ONCE bits. The sides of hyperplanes on which queries lie, as signatures `[row][head][word]`.
-// `sides` has the normals `[bit][d]`, then what is added to each product. A warp takes a bit after the other.
+// Blocks: query heads, rows, runs of SIDES_AT_ONCE bits. Signatures `[row][head][word]` of the sides of hyperplanes on which queries lie.
+// `sides` has the normals `[bit][d]`, then a number for each bit that is added to the product. Each warp processes one bit after the other.
 template <typename T>
 __device__ void sign_sides(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, const float* sides, int bits,
                            uint32_t* out) {

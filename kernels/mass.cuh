@@ -1,6 +1,6 @@
-// Masses of scores, taken for logits: exp(scale * (score - largest)) each, and not-a-number has none.
+// Softmax masses of scores, which are taken for logits: exp(scale * (score - largest)). NaN has no mass.
 //
-// They are whole numbers of 2^-40, so that sums are the same in whatever order they are added.
+// Masses are whole multiples of 2^-40, so sums do not depend on the order of addition.
 #pragma once
 
 #include "picks.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ Mass mass_of(float score, float largest, float scale)
     return isnan(logit) ? 0 : static_cast<Mass>(expf(logit) * ONE);
 }
 
-// The sum over the lanes of a warp up to each.
+// Inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ Mass mass_scan(Mass x) {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ Mass mass_scan(Mass x) {
     return x;
 }
 
-// The largest of a list of scores, for every thread of a block; `shared` has room for 32 numbers.
+// The largest of a list of scores, returned to every thread of a block. `shared` has room for 32 numbers.
 __device__ __forceinline__ float largest_of(const float* scores, uint32_t columns, float* shared) {
     float largest = -CUDART_INF_F;
     for (uint32_t i = threadIdx.x; i < columns; i += THREADS) largest = fmaxf(largest, scores[i]);

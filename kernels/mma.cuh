@@ -1,10 +1,12 @@
-// Matrix products of a warp on tensor cores, m16n8k16 of 16-bit operands with f32 sums, and how their operands are read.
+// Matrix products of a warp on tensor cores (m16n8k16, 16-bit operands, f32 sums), and loads of their operands.
 #pragma once
 
 #include "common.cuh"
 
-// c += a · b. Lane 4g + t holds of a: rows g (a0, a2) and g + 8 (a1, a3), columns 2t, 2t + 1 (a0, a1) and 8 further (a2, a3); of b:
-// column g, rows 2t, 2t + 1 (b0) and 8 further (b1); of c: columns 2t, 2t + 1 of row g, then of row g + 8.
+// c += a · b. Lane 4g + t holds
+//   of a: rows g (a0, a2) and g + 8 (a1, a3), columns 2t and 2t + 1 (a0, a1), and the columns 8 further on (a2, a3);
+//   of b: column g, rows 2t and 2t + 1 (b0), and the rows 8 further on (b1);
+//   of c: columns 2t and 2t + 1 of row g, then of row g + 8.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                          uint32_t b1);
@@ -23,7 +25,7 @@ __device__ __forceinline__ void multiply<__half>(float (&c)[4], uint32_t a0, uin
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Sixteen bytes that no other block reads.
+// Loads 16 bytes that no other block reads, without allocating them in the first-level cache.
 __device__ __forceinline__ Halves load_once(const void* from) {
     Halves halves;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -7,7 +7,7 @@
 
 namespace numbers {
 
-// Two f32 to two 16-bit elements in a word, the first in the low half.
+// Packs two f32 as two 16-bit elements in a word, the first in the low half.
 template <typename T> struct Pair;
 template <> struct Pair<__nv_bfloat16> {
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -22,7 +22,7 @@ template <> struct Pair<__half> {
     }
 };
 
-// 2^x within 2 units in the last place; tiny results become zero.
+// 2^x, to within 2 units in the last place; denormal results become zero.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,7 +1,7 @@
-// Channel-wise bounds of the keys of each page, in the type of the keys, so exact.
+// Channel-wise minima and maxima of the keys of each page (Quest), in the keys' type, so they are exact.
 #include "common.cuh"
 
-// Blocks: pages, KV heads; a thread a channel. `keys` begins with the first page of the first KV head; the last page may be
+// Blocks: pages, KV heads; one thread for each channel. `keys` begins with the first page of the first KV head; the last page may be
 // shorter. `lower` and `upper` are `[kv_head][page][d]`.
 template <typename T>
 __device__ void page_bounds(const T* keys, uint64_t head_stride, uint32_t tokens, uint32_t page, int d, T* lower, T* upper) {

@@ -1,13 +1,13 @@
-// How a block writes down what it has picked of a list of scores: what lies above a cut, page by page.
+// Writes the selected pages of a list: those whose score is above a cut.
 #pragma once
 
 #include "ordered.cuh"
 
-// Threads of a block that picks, and scores that one reads at a time.
+// Threads of a block, and scores that a thread reads at a time.
 constexpr int THREADS = 1024;
 constexpr int WIDE = 4;
 
-// The sum over the threads of a block before each, and over all; `shared` has room for 33 numbers.
+// Exclusive prefix sum over the threads of a block, and the total. `shared` has room for 33 numbers.
 __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {
     const uint32_t up_to = warp_scan(x);
     if (threadIdx.x % 32 == 31) shared[threadIdx.x / 32] = up_to;
@@ -24,15 +24,15 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uin
     return before;
 }
 
-// What is picked of a list: all, or what is above a word and the first `left` of those equal to it.
+// What is selected of a list: everything, or all scores above `word` and the first `left` equal to it.
 struct Cut {
     uint32_t word;
     uint32_t left;
     bool all;
 };
 
-// Writes the tokens of the pages that are picked, ascending, to `to`. Pages are cut over the tokens [first, end). Tokens that the last
-// page, if it is picked, is shorter than others. `shared` has room for 33 numbers.
+// Writes the tokens of the selected pages to `to`, ascending. Pages cover the tokens [first, end). Returns by how many tokens the last page
+// is shorter than the others, if it is selected, else 0. `shared` has room for 33 numbers.
 __device__ __forceinline__ uint32_t write_pages(const float* scores, uint32_t columns, const Cut& cut, uint32_t page,
                                                 uint32_t first, uint32_t end, uint32_t* to, uint32_t* shared) {
     __shared__ uint32_t missing;

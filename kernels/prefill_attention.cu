@@ -5,11 +5,11 @@
 // Kernels, by element type and head width d:
 //   prefill_attention_{bf16,f16}_{64,128}   any number of query heads for a KV head
 //   prefill_attention_pair_{bf16,f16}_128   an even number of query heads for a KV head: clusters of two blocks, which
-//                                           take two heads of one KV head and share what they read of it
-// Sums and softmax are f32; the weights are rounded to the element type before they meet the values.
+//                                           process two heads of one KV head and share its keys and values
+// Sums and softmax are f32; weights are rounded to the element type before they are multiplied with values.
 //
 // Arrays (elements of the kernel's 16-bit type unless said otherwise, every base address a multiple of 16 bytes)
-//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i is at position first + i.
 //   k, v [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8). Query head h reads KV head
 //        h / (heads / kv_heads). Only the first first + rows keys of a head are read.
 //   out  [rows][heads * d].
@@ -27,26 +27,25 @@
 //     q_map   dims {64, rows, d / 64, heads}, strides {2 * q_stride, 128, 2 * d}, box {64, QUERIES, d / 64, 1}
 //     k_map   dims {64, first + rows, d / 64, kv_heads}, strides {2 * d, 128, 2 * kv_stride}, box {64, d, 1, 1}
 //     v_map   as k_map, over v
-//     Dimension 1 has to be exactly rows or first + rows: what lies behind is then read as zeros, so garbage there
-//     (NaN too) does no harm.
-//   counter     one u32 of device memory, zero before the first launch; every launch that ends leaves it zero. Launches
-//               that may overlap need a counter each.
-//   section     KV heads that are worked on together, 1 ..= kv_heads; their keys and values should fit in L2, so
-//               clamp(24 MiB / (4 * d * (first + rows)), 1, kv_heads) is a good choice. Changes the order of work only.
+//     Dimension 1 must be exactly rows or first + rows: anything beyond is then read as zeros, so garbage there
+//     (even NaN) does no harm.
+//   counter     one u32 of device memory, zero before the first launch; every launch leaves it zero. Launches that may
+//               overlap need separate counters.
+//   section     KV heads that are processed together, 1 ..= kv_heads; their keys and values should fit in L2, so
+//               clamp(24 MiB / (4 * d * (first + rows)), 1, kv_heads) is a good choice. Affects only the order of work.
 //   scale       positive.
 //
-// It does not do: other masks, other head widths, key lists, dropout, positions that jump, rows that see no key. It
-// does not split the keys of a row either: few rows of few heads leave multiprocessors idle.
+// Not supported: other masks, other head widths, key lists, dropout, gaps between positions, rows that see no key. The keys of a row are
+// not split over blocks either: few rows of few heads leave multiprocessors idle.
 //
-// How it works. A block takes tiles of QUERIES rows of one head from a queue, the ones with most keys first within a
-// section of heads. One thread copies tiles of 128 keys and values into two-stage rings; each of the other warpgroups
-// owns 64 of the rows. A warpgroup starts the scores of the next key tile together with the weighted sum over the last
-// one and computes the softmax of the former while the latter runs; the warpgroups take turns to start products, so
-// that one computes a softmax while the other keeps the tensor cores busy.
+// How it works. A block takes tiles of QUERIES rows of one head from a queue; within a section of heads, those with most keys come first.
+// One thread copies tiles of 128 keys and values into two-stage ring buffers; each of the other warpgroups owns 64 of the rows. A warpgroup
+// starts the scores of the next key tile together with the weighted sum over the previous one, and computes the softmax of the former while
+// the latter runs. The warpgroups take turns to start products, so that one computes a softmax while another keeps the tensor cores busy.
 //
-// What bounds it is power: on an H200 a run at d = 128 lowers the clock to about 1.6 GHz with the tensor cores busy 77%
-// of the cycles. Pairs of blocks halve what is read from L2, worth 1 to 8% of the time; at d = 64 they gained nothing.
-// Tiles of 160 or 176 keys, three stages and leaving out small rescalings were no faster.
+// Power is the limit: on an H200, a run at d = 128 lowers the clock to about 1.6 GHz, with the tensor cores busy in 77% of the cycles.
+// Pairs of blocks halve the reads from L2, which saves 1 to 8% of the time; at d = 64 they saved nothing. Tiles of 160 or 176 keys, three
+// stages, and skipping small rescalings were no faster.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
@@ -61,7 +60,7 @@ template <bool VALUE> struct Flag {
     static constexpr bool value = VALUE;
 };
 
-// What a head width fixes.
+// Constants that depend on the head width.
 template <int D> struct Shape {
     static constexpr int WARPGROUPS = D == 64 ? 3 : 2;  // that compute
     static constexpr int QUERIES = 64 * WARPGROUPS;
@@ -69,7 +68,7 @@ template <int D> struct Shape {
     static constexpr int STAGES = 2;  // a power of two
     static constexpr int BLOCK = 128 * (WARPGROUPS + 1);
     static constexpr int REGISTERS = D == 64 ? 160 : 232;  // of a computing thread
-    // What the block has at its start is all there is: 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128.
+    // All registers that the block has at its start are used: 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128.
     static constexpr int REGISTERS_COPY = D == 64 ? 32 : 40;
     static constexpr uint32_t Q_BYTES = QUERIES * D * 2;
     static constexpr uint32_t KV_BYTES = KEYS * D * 2;
@@ -86,7 +85,7 @@ template <int D> struct Shape {
     static constexpr uint32_t NEXT_FULL = V_EMPTY + 8 * STAGES;
     static constexpr uint32_t ITEM = NEXT_FULL + 8 * 2;
     static constexpr uint32_t NEXT = ITEM + 4;
-    // The tiles start at a multiple of 1024, the base does not need to.
+    // The tiles start at a multiple of 1024; the base need not.
     static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 128 + 1024;
 };
 
@@ -96,7 +95,7 @@ struct Problem {
     template <int D> __device__ __forceinline__ int query_tiles() const {
         return (rows + Shape<D>::QUERIES - 1) / Shape<D>::QUERIES;
     }
-    // Work of a block, or of a pair of them.
+    // Items of work, each for a block or for a pair of blocks.
     template <int D, int BLOCKS> __device__ __forceinline__ int items() const {
         return query_tiles<D>() * (heads / BLOCKS);
     }
@@ -107,8 +106,8 @@ struct Item {
     int head, kv_head, row;
 };
 
-// Number `index` of the queue: sections of heads one after another, in each the last rows first and heads fastest. A
-// pair of blocks takes two neighbouring heads, `rank` says which of them.
+// Item `index` of the queue: section by section of heads, in each the last rows first and heads fastest. A pair of blocks takes two
+// neighbouring heads; `rank` says which one.
 template <int D, int BLOCKS> __device__ __forceinline__ Item take(const Problem& problem, int index, int rank) {
     const int group = problem.heads / problem.kv_heads;
     const int tiles = problem.query_tiles<D>();
@@ -124,8 +123,8 @@ template <int D, int BLOCKS> __device__ __forceinline__ Item take(const Problem&
     return item;
 }
 
-// The key tiles of an item, in the order in which they are read. Everything that reads or masks keys goes through
-// this, so another list of tiles is another struct with these members.
+// The key tiles of an item, in reading order. All code that reads or masks keys uses this, so another list of tiles only needs another
+// struct with these members.
 template <int D> struct CausalTiles {
     int count;  // at least 1
 
@@ -133,15 +132,15 @@ template <int D> struct CausalTiles {
         const int last = min(item.row + Shape<D>::QUERIES, problem.rows) + problem.first;
         count = (last + Shape<D>::KEYS - 1) / Shape<D>::KEYS;
     }
-    // First key of the tile at place j: from the diagonal back to the start.
+    // First key of the j-th tile: from the diagonal back to the start.
     __device__ __forceinline__ int key(int j) const { return (count - 1 - j) * Shape<D>::KEYS; }
-    // Places from which no tile holds a key behind `position`.
+    // The number of tiles, from the first on, that may hold keys behind `position`.
     __device__ __forceinline__ int masked(int position) const {
         return count - min(count, (position + 1) / Shape<D>::KEYS);
     }
 };
 
-// Place in a ring of shared-memory tiles.
+// Position in a ring of shared-memory tiles.
 template <int STAGES> struct Cursor {
     int stage = 0;
     uint32_t phase = 0;
@@ -153,8 +152,8 @@ template <int STAGES> struct Cursor {
     }
 };
 
-// Copies 128 keys or values as two boxes: the lower and upper 64 columns where D is 128, the first and last 64 keys
-// where D is 64. Of a pair of blocks, each copies one box to both.
+// Copies 128 keys or values as two boxes: the lower and upper 64 columns if D is 128, the first and last 64 keys if D is 64. In a pair of
+// blocks, each copies one box to both.
 template <int D, int BLOCKS>
 __device__ __forceinline__ void copy_keys(uint32_t tile, const CUtensorMap* map, uint32_t barrier, int key, int kv_head,
                                           int rank) {
@@ -169,7 +168,7 @@ __device__ __forceinline__ void copy_keys(uint32_t tile, const CUtensorMap* map,
     }
 }
 
-// Copies the tiles of every item, in the order in which they are used. One thread.
+// Copies the tiles of all items, in the order of use. Runs on one thread.
 template <int D, int BLOCKS>
 __device__ __forceinline__ void copy_tiles(uint32_t shared, volatile int* item_slot, volatile int* next_slots,
                                            const CUtensorMap* q_map, const CUtensorMap* k_map,
@@ -186,7 +185,7 @@ __device__ __forceinline__ void copy_tiles(uint32_t shared, volatile int* item_s
         const Item item = take<D, BLOCKS>(problem, index, rank);
         const CausalTiles<D> tiles(problem, item);
 
-        // Every item is followed by one fetch, so the one that finds items - 1 is the last of the launch.
+        // Every item is followed by one fetch, so the fetch that returns items - 1 is the last of the launch.
         int fetched = 0;
         if (rank == 0) fetched = static_cast<int>(atomicAdd(counter, 1u));
 
@@ -195,13 +194,13 @@ __device__ __forceinline__ void copy_tiles(uint32_t shared, volatile int* item_s
         mbarrier_arrive_expect(shared + S::Q_FULL, S::Q_BYTES);
         tensor_load_4d(shared + S::Q_AT, q_map, shared + S::Q_FULL, 0, item.row, 0, item.head);
 
-        // Of a pair, the first block fetches the next item and tells the other. The scores of the first block's last
-        // item are done, so the other has begun that item, and has read what was in the slot before.
+        // In a pair, the first block fetches the next item and sends it to the other. The scores of the first block's last item are done,
+        // so the other block has begun that item and has read the slot's previous content.
         const uint32_t next_full = shared + S::NEXT_FULL + 8 * (done & 1);
         if (BLOCKS == 2 && rank == 0) store_at(shared + S::NEXT + 4 * (done & 1), fetched, next_full, 1);
         if (BLOCKS == 2 && rank == 1) mbarrier_arrive_expect(next_full, 4);
 
-        // Place j of the values follows place j + 1 of the keys.
+        // The j-th values follow the keys j + 1.
 #pragma unroll 1
         for (int j = 0; j <= tiles.count; ++j) {
             if (j < tiles.count) {
@@ -250,7 +249,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&u)[4], int t) {
     }
 }
 
-// One warpgroup's 64 rows: the running maximum and sum of two rows a thread, and the weighted sum of the values.
+// One warpgroup's 64 rows: the running maximum and sum of two rows per thread, and the weighted sum of the values.
 template <typename T, int D> struct Rows {
     using S = Shape<D>;
     float o[D / 2];
@@ -258,7 +257,7 @@ template <typename T, int D> struct Rows {
     uint32_t p[S::KEYS / 4];
     float maximum[2], sum[2];
 
-    // s = q k^T, not waited for.
+    // Starts s = q k^T, without waiting.
     __device__ __forceinline__ void start_scores(Operand q, Operand k) {
         wgmma_fence();
 #pragma unroll
@@ -269,7 +268,7 @@ template <typename T, int D> struct Rows {
         wgmma_commit();
     }
 
-    // o += p v, not waited for.
+    // Starts o += p v, without waiting.
     __device__ __forceinline__ void start_values(Operand v) {
         wgmma_fence();
 #pragma unroll
@@ -279,7 +278,7 @@ template <typename T, int D> struct Rows {
         wgmma_commit();
     }
 
-    // Hides the keys of a tile behind the two rows' positions, given from the tile's first key and the lane's column.
+    // Masks the keys of a tile behind the two rows' positions, which count from the tile's first key and the lane's column.
     __device__ __forceinline__ void mask(int position) {
 #pragma unroll
         for (int i = 0; i < S::KEYS / 8; ++i) {
@@ -291,8 +290,8 @@ template <typename T, int D> struct Rows {
         }
     }
 
-    // Scores to weights; returns in `factor` what the sums so far have to be multiplied by. A row may have seen no key
-    // so far only where MASKED.
+    // Turns scores into weights; `factor` is what the sums so far must be multiplied by. Only with MASKED may a row have seen no key so
+    // far.
     template <bool MASKED> __device__ __forceinline__ void softmax(float scale, float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -303,7 +302,7 @@ template <typename T, int D> struct Rows {
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
             const float finite = MASKED && m == -INFINITY ? 0.f : m;
             const float base = finite * scale;
-            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            // Computed from the difference, so that it is exactly 1 while the maximum stays.
             factor[r] = exp2_fast((maximum[r] - finite) * scale);
             maximum[r] = m;
             float part = 0.f;
@@ -335,7 +334,7 @@ template <typename T, int D, int BLOCKS>
 __device__ __forceinline__ void compute_tiles(uint32_t shared, const volatile int* item_slot, T* out, float* lse,
                                               const Problem& problem, float scale) {
     using S = Shape<D>;
-    // From lane 0, so that the compiler knows it for the same in all lanes.
+    // Broadcast from lane 0, so that the compiler knows that all lanes have the same value.
     const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 128) - 1, 0);
     const int warp = (threadIdx.x / 32) % 4;
     const int lane = threadIdx.x % 32;
@@ -345,7 +344,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const volatile in
     const int rank = BLOCKS == 2 ? cluster_rank() : 0;
     const float scale_log2 = scale * numbers::LOG2_E;
 
-    // Turns: barrier 1 + w opens when it is warpgroup w's turn to start products.
+    // Barrier 1 + w opens when it is warpgroup w's turn to start products.
     const int turn = 1 + group, next_turn = 1 + (group + 1) % S::WARPGROUPS;
     if (group == S::WARPGROUPS - 1) named_barrier_arrive(next_turn, 256);
 
@@ -360,7 +359,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const volatile in
         __syncwarp();
         if (releases) mbarrier_arrive(barrier);
     };
-    // Keys and values: in both blocks of a pair, as either writes to both.
+    // Keys and values are released in both blocks of a pair, because each block writes to both.
     auto release_tile = [&](uint32_t barrier) {
         __syncwarp();
         if (BLOCKS == 2) {
@@ -462,7 +461,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const volatile in
     }
 }
 
-// BLOCKS: 1, or 2 for pairs of blocks that share the keys of two heads.
+// BLOCKS is 1, or 2 for pairs of blocks, which process two heads and share their keys.
 template <typename T, int D, int BLOCKS>
 __device__ __forceinline__ void attend(const CUtensorMap* q_map, const CUtensorMap* k_map, const CUtensorMap* v_map,
                                        T* out, float* lse, uint32_t* counter, const Problem& problem, float scale) {
@@ -498,7 +497,7 @@ __device__ __forceinline__ void attend(const CUtensorMap* q_map, const CUtensorM
         registers_raise<S::REGISTERS>();
         compute_tiles<T, D, BLOCKS>(shared, item_slot, out, lse, problem, scale);
     }
-    // The other block may still write to this one's barriers.
+    // The other block may still write to this block's barriers.
     if (BLOCKS == 2) cluster_sync();
 }
 

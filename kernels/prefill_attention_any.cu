@@ -2,12 +2,12 @@
 //
 //   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[h / group, j]) * v[h / group, j],   j = 0 ..= first + i
 //
-// Kernels: prefill_attention_any_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, 8 ..= 256.
-// The 16-bit kernels multiply on the tensor cores (mma.m16n8k16) with f32 sums and round the weights to the element
-// type before they meet the values. The f32 kernel computes everything in plain f32 (no tf32), for parity checks.
+// Kernels: prefill_attention_any_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, from 8 to 256. The 16-bit kernels
+// multiply on tensor cores (mma.m16n8k16) with f32 sums, and round weights to the element type before they are multiplied with values. The
+// f32 kernel computes everything in f32 (no tf32), for parity checks.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
-//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i is at position first + i.
 //   k, v [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8). Query head h reads KV head
 //        h / (heads / kv_heads). Only the first first + rows keys of a head are read.
 //   out  [rows][heads * d].
@@ -16,17 +16,15 @@
 // Launch
 //   grid    x = heads, y = ceil(rows / 64)
 //   block   128 threads (bf16, f16), 256 threads (f32)
-//   shared  dynamic (raise the kernel's limit first), with d up to a multiple of 64 as w:
-//           bf16, f16: 384 * w bytes; f32: 512 * (w + 4) + 9216 bytes, which above d = 128 is more than the 99 KiB that
-//           a block gets on sm_86 and sm_89
+//   shared  dynamic (raise the kernel's limit first); with w as d rounded up to a multiple of 64: bf16, f16: 384 * w bytes; f32: 512 * (w +
+//   4) + 9216 bytes, which above d = 128 is more than the 99 KiB that a block gets on sm_86 and sm_89
 //   scale   positive
 //
-// It does not do: other masks, key lists, dropout, rows that see no key.
+// Not supported: other masks, key lists, dropout, rows that see no key.
 //
-// How it works. A block owns 64 rows of one head and walks through the keys in tiles; the rows with most keys start
-// first. 16-bit: each of 4 warps owns 16 rows; the values of a tile are copied while its scores are computed, the next
-// keys while the weighted sum is. f32: 16 x 16 threads, each 4 rows by 2 keys of the scores and 4 rows by w / 16
-// columns of the output.
+// How it works. A block owns 64 rows of one head and visits the keys in tiles; the rows with most keys start first. 16-bit: each of 4 warps
+// owns 16 rows; a tile's values are copied while its scores are computed, and the next keys while values are summed. f32: 16 x 16 threads,
+// each for 4 rows by 2 keys of the scores and 4 rows by w / 16 columns of the output.
 
 #include "tiles.cuh"
 
@@ -42,7 +40,7 @@ struct Launch {
     int block, queries, shared_bytes;
 };
 
-// What the header says, for a launcher in C++.
+// The launch parameters of the header, for a launcher in C++.
 constexpr Launch launch_of(int d, bool f32) {
     const int w = (d + 63) / 64 * 64;
     return f32 ? Launch{256, QUERIES, 512 * (w + 4) + 9216} : Launch{128, QUERIES, 384 * w};
@@ -60,7 +58,7 @@ template <typename T> struct Problem {
 
 // ---- 16-bit elements -------------------------------------------------------------------------------------------
 
-// WIDTH: d up to the next width there is code for.
+// WIDTH is d rounded up to the next width that is compiled.
 template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const Problem<T>& problem) {
     constexpr int KEYS = 64;
     constexpr uint32_t TILE = QUERIES * ((WIDTH + 63) / 64 * 128);
@@ -106,7 +104,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
                 }
             }
         }
-        // Every row sees key 0, so the maximum is a number from the first tile on.
+        // Every row sees key 0, so the maximum is finite from the first tile on.
         sums.template weigh<false, KEYS>(s, scale_log2);
 
         copy_wait<0>();

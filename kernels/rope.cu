@@ -1,14 +1,13 @@
-// Rotary position embedding of the query and key heads of stacked projections, where a model wants it behind a norm of
-// each head, and storing of keys and values.
+// Rotary position embedding of the query and key heads of stacked projections, after an RMS norm of each head if the model has one, and
+// storing of keys and values.
 //
-// Rows `[heads + 2 kv_heads][d]`: queries, keys, values. A head's channels are turned in pairs (i, i + d/2) by the angle
-// position * inverse[i], rounded to f32 as the reference implementation does; `scaling` multiplies cos and sin. Rows whose
-// frequencies differ have lists of their own, `inverse_stride` numbers apart. Queries
-// stay in the row; keys and values also go to their place in the cache. Blocks (x) take a row and share (y) its heads, a warp
-// takes a head.
+// Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. A head's channels are rotated in pairs (i, i + d/2) by the angle position *
+// inverse[i], rounded to f32 as in the reference implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row
+// has its own list of frequencies. Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows
+// (x), and shares of a row's heads (y); a warp processes one head.
 #include "common.cuh"
 
-// Where a row's key and value go: for KV head h at `keys + h * head_stride`, in elements.
+// Where a row's key and value are stored: KV head h at `keys + h * head_stride`, in elements.
 template <typename T> struct Place {
     T* keys;
     T* values;
@@ -23,7 +22,7 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
     const int row = blockIdx.x, lane = threadIdx.x % 32, half = d / 2;
     inverse += static_cast<size_t>(row) * inverse_stride;
     T* base = rows + static_cast<size_t>(row) * (heads + 2 * kv_heads) * d;
-    // Without a list of places, rows follow one another in one cache.
+    // Without a list of places, rows are consecutive in one cache.
     const Place<T> place = places ? places[row]
                                   : Place<T>{keys + static_cast<size_t>(row) * d, values + static_cast<size_t>(row) * d,
                                              head_stride};
@@ -51,7 +50,7 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
             if (norm) a *= factor * norm[i], b *= factor * norm[i + half];
             const T first = from_f32<T>(a * cos - b * sin), second = from_f32<T>(b * cos + a * sin);
             to[i] = first, to[i + half] = second;
-            // The host may ask for the row.
+            // The host may read the row.
             x[i] = first, x[i + half] = second;
         }
     }

@@ -1,6 +1,6 @@
-// What happens to rows of activations between matrix products: embedding, RMS norm, bias, SiLU gate.
+// Operations on rows of activations between matrix products: embedding, RMS norm, bias, SiLU gate.
 //
-// Rows `[row][width]` of the residual stream are f32; what feeds a product is of the storage type. One block takes a row.
+// Rows `[row][width]` of the residual stream are f32; inputs of a product have the storage type. One block processes a row.
 #include "common.cuh"
 
 // x[row] = table[tokens[row]]
@@ -11,12 +11,12 @@ __device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidd
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = to_f32(from[i]);
 }
 
-// out[row] = x[row] / rms(x[row]) * weight. Where a number of x is not finite, the least `mark << 32 | first + row` of all
-// such rows is left in `broken`.
+// out[row] = x[row] / rms(x[row]) * weight. If rows of x hold numbers that are not finite, `broken` gets the least `mark << 32 | first +
+// row` of them.
 template <typename T>
 __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden, float eps, unsigned long long mark,
                          unsigned long long first, unsigned long long* broken) {
-    // So many numbers of each thread are read once, side by side; longer rows are read again behind them.
+    // A thread's first KEPT numbers are read once and kept in registers; the rest of longer rows is read again.
     constexpr int KEPT = 8;
     __shared__ float shared[32];
     const float* from = x + static_cast<size_t>(blockIdx.x) * hidden;
@@ -32,7 +32,7 @@ __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden
     for (int k = 0; k < KEPT; ++k) squares += kept[k] * kept[k];
     for (int i = behind; i < hidden; i += stride) squares += from[i] * from[i];
     const float all = block_sum(squares, shared);
-    // Squares may overflow where the numbers are finite.
+    // Squares may overflow even if the numbers are finite.
     if (!isfinite(all)) {
         bool finite = true;
         for (int i = threadIdx.x; i < hidden; i += stride) finite = finite && isfinite(from[i]);
@@ -53,7 +53,7 @@ template <typename T> __device__ void add_bias(T* x, const float* bias, int widt
     for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = from_f32<T>(to_f32(row[i]) + bias[i]);
 }
 
-// out[row] = silu(gate) * up, of rows that hold the gate and then up, `inner` numbers each, a multiple of 8
+// out[row] = silu(gate) * up, for rows that hold the gate and then up, `inner` numbers each, a multiple of 8.
 template <typename T> __device__ void silu_gate(const T* gate_up, T* out, int inner) {
     const size_t row = blockIdx.y;
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) * PIECE;

@@ -1,18 +1,18 @@
-// Scores of candidates on tensor cores, for 16-bit rows 32, 64 or 128 wide: what scores.cu does, with the queries of several
-// rows as one side of matrix products, so that candidates are read once for all of them.
+// Scores of candidates on tensor cores, for 16-bit rows 32, 64 or 128 wide. Does what scores.cu does, with the queries of several rows as
+// one side of matrix products, so that candidates are read once for all of them.
 //
-// A warp takes 16 candidates at a time; lane 4g + t reads 16 bytes at a time of two of their rows, in such an order of
-// channels that these are its operands of two products. Upper bounds are two products: the positive parts of the queries with
-// the maxima, and the negative ones with the minima. Queries that are no 16-bit numbers come as the sums of two.
+// A warp takes 16 candidates at a time. Lane 4g + t reads two of their rows, 16 bytes at a time; channels are permuted so that these bytes
+// are its operands of two products. An upper bound takes two products: the positive parts of the queries with the maxima, and the negative
+// parts with the minima. f32 queries come as sums of two 16-bit numbers.
 #include "mma.cuh"
 
 constexpr int WARPS = 4;
 // Candidates of a warp's tile, and of a block.
 constexpr uint32_t TILE = 16, BLOCK = 1024;
-// Queries of all rows that one product takes.
+// Queries of a product, over all rows.
 constexpr int QUERIES = 16;
 
-// What is scored: products with rows; the largest that a row within bounds can have; products with queries in two parts.
+// What is computed: products with rows; upper bounds of the products with rows within bounds; products with queries in two parts.
 enum Kind { DOTS, BOUNDS, SPLIT };
 template <typename T> __device__ __forceinline__ uint32_t part(uint32_t pair, bool positive);
 template <> __device__ __forceinline__ uint32_t part<__nv_bfloat16>(uint32_t pair, bool positive) {
@@ -26,7 +26,7 @@ template <> __device__ __forceinline__ uint32_t part<__half>(uint32_t pair, bool
     return reinterpret_cast<const uint32_t&>(kept);
 }
 
-// Rows of `from` at two offsets.
+// Loads the rows of `from` at two offsets.
 template <typename T, int PIECES>
 __device__ __forceinline__ void load(Halves (&rows)[2][PIECES], const T* from, const uint64_t (&offsets)[2], int t) {
 #pragma unroll
@@ -48,8 +48,8 @@ __device__ __forceinline__ void add(float (&scores)[2][4], const Halves (&q)[2][
                             q[1][c].words[half + 1], rows[j][c].words[half], rows[j][c].words[half + 1]);
 }
 
-// What a group's scores become, of which each lane 4g + t has those of queries g and g + 8 at its tokens. A group takes `places` of
-// the queries, a power of two; every lane of a group gets the result.
+// Reduces the scores of each group. Lane 4g + t holds those of queries g and g + 8 at its tokens. A group takes `places` of the queries, a
+// power of two; every lane of a group gets the result.
 template <int COUNT>
 __device__ __forceinline__ void reduce(float (&scores)[COUNT][4], int places, int group, int g, bool sum) {
     auto pair = [&](float a, float b) { return sum ? a + b : fmaxf(a, b); };
@@ -57,7 +57,7 @@ __device__ __forceinline__ void reduce(float (&scores)[COUNT][4], int places, in
     for (int j = 0; j < COUNT; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            // Places behind the group have scores of zero.
+            // Places beyond the group have score 0.
             const bool beyond = !sum && (g + i / 2 * 8) % places >= group;
             float x = beyond ? -CUDART_INF_F : scores[j][i];
 #pragma unroll
@@ -72,10 +72,10 @@ __device__ __forceinline__ void reduce(float (&scores)[COUNT][4], int places, in
     }
 }
 
-// Blocks: candidates, KV heads, as many rows as have 16 queries of a KV head. Row r of `count` is row rows[r] of the queries. Of each
-// group of `group` heads, `some` from `first_head` on take `places` of the 16, a power of two; all of them, if scores are reduced.
-// Scores are f32, `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced, with a stride that is a multiple of
-// four. `rest` is the second part of queries in two.
+// Blocks: candidates, KV heads, and as many rows as have 16 queries of a KV head. Row r of `count` is row rows[r] of the queries. Of each
+// `group` heads, the `some` from `first_head` on take `places` of the 16 queries, a power of two; all heads, if scores are reduced. Scores
+// are f32, `[row][query head][stride]`, or `[row][KV head][stride]` if reduced, with a stride that is a multiple of four. `rest` is the
+// second part of split queries.
 template <typename T, int D, Kind KIND>
 __device__ void score(const uint32_t* rows, uint32_t count, const T* queries, const T* rest, uint64_t row_stride, int heads,
                       int group, int first_head, int some, int places, const T* upper, const T* lower, uint64_t head_stride,
@@ -85,7 +85,7 @@ __device__ void score(const uint32_t* rows, uint32_t count, const T* queries, co
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int rows_a_tile = QUERIES / places, kv_head = blockIdx.y;
     Halves q[2][PIECES], second[2][HAS_SECOND ? PIECES : 1];
-    // Where the scores of queries g and g + 8 go.
+    // Where the scores of queries g and g + 8 are written; null for none.
     float* to[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -114,7 +114,7 @@ __device__ void score(const uint32_t* rows, uint32_t count, const T* queries, co
     }
     upper += kv_head * head_stride;
     if (KIND == BOUNDS) lower += kv_head * head_stride;
-    // Rows of the next tiles are asked for before those of these are used.
+    // Rows of the next tiles are loaded before the current ones are used.
     constexpr int TILES = 4 / PIECES, STEP = WARPS * TILE * TILES;
     constexpr bool HAS_LOWER = KIND == BOUNDS;
     const uint32_t begin = blockIdx.x * BLOCK, end = min(columns, begin + BLOCK);

@@ -1,17 +1,17 @@
-// Scores of candidates for the queries of a step: dot products with keys, or upper bounds of those by a page's bounds.
+// Scores of candidates for the queries of a step: dot products with keys, or upper bounds of these from a page's minima and maxima.
 //
-// The candidates of a KV head lie one behind the other, and each is read once for up to eight heads of its group. `LANES`
-// lanes hold a row in pieces of 8 channels, for `UNROLL` rows at a time, and then sum the dot products of all heads together.
-// Scores are f32, `[row][query head][stride]`, with a stride that is a multiple of four.
+// The candidates of a KV head are contiguous, and each is read once for up to eight heads of its group. `LANES` lanes hold a row in pieces
+// of 8 channels, `UNROLL` rows at a time, and then sum the dot products of all heads together. Scores are f32, `[row][query head][stride]`,
+// with a stride that is a multiple of four.
 #include "common.cuh"
 
 constexpr int WARPS = 4;
-// Neighbouring candidates that a slot of a warp reads before it looks at the first; its scores are written at once.
+// Neighbouring candidates that each slot of a warp loads before it uses the first. Their scores are written with one store.
 constexpr int UNROLL = 4;
 // Candidates of a block.
 constexpr uint32_t TILE = 256;
 
-// The sum over `LANES` lanes of one of N numbers: that of number place / (LANES / N).
+// Sums N numbers over `LANES` lanes; returns the sum of number place / (LANES / N).
 template <int N, int LANES> __device__ __forceinline__ float spread_sum(float (&x)[N], int place) {
 #pragma unroll
     for (int half = N / 2; half > 0; half /= 2) {
@@ -28,7 +28,7 @@ template <int N, int LANES> __device__ __forceinline__ float spread_sum(float (&
     return x[0];
 }
 
-// Blocks: tiles of candidates, eights of heads of each KV head, rows. Row r of the launch is row rows[r] of the queries.
+// Blocks: tiles of candidates, groups of QUERIES heads of each KV head, rows. Row r of the launch is row rows[r] of the queries.
 template <typename T, int QUERIES, int LANES, bool BOUNDS>
 __device__ void score(const uint32_t* rows, const T* queries, uint64_t row_stride, int heads, int group, const T* upper,
                       const T* lower, uint64_t head_stride, uint32_t columns, int d, float* out, uint64_t stride) {
@@ -58,7 +58,7 @@ __device__ void score(const uint32_t* rows, const T* queries, uint64_t row_strid
         if (holds) {
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
-                // What lies beyond the end is read as the last one, and written where nobody looks, or not at all.
+                // Beyond the end, the last row is read again; its scores go to the padding or nowhere.
                 const uint64_t offset = static_cast<uint64_t>(min(i + u, end - 1)) * d;
                 high[u] = load_piece(upper + offset);
                 if (BOUNDS) low[u] = load_piece(lower + offset);
@@ -84,7 +84,7 @@ __device__ void score(const uint32_t* rows, const T* queries, uint64_t row_strid
     }
 }
 
-// What the scores of a group's heads reduce to, `[row][kv_head][stride]`: the largest, or their sum in the order of heads.
+// Reduces the scores of a group's heads, `[row][kv_head][stride]`: to their maximum, or to their sum in the order of heads.
 extern "C" __global__ void __launch_bounds__(256) reduce_scores(const float* scores, unsigned long long stride, int group,
                                                                 uint32_t columns, int largest, float* out) {
     const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce_scores(const float* sco
     out[list * stride + column] = reduced;
 }
 
-// The sums of runs of `size` scores, `[list][stride]` both: as if each run had so many, where the last has fewer.
+// The sums of runs of `size` scores, `[list][stride]`. The sum of a shorter last run is scaled up as if it had `size` scores.
 extern "C" __global__ void __launch_bounds__(256) sum_runs(const float* scores, unsigned long long from_stride, uint32_t columns,
                                                            uint32_t size, float* out, unsigned long long stride) {
     const uint32_t run = blockIdx.x * blockDim.x + threadIdx.x, begin = run * size;

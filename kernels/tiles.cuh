@@ -1,4 +1,4 @@
-// Tiles of 64 rows in shared memory: asynchronous copies into them, and products of them on tensor cores.
+// Tiles of 64 rows in shared memory: asynchronous copies into them, and their products on tensor cores.
 #pragma once
 
 #include "numbers.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes to shared memory, or zeros where not `valid`.
+// Copies 16 bytes to shared memory; writes zeros if not `valid`.
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
@@ -56,14 +56,14 @@ __device__ __forceinline__ void multiply<__half>(float* c, const uint32_t (&a)[4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A tile of 64 rows in shared memory; the 16-byte pieces of a row are exchanged within each 128 bytes by the row's
-// number, so that eight rows' pieces of one column lie in different banks.
+// The address of a 16-byte piece of a tile. Within each 128 bytes, the pieces of a row are permuted by the row's number, so that the pieces
+// of one column of eight rows lie in different banks.
 template <int WIDTH> __device__ __forceinline__ uint32_t piece(uint32_t tile, int row, int column) {
     constexpr int STRIDE = (WIDTH + 63) / 64 * 128;
     return tile + row * STRIDE + ((column ^ (row & 7)) << 4);
 }
 
-// Rows `row` ..= `row` + 63 of a matrix into a tile; zeros behind `rows` and `d`.
+// Copies rows row..row + 64 of a matrix into a tile, with zeros beyond `rows` and `d`.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t stride, int row, int rows, int d) {
     constexpr int PIECES = WIDTH / 8;
@@ -76,8 +76,8 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t s
     }
 }
 
-// Scores of 16 rows of a tile of queries, from `row` on, with KEYS rows of a tile of keys, from `key` on. Lane 4g + t has, for each
-// eight keys n, of row g the keys 2t and 2t + 1 in s[4n] and s[4n + 1], and of row g + 8 the same in s[4n + 2] and s[4n + 3].
+// Scores of 16 query rows, from `row` on, against KEYS key rows, from `key` on. For every eight keys n, lane 4g + t holds the scores of row
+// g with keys 2t and 2t + 1 in s[4n] and s[4n + 1], and those of row g + 8 in s[4n + 2] and s[4n + 3].
 template <typename T, int WIDTH, int KEYS = ROWS>
 __device__ __forceinline__ void score_tiles(float (&s)[KEYS / 2], uint32_t q_tile, uint32_t k_tile, int row, int key, int lane) {
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void score_tiles(float (&s)[KEYS / 2], uint32_t q_til
     }
 }
 
-// A lane's two rows on their way through tiles of keys: the greatest score so far, the sum of what follows from it, and sums of values.
+// The running softmax of a lane's two rows: the largest score so far, the sum of exponentials below it, and sums of values.
 template <typename T, int WIDTH> struct RowSums {
     float o[WIDTH / 2];
     float maximum[2], sum[2];
@@ -108,7 +108,7 @@ template <typename T, int WIDTH> struct RowSums {
         for (int r = 0; r < 2; ++r) maximum[r] = -INFINITY, sum[r] = 0.f;
     }
 
-    // Makes the scores of a tile, as `score_tiles` has them, into weights. Where SOME, a row may have seen no key so far.
+    // Turns a tile's scores, in the layout of `score_tiles`, into weights. With SOME, a row may have seen no key so far.
     template <bool SOME, int KEYS> __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], float scale_log2) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -118,7 +118,7 @@ template <typename T, int WIDTH> struct RowSums {
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
             const float base = SOME && m == -INFINITY ? 0.f : m * scale_log2;
-            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            // Computed from the difference, so that it is exactly 1 while the maximum stays.
             const float factor = SOME && maximum[r] == m ? 1.f : numbers::exp2_fast((maximum[r] - m) * scale_log2);
             maximum[r] = m;
             float part = 0.f;
@@ -140,7 +140,7 @@ template <typename T, int WIDTH> struct RowSums {
         }
     }
 
-    // Adds values of KEYS keys, from `key` of a tile on, by their weights.
+    // Adds the weighted values of KEYS keys, from key `key` of a tile on.
     template <int KEYS> __device__ __forceinline__ void add(const float (&s)[KEYS / 2], uint32_t v_tile, int key, int lane) {
 #pragma unroll
         for (int i = 0; i < KEYS / 16; ++i) {
@@ -157,7 +157,7 @@ template <typename T, int WIDTH> struct RowSums {
         }
     }
 
-    // What the lanes of a row have each summed up becomes the row's.
+    // Sums the parts that the lanes of a row hold.
     __device__ __forceinline__ void join_lanes() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -166,7 +166,7 @@ template <typename T, int WIDTH> struct RowSums {
         }
     }
 
-    // Writes row r of the two, of which `line` is where the lane's columns begin.
+    // Writes row r of the two; `line` is where the lane's columns begin.
     __device__ __forceinline__ void store(int r, T* line, int d) const {
         const float inverse = 1.f / sum[r];
 #pragma unroll
@@ -179,7 +179,7 @@ template <typename T, int WIDTH> struct RowSums {
     }
 };
 
-// COUNT rows from `row` on of a matrix into shared memory, WIDTH + 4 apart; zeros behind `rows` and `d`.
+// Copies COUNT rows of a matrix, from `row` on, into shared memory, WIDTH + 4 numbers apart, with zeros beyond `rows` and `d`.
 template <int WIDTH, int COUNT>
 __device__ __forceinline__ void copy_tile_f32(float* tile, const float* from, size_t stride, int row, int rows, int d) {
     constexpr int PIECES = WIDTH / 4;

@@ -1,18 +1,19 @@
-// The tokens of the pages with the largest scores, ascending; of equal scores the earlier page, and not-a-number is smallest.
+// Selects the tokens of the pages with the largest scores, ascending. Among equal scores the earlier page wins; NaN sorts with negative
+// infinity.
 //
-// A block finds one list. Scores are seen as words that order as they do. Four passes, a byte each, count the words whose
-// higher bytes are those of the k-th largest; a last one writes what lies above it, and of those equal to it the first.
+// A block computes one list. Scores are compared as words that sort in the same order. Four passes, one for each byte, count the words that
+// share the higher bytes of the k-th largest. A last pass writes the pages above it, and of those equal to it the first.
 #include "picks.cuh"
 
 constexpr int BINS = 256;
 
-// Blocks: lists of a row, rows. Scores are `[row][list][stride]`, a stride being a multiple of four; tokens
-// `[row][list][most]`, counts `[row][list]`. Pages are cut over the tokens [first, end).
+// Blocks: lists of a row, rows. Scores are `[row][list][stride]`, with a stride that is a multiple of four; tokens are `[row][list][most]`,
+// counts `[row][list]`. Pages cover the tokens [first, end).
 extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* scores, unsigned long long stride,
                                                                 uint32_t columns, const uint32_t* pages, uint32_t page,
                                                                 uint32_t first, uint32_t end, uint32_t* tokens,
                                                                 uint32_t most, uint32_t* counts) {
-    // A bin for each lane, so that lanes of a warp never count in the same place.
+    // Each lane has its own copy of the bins, so lanes of a warp never count in the same place.
     __shared__ uint32_t bins[BINS][32];
     __shared__ uint32_t sums[BINS], shared[33], chosen[3];
     const uint64_t list = static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -24,9 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* sco
         if (threadIdx.x == 0) counts[list] = 0;
         return;
     }
-    // The k-th largest word as far as it is known, which of its bits are, and how many of the words that have them are picked.
+    // The k-th largest word as far as it is known, a mask of its known bits, and how many of the words that share them are selected.
     uint32_t word = 0, known = 0, left = k;
-    // Whether all words that have these bits are picked.
+    // Whether all words that share these bits are selected.
     bool whole = k == columns;
     for (int shift = 24; shift >= 0 && !whole; shift -= 8) {
         for (int i = threadIdx.x; i < BINS * 32; i += THREADS) bins[i / 32][i % 32] = 0;
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* sco
             if (lane == 31) sums[bin] = sum;
         }
         __syncthreads();
-        // From the largest bin down: the one in which the last that is picked lies.
+        // Finds, from the largest bin down, the bin of the last selected word.
         const uint32_t bin = BINS - 1 - threadIdx.x, size = threadIdx.x < BINS ? sums[bin] : 0;
         uint32_t total;
         const uint32_t above = block_scan(size, shared, total);
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* sco
         whole = left == chosen[2];
         __syncthreads();
     }
-    // Where all are picked that have these bits, the word's low bits are zero, and a word below it is nobody's.
+    // If all words that share these bits are selected, the low bits are zero, and no word equals word - 1.
     const bool all = k == columns;
     const Cut cut = {whole && !all ? word - 1 : word, whole ? 0 : left, all};
     const uint32_t missing = write_pages(own, columns, cut, page, first, end, to, shared);

@@ -1,35 +1,35 @@
-// The tokens of the pages with the largest scores, as top_pages.cu finds them, for long lists: a cluster of blocks finds one. Clusters of
-// eight are for few lists or very long ones; of four or two, more lists are on the chip at once.
+// Selects the tokens of the pages with the largest scores, as top_pages.cu does, for long lists: a cluster of blocks computes one list.
+// Clusters of eight are for few lists or very long ones; with four or two, more lists run at the same time.
 //
-// A sample says between which two numbers the last that is picked lies. Scores are read once: what lies above both is marked as
-// picked, and what lies between them, a few in a hundred, as open. What is open is counted in bins of equal width, and what lies in
-// the bin that decides is compared one with another. Where a sample misleads, the words of all scores are counted digit by
-// digit. Marks are one bit a page, from which lists are written in order.
+// A sample gives two numbers between which the last selected score lies. Scores are read once: those above both are marked as selected, and
+// those between them, a few percent, as open. Open scores are counted in bins of equal width, and those in the deciding bin are compared
+// one with another. If the sample misleads, the words of all scores are counted digit by digit. Marks are one bit per page; lists are
+// written from them in order.
 #include "cluster_top.cuh"
 #include "common.cuh"
 #include "hopper.cuh"
 
 constexpr int THREADS = 512;
-// Scores of a sample, and how far from its mean its bins go, in standard deviations.
+// Scores of a sample, and how far its bins reach from the mean, in standard deviations.
 constexpr int SAMPLE = 2048, OF_THREAD = SAMPLE / THREADS;
 constexpr float REACH = 4.0f;
-// How far the two numbers are from where they should be, in standard deviations of the number of larger ones in a sample.
+// How far the two numbers are moved apart, in standard deviations of the number of larger scores in a sample.
 constexpr float DOUBT = 5.0f;
-// Scores that a thread has of a run of its warp, and runs that are on their way at once; open scores of a block, and those that decide in a
-// cluster, that there is room for.
+// Scores that a thread reads of a run of its warp, and runs in flight; how many open scores fit in a block, and how many deciding ones in a
+// cluster.
 constexpr int WIDE = 4, RUNS = 4, OPEN = 5120, ROOM = 512;
-// Bytes of shared memory before the marks, as the launcher has it.
+// Bytes of shared memory before the marks. As in the launcher.
 constexpr int SHARED = 66 << 10;
 
 template <int CLUSTER> struct Shared : Counted<CLUSTER, THREADS> {
     uint32_t words[OPEN], places[OPEN];
-    // What may decide, of this block and of the cluster.
+    // Scores in the deciding bin, of this block and of the cluster.
     uint32_t few_words[ROOM], few_places[ROOM], all_words[ROOM], all_places[ROOM];
     float sums[THREADS / 32][3];
     uint32_t few, missing;
-    // Of what is open, the words of the least and the largest finite score, of this block and of each of the cluster.
+    // The words of the least and the largest finite open score, of this block and of each block of the cluster.
     uint32_t least, largest, leasts[CLUSTER], largests[CLUSTER];
-    // Of each block of the cluster: how many are picked surely, are open, may decide.
+    // For each block of the cluster: how many scores are selected for certain, are open, and are in the deciding bin.
     uint32_t sure[CLUSTER], open[CLUSTER], found[CLUSTER];
 };
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ float score_of(uint32_t word) {
     return __uint_as_float(word >> 31 ? word & ~(1u << 31) : ~word);
 }
 
-// Equal bins over a range, or the highest bits of words: the bin of a score, the same or a higher one for a larger score.
+// Equal bins over a range, or, if `factor` is 0, bins by the highest bits of words. A larger score never gets a lower bin.
 struct Bins {
     float least, factor;
     __device__ __forceinline__ uint32_t of(float score) const {
@@ -49,7 +49,7 @@ struct Bins {
     }
 };
 
-// The bin that holds the `rank`-th largest, from 0, of what this block has counted.
+// The bin of the `rank`-th largest, counted from 0, of what this block has counted.
 template <typename Shared> __device__ __forceinline__ uint32_t bin_of_rank(Shared& own, uint32_t rank) {
     constexpr int EACH = BINS / THREADS;
     uint32_t sizes[EACH], sum = 0, total;
@@ -65,7 +65,7 @@ template <typename Shared> __device__ __forceinline__ uint32_t bin_of_rank(Share
     return own.chosen[0];
 }
 
-// Between which scores what is open lies, where the sample has set no bound.
+// The range of the open scores; replaces the bounds that the sample left infinite.
 template <int CLUSTER>
 __device__ __forceinline__ float2 bounded(Shared<CLUSTER>& own, cg::cluster_group& cluster, float2 between, uint32_t open) {
     uint32_t least = ~0u, largest = 0;
@@ -88,7 +88,7 @@ __device__ __forceinline__ float2 bounded(Shared<CLUSTER>& own, cg::cluster_grou
     return make_float2(isfinite(between.x) ? between.x : score_of(least), isfinite(between.y) ? between.y : score_of(largest));
 }
 
-// Two numbers between which the k-th largest of a list lies, but for bad luck; all blocks of a cluster find the same.
+// Two numbers between which, most likely, the k-th largest of a list lies. All blocks of a cluster compute the same.
 template <typename Shared>
 __device__ __forceinline__ float2 bracket(Shared& own, const float* list, uint32_t columns, uint32_t k) {
     float sample[OF_THREAD], part[3] = {};
@@ -113,7 +113,7 @@ __device__ __forceinline__ float2 bracket(Shared& own, const float* list, uint32
     const float mean = sums[1] / fmaxf(sums[0], 1.0f);
     const float deviation = sqrtf(fmaxf(sums[2] / fmaxf(sums[0], 1.0f) - mean * mean, 0.0f));
     const float width = 2.0f * REACH * deviation / BINS, least = mean - REACH * deviation;
-    // Of scores that are all alike, or too large for squares, a sample says nothing.
+    // If all scores are equal, or too large to be squared, a sample tells nothing.
     if (!(isfinite(least) && isfinite(width) && width > 0.0f && isfinite(1.0f / width)))
         return make_float2(CUDART_INF_F, CUDART_INF_F);
     const Bins bins = {least, 1.0f / width};
@@ -127,13 +127,13 @@ __device__ __forceinline__ float2 bracket(Shared& own, const float* list, uint32
     const uint32_t high = bin_of_rank(own, static_cast<uint32_t>(fmaxf(rank - doubt, 0.0f)));
     for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
     __syncthreads();
-    // Whole bins, and at the ends whatever there is.
+    // Bounds are at the edges of bins; the outermost ones are infinite.
     const bool is_last = rank + doubt >= SAMPLE - 1.0f || low == 0, is_first = rank - doubt <= 0.0f || high + 1 >= BINS;
     return make_float2(is_last ? -CUDART_INF_F : least + low * width, is_first ? CUDART_INF_F : least + (high + 1) * width);
 }
 
-// Blocks: lists of a row by CLUSTER, rows; all else is as in top_pages.cu. `chunk` is what a block has of a list, a multiple of
-// 128, and there is shared memory for two marks of each.
+// Blocks: lists of a row, CLUSTER blocks each; rows. All else as in top_pages.cu. A block processes `chunk` scores of a list, a multiple of
+// 128; shared memory holds two mark bits for each.
 template <int CLUSTER>
 __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,
                                           uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most,
@@ -156,11 +156,11 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
     if (threadIdx.x == 0) own.few = 0, own.missing = 0, own.least = ~0u, own.largest = 0;
     __syncthreads();
-    // Nobody writes to another block before that has begun.
+    // No block writes to another one before that has started.
     auto begun = cluster.barrier_arrive();
     const float2 between = bracket(own, scores + list * stride, columns, k);
-    // Every warp takes runs of 128 places, which are four words of marks. Marks are written behind all reads of some runs: the compiler
-    // cannot know that they are no scores.
+    // Every warp takes runs of 128 places, which are four words of marks. Marks are written after all reads of some runs, because the
+    // compiler cannot know that they do not alias the scores.
     const int warp = threadIdx.x / 32;
     for (uint32_t i = warp * WIDE * 32; i < chunk; i += RUNS * THREADS * WIDE) {
         float some[RUNS][WIDE];
@@ -179,7 +179,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
 #pragma unroll
             for (int j = 0; j < WIDE; ++j) {
                 above[j] = __ballot_sync(~0u, some[run][j] > between.y);
-                // What lies above the first and not above the second; not-a-number is neither.
+                // Scores from the first number on and not above the second; NaN is neither.
                 inside[j] = __ballot_sync(~0u, some[run][j] >= between.x) & ~above[j];
             }
             if (lane == 0) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         most_open = max(most_open, own.open[block]);
     }
     const uint32_t left = k - all_sure;
-    // Whether the sample has told the truth, and what it left open can be held. The same for all blocks of the cluster.
+    // Whether the sample was right, and the open scores fit. The same for all blocks of the cluster.
     bool settled = all_sure <= k && k <= all_sure + all_open && most_open <= OPEN;
     if (settled && left > 0) {
         for (uint32_t i = words.x; i < words.y; ++i)
@@ -235,7 +235,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         cluster.sync();
         settled = deciding.z <= ROOM;
         if (settled) {
-            // Every block has all that may decide.
+            // Every block collects all scores in the deciding bin.
             uint32_t behind = 0;
             for (int block = 0; block < CLUSTER; behind += own.found[block], ++block)
                 for (uint32_t i = threadIdx.x; i < own.found[block]; i += THREADS) {
@@ -255,7 +255,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         }
     }
     if (!settled) {
-        // The least word that is picked as far as it is known, and which of its bits are.
+        // The least selected word as far as it is known, and a mask of its known bits.
         uint32_t word = 0, known = 0, missing = k;
         bool whole = k == columns;
         auto each = [&](auto&& visit) {
@@ -286,7 +286,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
             else if (bits == word) atomicOr(&open[place / 32], 1u << place % 32);
         });
         __syncthreads();
-        // Of those equal to the last one the first are picked.
+        // Of the words equal to the last, the first are selected.
         if (!whole) pick_first(own, cluster, picked, open, words, missing);
     }
     __syncthreads();
@@ -297,7 +297,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         if (wide < page) own.missing = page - wide;
     });
     __syncthreads();
-    // Only the last page of all can be short, and it is in the last block that has any.
+    // Only the last page can be short, and it is in the last non-empty block.
     const bool is_last = begin + size == columns && size > 0;
     if (is_last && threadIdx.x == 0) counts[list] = k * page - own.missing;
 }

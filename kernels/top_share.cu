@@ -1,20 +1,21 @@
-// The tokens of the fewest pages with the largest scores that have a share of the mass, ascending; of equal scores the earlier page.
+// Selects the tokens of the fewest pages with the largest scores that have a given share of the softmax mass, ascending; among equal scores
+// the earlier page wins.
 //
-// A block finds one list, as in top_pages.cu, by four passes of a byte each over words that order as scores do; here a bin also has the
-// mass of its words.
+// A block computes one list, as in top_pages.cu, in four passes of one byte each over words that sort as scores do. Here, a bin also holds
+// the mass of its words.
 #include "mass.cuh"
 
 constexpr int BINS = 256;
-// Copies of each bin, since lanes of a warp that add to one place wait for each other.
+// Copies of each bin, because lanes of a warp that add to the same place wait for each other.
 constexpr int COPIES = 8;
 constexpr int BINS_OF_LANE = BINS / 32;
-// Where the last that is picked lies: a bin, what is still wanted of it, and how many words are in it.
+// The bin of the last selected word, the mass and count still wanted from it, its size, and how many words are above it.
 struct Chosen {
     Mass mass;
     uint32_t bin, count, size, above;
 };
 
-// Blocks: lists of a row, rows; scores, tokens and counts as top_pages has them. At least `least` pages are picked.
+// Blocks: lists of a row, rows. Scores, tokens and counts as in top_pages.cu. At least `least` pages are selected.
 extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* scores, unsigned long long stride,
                                                                 uint32_t columns, double share, float scale, uint32_t least,
                                                                 uint32_t page, uint32_t first, uint32_t end,
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) all_mass = 0;
     const float largest = largest_of(own, columns, tops);
-    // Beside an infinite score no other has any mass.
+    // If the largest score is infinite, no score has any mass here.
     const bool has_mass = isfinite(largest);
     Mass sum = 0;
     for (uint32_t i = threadIdx.x; i < columns && has_mass; i += THREADS) sum += mass_of(own[i], largest, scale);
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
     const bool all = share >= 1.0 || least >= columns;
     Mass wanted = min(all_mass, static_cast<Mass>(ceil(share * static_cast<double>(all_mass))));
     uint32_t needed = max(least, 1u), word = 0, known = 0, above = 0;
-    // Whether all words that have the known bits are picked.
+    // Whether all words with the known bits are selected.
     bool whole = all;
     for (int shift = 24; shift >= 0 && !whole; shift -= 8) {
         for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) masses[i / COPIES][i % COPIES] = 0, sizes[i / COPIES][i % COPIES] = 0;
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
         }
         __syncthreads();
         if (warp == 0) {
-            // From the largest bin down; a lane has some neighbours.
+            // From the largest bin down; each lane handles neighbouring bins.
             Mass mass[BINS_OF_LANE], of_lane = 0;
             uint32_t size[BINS_OF_LANE], count = 0;
 #pragma unroll
@@ -84,13 +85,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
     }
     uint32_t left = 1;
     if (!whole) {
-        // All that are left are equal.
+        // All remaining words are equal.
         const uint32_t bits = word >> 31 ? word & 0x7fffffffu : ~word;
         const Mass each = has_mass ? mass_of(__uint_as_float(bits), largest, scale) : 0;
         const Mass by_mass = each > 0 ? (wanted + each - 1) / each : 0;
         left = max(needed, static_cast<uint32_t>(min(by_mass, static_cast<Mass>(chosen.size))));
     }
-    // Below the smallest word there is none.
+    // If the word is the smallest possible, everything is selected.
     const bool everything = all || whole && word == 0;
     const uint32_t picked = everything ? columns : above + left;
     const Cut cut = {whole ? word - 1 : word, whole ? 0 : left, everything};

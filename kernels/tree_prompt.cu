@@ -1,12 +1,12 @@
-// A tree search for the blocks of keys that blocks of a prompt's rows score highest (HiP, Algorithm 1): all rounds at once, as
-// tree_search.cu has them for steps.
+// Tree search for the key blocks that a prompt's row blocks score highest (HiP, Algorithm 1). One launch does all rounds; tree_search.cu
+// does them one by one, for decode steps.
 //
-// A block of threads searches for one list: for the rows of a block, of one query head or of all heads of a part that share a list.
-// The chunks that are kept, and the scores of their branches, are in shared memory. A branch's score is the largest product of a
-// sampled row with a sampled key; whoever has the `keep` largest stays, of equal ones the first. A warp scores 16 branches at a
-// time on tensor cores, 16 rows against 8 branches a product (mma.m16n8k16), reading each key once for all rows.
+// A block of threads searches for one list: for the rows of a block, of one query head or of all heads that share a list. The kept chunks
+// and the scores of their branches are in shared memory. A branch's score is the largest product of a sampled row with a sampled key. The
+// branches with the `keep` largest scores are kept; among equal ones the first win. A warp scores 16 branches at a time on tensor cores, 16
+// rows against 8 branches per product (mma.m16n8k16), and reads each key once for all rows.
 //
-// Blocks that run together are those of one list, whose keys so stay in the second-level cache.
+// Blocks that run at the same time belong to one list, so its keys stay in the second-level cache.
 #include "mma.cuh"
 #include "ordered.cuh"
 #include "tree.cuh"
@@ -14,13 +14,13 @@
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 // Branches of a warp, and rows of a product.
 constexpr uint32_t BRANCHES = 16, SAMPLES = 16;
-// Numbers between the rows in shared memory, so that rows that are read together lie in different banks.
+// Padding between the rows in shared memory, so that rows read together lie in different banks.
 constexpr int GAP = 32;
 
-// A block's candidates: `tokens` of them from `begin` on, of which `keep` key blocks are kept.
+// The candidates of a row block: `tokens` of them from `begin` on; `keep` key blocks are kept.
 struct Searched { uint32_t begin, tokens, keep; };
 
-// Which rows of a block of `rows` are sampled: one of each `stride`, the first or the last.
+// Which rows of a block of `rows` are sampled: of every `stride` rows, the first or the last.
 struct Sampling {
     uint32_t rows, stride, last;
 
@@ -28,8 +28,8 @@ struct Sampling {
     __device__ __forceinline__ uint32_t count(uint32_t here) const { return (here - first(here) + stride - 1) / stride; }
 };
 
-// How many of the words are at least `bound`, for every thread; `counts` has room for a number of each warp, and nobody reads what is in
-// it any more.
+// How many words are at least `bound`, returned to every thread. `counts` has room for one number per warp; no thread may still read its
+// old content.
 __device__ __forceinline__ uint32_t count_from(const uint32_t* words, uint32_t all, uint32_t bound, uint32_t* counts) {
     uint32_t count = 0;
     for (uint32_t i = threadIdx.x; i < all; i += THREADS) count += words[i] >= bound;
@@ -42,17 +42,17 @@ __device__ __forceinline__ uint32_t count_from(const uint32_t* words, uint32_t a
     return sum;
 }
 
-// The branches with the `keep` largest words, in order, as chunks; whether one of them is longer than a block.
+// Keeps the branches with the `keep` largest words, in order, as chunks. Returns whether one of them is longer than a block.
 __device__ bool keep_largest(const uint32_t* words, uint32_t keep, const Span* chunks, Span* kept, uint32_t (&counts)[2][WARPS]) {
     const uint32_t all = 2 * keep, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // The largest bound that `keep` words reach, from its highest bit down.
+    // The largest bound that at least `keep` words reach, found from its highest bit down.
     uint32_t bound = 0, reach = all;
     int turn = 0;
     for (uint32_t bit = 1u << 31; bit > 0 && reach > keep; bit >>= 1, turn ^= 1) {
         const uint32_t count = count_from(words, all, bound | bit, counts[turn]);
         if (count >= keep) bound |= bit, reach = count;
     }
-    // Without ties all that reach it stay. With them, those above, and the first of the equal ones.
+    // Without ties, all words that reach it are kept; with ties, those above it and the first equal ones.
     const bool ties = reach > keep;
     uint32_t above = ties ? count_from(words, all, bound + 1, counts[turn]) : 0;
     const uint32_t left = ties ? keep - above : 0;
@@ -84,8 +84,8 @@ __device__ bool keep_largest(const uint32_t* words, uint32_t keep, const Span* c
     return __syncthreads_or(is_long);
 }
 
-// Scores the branches of all chunks, as words that order as they do, 0 where a branch is empty. Returns the keys that this thread
-// counted.
+// Scores the branches of all chunks, as words that sort as the scores do; 0 for an empty branch. Returns the number of keys that this
+// thread counted.
 template <typename T, int D>
 __device__ uint32_t score(const Tree& tree, const Span* chunks, uint32_t all, const T* queries, uint32_t query_tiles, const T* keys,
                           uint32_t* words) {
@@ -110,7 +110,7 @@ __device__ uint32_t score(const Tree& tree, const Span* chunks, uint32_t all, co
         if (lane < BRANCHES && start + lane < all) counted += keys_of(token, end, tree.stride);
         const uint32_t empty = __ballot_sync(~0u, span.count == 0);
         wide = __reduce_max_sync(~0u, wide);
-        // Of branches 8j + 2t and the next, against rows g and g + 8.
+        // Branches 8j + 2t and 8j + 2t + 1, against rows g and g + 8.
         float top[2][2] = {{-CUDART_INF_F, -CUDART_INF_F}, {-CUDART_INF_F, -CUDART_INF_F}};
         for (uint32_t offset = 0; offset < wide; offset += tree.stride) {
             const uint32_t key = min(token + offset, tree.tokens - 1);
@@ -154,10 +154,10 @@ __device__ uint32_t score(const Tree& tree, const Span* chunks, uint32_t all, co
     return counted;
 }
 
-// Blocks: blocks of rows, lists. Queries `[row][q_stride]` with head h at h * D; keys `[kv_head][capacity][D]`, `kv_stride` apart.
-// Lists are `[block][list][most]`: the tokens before the candidates, then what was found, ascending; counts `[block][list]`. Adds to
-// counters `[list][2]` the products that were taken, and the tokens that all rows of one head see of the list. `kept_most`: the most
-// blocks that a search keeps; `sample_tiles`: the most rows that are sampled for a list, by 16.
+// Blocks: blocks of rows, lists. Queries are `[row][q_stride]`, head h at h * D; keys are `[kv_head][capacity][D]`, heads `kv_stride`
+// apart. Lists are `[block][list][most]`: the tokens before the candidates, then those found, ascending; counts are `[block][list]`. Adds
+// to the counters `[list][2]` the number of products computed, and the number of listed tokens times the rows that see them. `kept_most` is
+// the most key blocks that a search keeps; `sample_tiles` the most tiles of 16 rows that are sampled for a list.
 template <typename T, int D>
 __device__ void search(const T* queries, uint32_t q_stride, uint32_t rows, uint32_t heads, const T* keys, uint64_t kv_stride,
                        uint32_t kv_heads, Tree tree, const Sampling& sampling, const Searched* searched, uint32_t kept_most,
@@ -182,7 +182,7 @@ __device__ void search(const T* queries, uint32_t q_stride, uint32_t rows, uint3
     const uint32_t first = sampling.first(here), of_head = sampling.count(here), samples = of_head * sharing;
     uint32_t count = front, counted = 0;
     if (searches) {
-        // Rows that fill the last tile up are the last one again.
+        // The last tile is padded with the last row.
         const uint32_t query_tiles = (samples + SAMPLES - 1) / SAMPLES;
         for (uint32_t i = threadIdx.x; i < query_tiles * SAMPLES * (D / PIECE); i += THREADS) {
             const uint32_t sample = min(i / (D / PIECE), samples - 1), channel = i % (D / PIECE) * PIECE;
@@ -196,7 +196,7 @@ __device__ void search(const T* queries, uint32_t q_stride, uint32_t rows, uint3
         }
         __syncthreads();
         const T* own_keys = keys + head / (heads / kv_heads) * kv_stride + static_cast<uint64_t>(own.begin) * D;
-        // There are more blocks than chunks, so one is longer than a block.
+        // There are more blocks than chunks, so one chunk is longer than a block.
         for (bool is_long = true; is_long;) {
             counted += score<T, D>(tree, chunks, 2 * keep, sampled, query_tiles, own_keys, words);
             __syncthreads();
@@ -204,7 +204,7 @@ __device__ void search(const T* queries, uint32_t q_stride, uint32_t rows, uint3
             Span* const swapped = chunks;
             chunks = others, others = swapped;
         }
-        // Of all blocks only the last can be short, and what comes last is the last.
+        // Only the last of all blocks can be short, and if it was found, it is last in the list.
         const Span last = chunks[keep - 1];
         count = front + (keep - 1) * tree.size + min(tree.size, own.tokens - last.first * tree.size);
         for (uint32_t j = threadIdx.x; j < keep; j += THREADS) {

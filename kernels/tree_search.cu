@@ -1,23 +1,23 @@
-// A tree search for the blocks of keys that some queries score highest (HiP, Algorithm 1), a round at a time.
+// Tree search for the key blocks that some queries score highest (HiP, Algorithm 1), one round per launch.
 //
-// Candidates are cut into blocks, and these into as many chunks as blocks are to be kept. A round halves each chunk into two branches,
-// of which the first is empty where the chunk is one block, and scores each branch by one block; whoever finds the largest scores
-// keeps as many branches, and they are the next round's chunks.
+// Candidates are cut into blocks, and blocks into as many chunks as are to be kept. A round halves each chunk into two branches (the first
+// is empty if the chunk is one block) and scores each branch by one of its blocks. A top-k kernel then keeps as many branches as there were
+// chunks; these are the next round's chunks.
 #include "common.cuh"
 #include "mma.cuh"
 #include "tree.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-// Most queries whose products with a key are summed together.
+// The most queries whose products with a key are summed together.
 constexpr int MOST_QUERIES = 8;
-// Branches of a block, and those that lanes which hold a row of keys take at a time.
+// Branches of a block, and branches that the lanes which hold a key process at a time.
 constexpr uint32_t BRANCHES = 64;
 constexpr int UNROLL = 2;
-// Rounds of a search at most, each with a sum of keys and a mark.
+// The most rounds of a search; each has a count of keys and a mark.
 constexpr int ROUNDS = 32;
 constexpr uint32_t MARK = 1u << 31;
 
-// Branch `i` of the chunks that were kept, or, without any, of all blocks cut into `keep`.
+// Branch `i` of the kept chunks; in the first round, where `kept` is null, of all blocks cut into `keep` chunks.
 __device__ __forceinline__ Span branch(const Tree& tree, const Span* spans, const uint32_t* kept, uint32_t keep, uint32_t i) {
     const uint32_t j = i / 2;
     if (kept) return half_of(spans[kept[j]], i);
@@ -25,17 +25,17 @@ __device__ __forceinline__ Span branch(const Tree& tree, const Span* spans, cons
     return half_of(Span{first, chunk_bound(tree, keep, j + 1) - first}, i);
 }
 
-// Rows that keep fewer blocks than others have fewer branches: nobody takes what lies behind them.
+// Rows that keep fewer blocks have fewer branches: the rest gets -infinity, so it is never selected.
 __device__ __forceinline__ void leave_out(uint32_t all, uint32_t most, float* scores) {
     const uint32_t i = blockIdx.x * BRANCHES + threadIdx.x;
     if (threadIdx.x < BRANCHES && i >= all && i < most) scores[i] = -CUDART_INF_F;
 }
 
-// Whether branch `i` says that its chunk is longer than a block.
+// Whether branch `i` shows that its chunk is longer than a block.
 __device__ __forceinline__ bool divides(const Span& span, uint32_t i) { return span.count > (i % 2 == 0 ? 0 : 1); }
 
-// Adds what the lanes of a warp counted to the sum of a round, and marks it if a chunk was longer than a block: without one, the
-// search of this list is over, and the round is there for others.
+// Adds the keys that a warp's lanes counted to the round's count, and marks it if a chunk was longer than a block. Otherwise this list's
+// search is over, and the round runs for other lists.
 __device__ __forceinline__ void add_up(uint32_t counted, bool is_long, uint32_t* sum) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) counted += __shfl_xor_sync(~0u, counted, step);
@@ -45,9 +45,9 @@ __device__ __forceinline__ void add_up(uint32_t counted, bool is_long, uint32_t*
     if (marks) atomicOr(sum, MARK);
 }
 
-// Blocks: branches by 64, lists, rows. A list is of a query head, or, where `shared`, of a KV head with all heads of its group. Spans
-// are `[row][list][most]`, what was kept `[row][list][kept_most]`, scores `[row][list][stride]`. A row keeps keeps[row] blocks, all
-// if there are no more. Keys that are scored are added up in `scored` `[row][list][ROUNDS]`, which begins with that of the round.
+// Blocks: 64 branches, lists, rows. A list is for a query head or, if `shared`, for a KV head with all heads of its group. Spans are
+// `[row][list][most]`, the kept branches `[row][list][kept_most]`, scores `[row][list][stride]`. A row keeps keeps[row] blocks, or all if
+// there are no more. The number of scored keys is added to `scored` `[row][list][ROUNDS]`, which begins at this round.
 template <typename T, int LANES>
 __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
                          uint64_t head_stride, int d, const Tree& tree, const uint32_t* keeps, const Span* before,
@@ -85,7 +85,7 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
             if (tree.last) token[u] = min(token[u] + tree.stride, end[u]) - 1;
             if (span[u].count == 0) end[u] = token[u];
         }
-        // Lanes of one warp look at as many keys as the one with most.
+        // All lanes of a warp loop as often as the one with most keys.
 #pragma unroll
         for (int step = LANES; step < 32; step *= 2) wide = max(wide, __shfl_xor_sync(~0u, wide, step));
         for (uint32_t offset = 0; offset < wide; offset += tree.stride) {
@@ -140,8 +140,8 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
 // Branches of a warp on tensor cores.
 constexpr uint32_t TILE = 16;
 
-// As `branches`, for 16-bit keys and heads 64 or 128 wide, and up to 16 queries of a list. Lane i below 16 knows branch i of a warp;
-// lane 4g + t reads 16 bytes at a time of the keys of two of them, and gets scores of queries g and g + 8.
+// As `branches`, for 16-bit keys, heads 64 or 128 wide, and up to 16 queries in a list. Lane i below 16 holds branch i of a warp. Lane 4g +
+// t reads the keys of two of them, 16 bytes at a time, and gets the scores of queries g and g + 8.
 template <typename T, int D>
 __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
                                uint64_t head_stride, const Tree& tree, const uint32_t* keeps, const Span* before,
@@ -175,7 +175,7 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
             q[h][c] = g + 8 * h < count ? *reinterpret_cast<const Halves*>(own_queries + (g + 8 * h) * D + (c * 4 + t) * PIECE)
                                         : Halves{0, 0, 0, 0};
     const T* own_keys = keys + kv_head * head_stride;
-    // Of branches 8j + 2t and the next.
+    // Branches 8j + 2t and 8j + 2t + 1.
     float top[2][2] = {{-CUDART_INF_F, -CUDART_INF_F}, {-CUDART_INF_F, -CUDART_INF_F}};
     for (uint32_t offset = 0; offset < wide; offset += tree.stride) {
         const uint32_t key = min(token + offset, tree.tokens - 1);
@@ -210,16 +210,15 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t i = start + 8 * j + 2 * t;
-            // There is an even number of branches.
+            // The number of branches is even.
             if (i < all) *reinterpret_cast<float2*>(scores + list * stride + i) = make_float2(top[j][0], top[j][1]);
         }
     }
     if (lane < TILE && start + lane < all) after[list * most + start + lane] = span;
 }
 
-// Blocks: lists, rows. The tokens of the blocks that were kept last, `[row][list][token_most]`, ascending, and how many; all
-// candidates where no search was needed. Candidates begin with token `first`. Moves how many keys were `scored` in
-// marked rounds to `entries`.
+// Blocks: lists, rows. Writes the tokens of the blocks kept last, `[row][list][token_most]`, ascending, and their number; all candidates if
+// no search was needed. Candidates begin with token `first`. Sums the keys `scored` in marked rounds into `entries`, and clears `scored`.
 extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree, const uint32_t* keeps, const Span* spans, uint32_t most,
                                                                 const uint32_t* kept, uint32_t kept_most, uint32_t first,
                                                                 uint32_t* tokens, uint32_t token_most, uint32_t* counts,
@@ -245,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree,
     for (uint32_t i = threadIdx.x; i < keep; i += blockDim.x) {
         const uint32_t begin = spans[kept[i]].first * tree.size, end = min(begin + tree.size, tree.tokens);
         for (uint32_t token = begin; token < end; ++token) to[i * tree.size + token - begin] = first + token;
-        // Of all blocks only the last can be short, and what comes last is the last.
+        // Only the last of all blocks can be short, and if it was kept, it is last in the list.
         if (i == keep - 1) counts[list] = i * tree.size + end - begin;
     }
 }

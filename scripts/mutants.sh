@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants faults one at a time in crates/attention and src/eval (cargo-mutants), and says which ones the unit tests notice.
+# Plants faults one at a time in crates/attention and crates/eval (cargo-mutants), and says which ones the unit tests notice.
 #
 #     scripts/mutants.sh [i/n] [FOLDER]              the i-th of n shards (from 0; default 0/1: all)
 #     scripts/mutants.sh sample N [SEED] [FOLDER]    N random faults, from each file in proportion to its number of faults
@@ -10,8 +10,8 @@
 # thousands of builds and takes days, so use shards or samples. The exit status is 0 however many faults survive (1 if the tests
 # fail without a fault, or nothing could be judged).
 #
-# cargo-mutants is installed if it is missing. Faults in crates/attention are judged by the tests of that crate, those in src/eval
-# by the program's tests under `eval`. Other tests may still notice a survivor, or it may change nothing observable. Each one
+# cargo-mutants is installed if it is missing. Faults in crates/attention and crates/eval are judged by the unit tests
+# of their crate. Other tests may still notice a survivor, or it may change nothing observable. Each one
 # deserves a review, and then a test or a comment in the code. docs/mutants.md has the reviewed ones.
 #
 # MUTANTS_JOBS    builds at a time (1)
@@ -47,9 +47,8 @@ export CARGO_TARGET_DIR
 ulimit -v $((${MUTANTS_MEMORY:-16} << 20))
 
 # The folder of the part $1, its package, and the package's unit tests that judge it.
-folder_of() { [ "$1" = attention ] && echo crates/attention/src || echo src/eval; }
-package_of() { [ "$1" = attention ] && echo spattn-attention || echo spattn; }
-tests_of() { [ "$1" = attention ] && echo "" || echo "eval::"; }
+folder_of() { echo "crates/$1/src"; }
+package_of() { echo "spattn-$1"; }
 
 # `cargo mutants` for the part $1 with further options.
 mutants() {
@@ -95,7 +94,7 @@ for part in attention eval; do
         --shard "$shard" --sharding round-robin --jobs "${MUTANTS_JOBS:-1}" --timeout "${MUTANTS_TIMEOUT:-600}" \
         --no-shuffle --output "$folder/$part" \
         --cargo-arg=--release --cargo-arg=--config --cargo-arg="profile.release.package.$(package_of "$part").opt-level=1" \
-        -- --lib -- "$(tests_of "$part")" || status=$?
+        -- --lib || status=$?
     case $status in
     0 | 2 | 3) ;;
     *)

@@ -3,16 +3,21 @@
 //! This crate is the program. Below it, in `crates/`, are those that it is made of; each imports only from crates below its own
 //! (see `ARCHITECTURE.md`):
 //!
-//! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` → `spattn-tasks` → `spattn`.
+//! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` →
+//! `spattn-tasks` → `spattn-train-rows` → `spattn-eval` → `spattn-lab` → `spattn`.
 //!
-//! Within this crate: [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
+//! Within this crate: [`launch`] → [`report`] → [`cli`].
 
 #[macro_use]
 extern crate spattn_base;
 
 pub use spattn_attention::{cost, kv};
 pub use spattn_base::{clock, disk, error, foreign, given, memory, privacy, text};
-pub use {spattn_attention as attention, spattn_model as model, spattn_stats as stats, spattn_tasks as tasks};
+pub use spattn_lab::{analyze, bench, tune};
+pub use {
+    spattn_attention as attention, spattn_eval as eval, spattn_model as model, spattn_stats as stats,
+    spattn_tasks as tasks,
+};
 
 /// Compute kernels of all devices.
 pub mod kernels {
@@ -22,15 +27,7 @@ pub mod kernels {
     pub use spattn_kernels::heap;
 }
 
-pub mod version;
-
-pub mod eval;
-
-pub mod analyze;
-pub mod bench;
-pub mod launch;
-pub mod tune;
-
-pub mod report;
-
 pub mod cli;
+pub mod launch;
+pub mod report;
+pub mod version;

@@ -1,6 +1,6 @@
 //! The table of flags: what stands in it is what the program takes, what its page says, and what a run is known by.
 //!
-//! The rows are in `src/eval/config/flags.rs`.
+//! The rows are in `crates/eval/src/config/flags.rs`.
 
 use std::fs;
 use std::path::Path;

@@ -20,6 +20,8 @@ const CRATES: &[(&str, &str)] = &[
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
     ("spattn-train-rows", "crates/train-rows/src"),
+    ("spattn-eval", "crates/eval/src"),
+    ("spattn-lab", "crates/lab/src"),
     ("spattn", "src"),
 ];
 
@@ -323,6 +325,41 @@ fn a_circle_is_found_and_a_name_that_is_passed_on_is_followed() {
         ("b", "use crate::A; #[cfg(test)] mod tests { use crate::b; }"),
     ]);
     assert_eq!(circles(&imports(&line)), BTreeSet::new());
+}
+
+/// Public types of a crate that may share a name, with the reason.
+const SHARED_NAMES: [(&str, &str, &str); 3] = [
+    ("spattn-attention", "DeviceLaunch", "each backend has its own, and a build has one of them"),
+    ("spattn-attention", "KvHandle", "each backend has its own, and a build has one of them"),
+    ("spattn-attention", "MaskLaunch", "each backend has its own, and a build has one of them"),
+];
+
+/// Names of the public types of a crate that several modules define.
+fn shared_names(sources: &BTreeMap<Module, Source>) -> BTreeSet<String> {
+    let mut defined: BTreeMap<String, usize> = BTreeMap::new();
+    for item in sources.values().flat_map(|source| &source.items) {
+        let (name, visibility) = match item {
+            syn::Item::Struct(item) => (&item.ident, &item.vis),
+            syn::Item::Enum(item) => (&item.ident, &item.vis),
+            syn::Item::Trait(item) => (&item.ident, &item.vis),
+            syn::Item::Type(item) => (&item.ident, &item.vis),
+            _ => continue,
+        };
+        if matches!(visibility, syn::Visibility::Public(_)) {
+            *defined.entry(name.to_string()).or_default() += 1;
+        }
+    }
+    defined.into_iter().filter(|(_, count)| *count > 1).map(|(name, _)| name).collect()
+}
+
+#[test]
+fn no_two_public_types_of_a_crate_share_a_name() {
+    let shared = |&(name, folder): &(&'static str, &str)| {
+        shared_names(&sources(folder)).into_iter().map(move |shared| (name, shared))
+    };
+    let found: BTreeSet<(&str, String)> = CRATES.iter().flat_map(shared).collect();
+    let allowed = SHARED_NAMES.map(|(name, shared, _)| (name, shared.to_owned())).into();
+    assert_eq!(found, allowed, "give each type a name of its own, or a reason in SHARED_NAMES");
 }
 
 /// Where `1/√d` is written.

@@ -1,8 +1,8 @@
 //! Compiles `kernels/*.cu`.
 //!
 //! Each file becomes one fat binary: code for Hopper GPUs, and PTX from which drivers make code for others from Ampere on.
-//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again where its text, a header, this file or the
-//! compiler is another.
+//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again when its text, a header, this file or the
+//! compiler changes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::process::{Command, exit};
 use std::sync::Mutex;
 use std::{env, fs, thread};
 
-/// For Hopper GPUs.
+/// Code for Hopper GPUs.
 const HOPPER: &str = "-gencode=arch=compute_90a,code=sm_90a";
-/// For drivers to make code of, for others.
+/// PTX, which drivers compile for other GPUs.
 const PORTABLE: &str = "-gencode=arch=compute_80,code=compute_80";
-/// What files include that no other GPU can run.
+/// Files that include this header run on Hopper GPUs only.
 const HOPPER_ONLY: &str = "#include \"hopper.cuh\"";
 
 fn main() {
@@ -45,7 +45,7 @@ fn main() {
     fs::write(out.join("modules.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR can be written to");
 }
 
-/// The files of a folder that end so, in order.
+/// The files of a folder whose names end with `ending`, sorted.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the folder of kernels is part of the source");
     let mut files: Vec<PathBuf> = entries
@@ -60,7 +60,7 @@ fn nvcc() -> PathBuf {
     env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"))
 }
 
-/// What all kernels are made of beside their own text: headers, this file, the compiler.
+/// A hash of what all kernels depend on beside their own text: headers, this file, the compiler.
 fn shared_key() -> u64 {
     let mut hasher = DefaultHasher::new();
     nvcc().hash(&mut hasher);
@@ -73,12 +73,12 @@ fn stem(source: &Path) -> &str {
     source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernels are plain")
 }
 
-/// Whether no other GPU can run what a file holds.
+/// Whether a file is for Hopper GPUs only.
 fn is_hopper_only(source: &Path) -> bool {
     fs::read_to_string(source).is_ok_and(|text| text.contains(HOPPER_ONLY))
 }
 
-/// What a kernel's code was made of.
+/// A hash of everything that a kernel's code depends on.
 fn key_of(source: &Path, shared: u64) -> String {
     let mut hasher = DefaultHasher::new();
     (shared, fs::read(source).unwrap_or_default()).hash(&mut hasher);
@@ -105,7 +105,7 @@ fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
     }
 }
 
-/// What a compiler said first, in one line.
+/// The first errors of the compiler, in one line.
 fn first_errors(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
     said.lines().filter(|line| line.contains("error")).take(3).collect::<Vec<_>>().join(" | ")

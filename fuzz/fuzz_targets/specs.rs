@@ -6,7 +6,7 @@ use std::path::Path;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::attention::methods::configure;
 use spattn::attention::{DenseLayers, Policy, expand_grid};
-use spattn::eval::calibration::calibrate::Order;
+use spattn::eval::calibration::calibrate::CalibrationOrder;
 use spattn::eval::config::protocol::Protocol;
 use spattn::eval::plan::contexts::Shard;
 use spattn::model::data::DataSource;
@@ -34,7 +34,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         4 => drop(read_usage(Shard::parse(text)).inspect(|shard| assert!(shard.index < shard.count))),
         5 => drop(read_usage(ModelSource::parse(text))),
         6 => drop(read_usage(DataSource::parse(Path::new(text)))),
-        7 => drop(read_usage(Order::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>()))),
+        7 => drop(read_usage(CalibrationOrder::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>()))),
         _ => names(text),
     }
     Corpus::Keep

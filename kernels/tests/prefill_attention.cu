@@ -1,4 +1,4 @@
-// Stand-alone check and timing of the prefill attention kernels.
+// Stand-alone check and benchmark of the prefill attention kernels.
 //
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -o prefill_attention kernels/tests/prefill_attention.cu
 //   prefill_attention check             every size against a float64 reference; exit code 1 if one is off
@@ -9,8 +9,8 @@
 //   prefill_attention time_any T D ROWS FIRST [HEADS KV_HEADS]  times prefill_attention_any_T, T = f32, bf16 or f16
 //                                              (32 query heads and 8 KV heads unless given)
 //
-// Keys and values lie in a cache that is longer than what is read and has NaN behind it, the queries in a wider array
-// with NaN between them; the output starts as NaN and has a guard behind it.
+// Keys and values lie in a cache that is longer than what is read, with NaN beyond it. Queries lie in a wider array, with NaN between them.
+// The output starts as NaN and is followed by a guard.
 
 #include "../prefill_attention.cu"
 #ifndef WITHOUT_ANY
@@ -66,7 +66,7 @@ __device__ float normal(uint64_t seed, uint64_t i) {
     return sqrtf(-2.f * logf(u)) * cospif(2.f * w);
 }
 
-// lines x width normal numbers, lines `stride` apart; NaN in the rest of the `total` elements.
+// Fills `lines` lines of `width` normally distributed numbers, `stride` apart, and NaN elsewhere in the `total` elements.
 template <typename T>
 __global__ void fill(T* to, size_t total, size_t stride, size_t lines, size_t width, float size, uint64_t seed) {
     const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
@@ -89,7 +89,7 @@ struct Case {
 
 constexpr size_t GUARD = 4096;
 
-// One query of one head after another: scores, softmax and sum in float64.
+// The reference for one row and one head: scores, softmax and sum in float64.
 template <typename T>
 __global__ void reference(const T* q, const T* k, const T* v, double* out, double* lse, Case c, int q_stride,
                           int kv_stride, double scale) {
@@ -129,7 +129,7 @@ __global__ void reference(const T* q, const T* k, const T* v, double* out, doubl
     if (t == 0) lse[static_cast<size_t>(head) * c.rows + row] = most + log(sum);
 }
 
-// Sums of squares of the error and of the reference; worst error of one row of one head, and of the log-sum-exp.
+// Sums of squares of the error and of the reference; the worst error of one row of one head, and of the log-sum-exp.
 struct Errors {
     double error, reference, worst, lse;
     unsigned long long off;  // numbers that are not finite
@@ -211,7 +211,7 @@ template <typename T> struct Arrays {
         CHECK(cudaMemset(out, 0xff, (outputs + GUARD) * sizeof(T)));
         CHECK(cudaMemset(lse, 0xff, (lines + GUARD) * sizeof(float)));
     }
-    // What lies behind the outputs is as it was, and the counter is zero again.
+    // Whether the guard behind the outputs is intact, and the counter is zero again.
     bool guarded() const {
         std::vector<uint8_t> bytes(GUARD * sizeof(T));
         CHECK(cudaMemcpy(bytes.data(), out + outputs, bytes.size(), cudaMemcpyDeviceToHost));
@@ -393,7 +393,7 @@ template <typename T> static bool check(int every) {
                     if (d != 64 && d != 128) continue;
 #endif
                     if (small && (n > 129 || first > 77 || number % every)) continue;
-                    // The long ones with two of the group sizes each.
+                    // Long cases run with two of the group sizes each.
                     if (n >= 1000 && number % 5 != (n + first) % 5 && number % 5 != (n + first + 2) % 5) continue;
                     if (n > 1000 && first == 1) continue;
                     Case c{d, n, first, 2 * group, 2};
@@ -438,7 +438,7 @@ template <typename T> static bool check(int every) {
     return good;
 }
 
-// Median of several launches in milliseconds.
+// Prints the median time of several launches, in milliseconds.
 template <typename T, typename LAUNCH> static void time_case(const char* label, const Case& c, LAUNCH launch) {
     Arrays<T> a(c, 7);
     const double seen = static_cast<double>(c.rows) * c.first + 0.5 * c.rows * c.rows;

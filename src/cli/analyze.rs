@@ -14,15 +14,15 @@ use super::output::listed;
 use super::output::{print, print_json};
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
-use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
-use crate::eval::config::value::parse_dtype;
-use crate::eval::folder::owned_files::{self, OwnFolder};
 use crate::report::analyses as drawing;
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::Policy;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::value::parse_dtype;
+use spattn_eval::folder::owned_files::{self, OwnFolder};
+use spattn_lab::analyze::{Analysis, DocumentReader, Loaded, Method, Request, Running, Setup, dump, select};
 use spattn_model::device::Device;
 
 /// The default tasks: one of each kind that the papers distinguish.
@@ -186,7 +186,7 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     let data = data.as_ref().map(|data| data.folder.as_path());
     let system = system_prompt(args.system_prompt.as_deref())?;
     let system = system.as_deref();
-    let reader = Reader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
+    let reader = DocumentReader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
     let stop = stop_on_interrupt()?;
@@ -297,7 +297,7 @@ impl AnalyzeArgs {
     ) -> Value {
         let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
         json!({
-            "program": version::as_json(),
+            "program": PROGRAM.as_json(),
             "model": loaded.model.id,
             "revision": loaded.model.revision,
             "weights_sha256": loaded.model.weights_sha256,

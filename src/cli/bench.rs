@@ -11,19 +11,19 @@ use super::output::listed;
 use super::output::{print, print_json};
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
-use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
-use crate::eval::config::value::{parse_dtype, parse_matmul_precision};
-use crate::eval::folder::owned_files;
-use crate::eval::plan::manifest::cpu_name;
-use crate::eval::records::record::REFERENCE;
 use crate::report::bench as drawing;
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::value::{parse_dtype, parse_matmul_precision};
+use spattn_eval::folder::owned_files;
+use spattn_eval::plan::manifest::cpu_name;
+use spattn_eval::records::record::REFERENCE;
 use spattn_kernels::precision::{MatmulPrecision, set_matmul_precision};
 use spattn_kernels::{isa_name, tiles};
+use spattn_lab::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use spattn_model::decoder::Decoder;
 use spattn_model::device::Device;
 use spattn_model::dimensions::Dimensions;
@@ -282,7 +282,7 @@ impl BenchArgs {
 
     fn manifest(&self, plan: &Plan, bench: &Bench) -> Value {
         let c = plan.dimensions.config();
-        let mut program = version::as_json();
+        let mut program = PROGRAM.as_json();
         program["command"] = privacy::command().into();
         json!({
             "program": program,

@@ -14,13 +14,13 @@ use super::output::print_line;
 use super::progress::Meter;
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::stop_on_interrupt;
-use crate::eval::calibration::calibrate::{
-    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
-};
 use spattn_attention::artefact;
 use spattn_base::disk::write_whole;
 use spattn_base::error::UsageError;
 use spattn_base::given;
+use spattn_eval::calibration::calibrate::{
+    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
+};
 use spattn_model::calibration::file_name;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;

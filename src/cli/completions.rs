@@ -7,10 +7,10 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
-use crate::analyze::ANALYSES;
-use crate::eval::config::shipped::SHIPPED;
-use crate::eval::records::timing::Latency;
 use spattn_attention::methods::{self, CALIBRATIONS};
+use spattn_eval::config::shipped::SHIPPED;
+use spattn_eval::records::timing::Latency;
+use spattn_lab::analyze::ANALYSES;
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::metrics::datasets::DATASETS;
 use spattn_tasks::published::DataSet;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
+use super::data_sets::{self, CheckArgs, DataListArgs, FetchArgs};
 use super::export_eval::{self, ExportEvalArgs};
 
 /// Fetch and check published data sets; make and convert data files.
@@ -16,7 +16,7 @@ pub struct DataArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     Fetch(FetchArgs),
-    List(ListArgs),
+    List(DataListArgs),
     Check(CheckArgs),
     ExportEval(ExportEvalArgs),
 }

@@ -73,7 +73,7 @@ pub struct FetchArgs {
 /// Show which published data sets a folder has.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: spattn data list --data ~/data")]
-pub struct ListArgs {
+pub struct DataListArgs {
     #[command(flatten)]
     selection: Selection,
 }
@@ -175,7 +175,7 @@ fn not_fetched(job: &Job<'_>, error: DownloadError, elsewhere: &str) -> anyhow::
 ///
 /// # Errors
 /// Unknown names, as [`UsageError`]; if standard output cannot be written.
-pub fn list(args: &ListArgs) -> Result<()> {
+pub fn list(args: &DataListArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     print_line(&format!("data folder: {}\n", folder.display()))?;
     for set in args.selection.sets()? {

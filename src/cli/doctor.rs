@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::data_sets::default_folder;
 use super::output::{print_json, print_line};
-use crate::eval::plan::manifest::{RESULTS_VERSION, cpu_name};
-use crate::version;
+use crate::version::PROGRAM;
+use spattn_eval::plan::manifest::{RESULTS_VERSION, cpu_name};
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::device::{self, GpuDevice};
 use spattn_model::hub::{CachedModel, HubOptions, cached_models, offline_by};
@@ -155,7 +155,7 @@ impl Findings {
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self {
             program: Program {
-                version: version::line(),
+                version: PROGRAM.line(),
                 results_version: RESULTS_VERSION,
                 os: std::env::consts::OS,
                 arch: std::env::consts::ARCH,

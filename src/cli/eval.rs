@@ -6,7 +6,7 @@ use clap::Args;
 use super::exit::Done;
 use super::matrix::OnFailure;
 use super::run_args::RunArgs;
-use crate::eval::config::run_config::RunConfig;
+use spattn_eval::config::run_config::RunConfig;
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///

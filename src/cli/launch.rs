@@ -15,14 +15,14 @@ use super::numbers;
 use super::output::{print, print_json};
 use super::run_args::RunArgs;
 use super::run_flags::RunFlags;
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::folder::attempts::now;
-use crate::eval::folder::owned_files;
 use crate::launch::plan::{PLAN, Submission, SweepPlan, ranges};
 use crate::launch::script::{SITE, Script, Template};
 use crate::launch::status::{State, Watched};
 use crate::launch::{LOGS, MATRIX, SCRIPT, SHARDS, slurm};
 use spattn_base::error::UsageError;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::folder::attempts::now;
+use spattn_eval::folder::owned_files;
 
 /// The default number of shards.
 const JOBS: usize = 8;

@@ -5,13 +5,13 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::output::{print_json, print_line};
-use crate::analyze::{ANALYSES, Analysis};
-use crate::eval::config::settings::Settings;
-use crate::eval::config::shipped::{SHIPPED, ShippedConfig};
-use crate::eval::papers::ITEMS;
-use crate::eval::papers::item::{Item, Variant};
 use spattn_attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use spattn_base::error::UsageError;
+use spattn_eval::config::settings::Settings;
+use spattn_eval::config::shipped::{SHIPPED, ShippedConfig};
+use spattn_lab::analyze::{ANALYSES, Analysis};
+use spattn_lab::papers::ITEMS;
+use spattn_lab::papers::item::{Item, Variant};
 use spattn_model::families::FAMILIES;
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::{TaskInfo, catalog, groups};
@@ -272,7 +272,7 @@ fn configs_json() -> Result<Value> {
     let one = |c: &ShippedConfig| -> Result<Value> {
         Ok(json!({ "name": c.name, "settings": Settings::parse(c.text, c.name)? }))
     };
-    let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {
+    let paper = |shipped: &spattn_lab::papers::Shipped| -> Result<Value> {
         let item = shipped.parse()?;
         Ok(
             json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing, "nearest": item.nearest }),

@@ -43,7 +43,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 pub use self::exit::Done;
 use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
 pub use self::run_flags::flags;
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::text;
@@ -53,7 +53,7 @@ use spattn_kernels::check_isa;
 ///
 /// `spattn eval` without arguments runs a small matrix on the built-in model in half a minute.
 #[derive(Debug, Parser)]
-#[command(name = "spattn", version = version::line(), propagate_version = true, max_term_width = 100, help_expected = true)]
+#[command(name = "spattn", version = PROGRAM.line(), propagate_version = true, max_term_width = 100, help_expected = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

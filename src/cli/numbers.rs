@@ -4,11 +4,11 @@
 
 use std::ops::RangeInclusive;
 
-use crate::eval::config::bounds::{MOST_SAMPLES, whole};
-pub(super) use crate::eval::config::bounds::{seed, threads, tokens};
-use crate::eval::plan::sharding::MOST_SHARDS;
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
+use spattn_eval::config::bounds::{MOST_SAMPLES, whole};
+pub(super) use spattn_eval::config::bounds::{seed, threads, tokens};
+use spattn_eval::plan::sharding::MOST_SHARDS;
 
 /// Examples for each task and length.
 pub(super) fn samples(text: &str) -> Result<usize, String> {

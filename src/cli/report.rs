@@ -7,15 +7,15 @@ use clap::{Args, ValueEnum};
 
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
-use crate::eval::folder::owned_files;
-use crate::eval::records::store::load_manifest;
-use crate::eval::summary::warnings::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
 use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, table};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::folder::owned_files;
+use spattn_eval::records::store::load_manifest;
+use spattn_eval::summary::warnings::in_short;
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
 ///

@@ -16,24 +16,25 @@ use super::output::{print, print_line};
 use super::reproduce_facts::{facts_of_analyses, facts_of_learning, facts_of_records, facts_of_times};
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
-use crate::analyze::units::{Ended, Order, Outlook};
-use crate::eval::calibration::paper_calibrations::Lesson;
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::Settings;
-use crate::eval::config::value::{Given, OneOrMany};
-use crate::eval::folder::owned_files;
-use crate::eval::papers::item::{Item, Variant};
-use crate::eval::papers::learning::Learning;
-use crate::eval::papers::measure::Evidence;
-use crate::eval::papers::outcome::{Outcome, judge};
-use crate::eval::papers::seen::{AnalysisTables, Observing};
-use crate::eval::papers::select;
-use crate::eval::plan::contexts::Shard;
-use crate::eval::records::store::{OpenMode, load_manifest};
 use crate::report::{merge, papers};
+use crate::version::PROGRAM;
 use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::given;
 use spattn_base::privacy;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::settings::Settings;
+use spattn_eval::config::value::{Given, OneOrMany};
+use spattn_eval::folder::owned_files;
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::records::store::{OpenMode, load_manifest};
+use spattn_lab::analyze::units::{Ended, Order, Outlook};
+use spattn_lab::papers::calibrations::Lesson;
+use spattn_lab::papers::item::{Item, Variant};
+use spattn_lab::papers::learning::Learning;
+use spattn_lab::papers::measure::Evidence;
+use spattn_lab::papers::outcome::{ItemOutcome, judge};
+use spattn_lab::papers::seen::{AnalysisTables, Observing};
+use spattn_lab::papers::select;
 
 /// The default folder of results.
 const OUT: &str = "results/papers";
@@ -267,7 +268,7 @@ impl ReproduceArgs {
 
     fn lesson<'a>(&self, learning: &'a Learning, folder: &'a Path) -> Result<Lesson<'a>, UsageError> {
         let device = self.device.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-        Ok(Lesson { learning, folder, device, overwrite: self.overwrite })
+        Ok(Lesson { learning, folder, device, overwrite: self.overwrite, program: PROGRAM })
     }
 
     /// Prints what an item would run, analyse and learn.
@@ -281,7 +282,13 @@ impl ReproduceArgs {
         if let Some(observing) = &observing {
             let data = self.data.as_deref().map(find_data).transpose()?;
             let data = data.as_ref().map(|data| data.folder.as_path());
-            let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: false };
+            let order = Order {
+                observing,
+                folder: &self.run_folder(name).join(FOUND),
+                data,
+                overwrite: false,
+                program: PROGRAM,
+            };
             let Outlook { documents, seconds, bytes } = order.check()?;
             let list = |names: &[String]| names.join(", ");
             let lengths: Vec<String> = observing.lengths.iter().map(ToString::to_string).collect();
@@ -353,7 +360,13 @@ impl ReproduceArgs {
     fn look(&self, name: &str, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
-        let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: self.overwrite };
+        let order = Order {
+            observing,
+            folder: &self.run_folder(name).join(FOUND),
+            data,
+            overwrite: self.overwrite,
+            program: PROGRAM,
+        };
         Ok(matches!(order.see(stop, |text| self.tell(text))?, Ended::Whole(_)))
     }
 
@@ -373,7 +386,7 @@ impl ReproduceArgs {
         let Some(observing) = self.observing(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
-        Order { observing: &observing, folder: &folder, data, overwrite: false }.kept_all()
+        Order { observing: &observing, folder: &folder, data, overwrite: false, program: PROGRAM }.kept_all()
     }
 
     /// Judges and draws an item's results, and draws the page of all items again.
@@ -400,7 +413,7 @@ impl ReproduceArgs {
             None => facts_of_analyses(&seen),
         };
         let ran = [facts_of_records(records), observed, facts_of_times(item)?].concat();
-        let mut outcome = Outcome { ran, failure, ..judged };
+        let mut outcome = ItemOutcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
         // An item can be drawn again from its stored outcome, without records.
         match papers::read(&dir)?.filter(|_| self.draw_only && records.is_empty()) {

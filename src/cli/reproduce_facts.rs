@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::eval::papers::item::Item;
-use crate::eval::papers::learning::Learning;
-use crate::eval::papers::seen::AnalysisTables;
-use crate::eval::records::record::Record;
 use spattn_base::error::UsageError;
+use spattn_eval::records::record::Record;
+use spattn_lab::papers::item::Item;
+use spattn_lab::papers::learning::Learning;
+use spattn_lab::papers::seen::AnalysisTables;
 
 /// What records say was run.
 pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {

@@ -1,4 +1,4 @@
-//! What `eval` and `sweep` take: the flags of the table in [`flags`](crate::eval::config::flags), read.
+//! What `eval` and `sweep` take: the flags of the table in [`flags`](spattn_eval::config::flags), read.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,13 +7,13 @@ use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use super::matrix::{OnFailure, RunRequest};
 use super::run_flags::{RunFlags, flags, refused};
-use crate::eval::config::flag::Flag;
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::{InvalidValue, SETTINGS, Settings};
-use crate::eval::plan::contexts::Shard;
-use crate::eval::records::store::OpenMode;
 use spattn_base::clock;
 use spattn_base::error::UsageError;
+use spattn_eval::config::flag::Flag;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::settings::{InvalidValue, SETTINGS, Settings};
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::records::store::OpenMode;
 use spattn_model::source::RANDOM;
 
 /// What `eval` and `sweep` take: settings that override a config's, and how to run.

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::eval::config::flag::{Flag, in_order_of_help};
-use crate::eval::config::flags::with_run_flags;
-use crate::eval::config::settings::SETTINGS;
-use crate::eval::config::value::Value;
 use spattn_base::error::UsageError;
+use spattn_eval::config::flag::{Flag, in_order_of_help};
+use spattn_eval::config::settings::SETTINGS;
+use spattn_eval::config::value::Value;
+use spattn_eval::with_run_flags;
 
 /// Makes [`RunFlags`] with its rows.
 macro_rules! define_run_flags {

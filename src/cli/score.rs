@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::output::{print_json, print_line};
 use super::score_rows::{Scored, Scorer, given_rule, is_of_likelihood};
-use crate::eval::records::store::SAMPLES;
 use spattn_base::error::UsageError;
 use spattn_base::given;
+use spattn_eval::records::store::SAMPLES;
 use spattn_stats::mean;
 use spattn_tasks::answers;
 use spattn_tasks::metrics::Metric;

@@ -10,9 +10,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::exit::{INTERRUPTED, PREEMPTED};
-use crate::eval::config::value::system_text;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::memory;
+use spattn_eval::config::value::system_text;
 use spattn_model::data::{DataFolder, DataSource};
 use spattn_tasks::data_files;
 

@@ -7,7 +7,7 @@ use super::exit::Done;
 use super::launch::{LaunchArgs, launch_sweep};
 use super::matrix::OnFailure;
 use super::run_args::RunArgs;
-use crate::eval::config::run_config::RunConfig;
+use spattn_eval::config::run_config::RunConfig;
 
 /// Run a matrix: models, tasks, lengths, protocols, seeds and methods with grids.
 ///

@@ -10,21 +10,21 @@ use super::output::{print, print_json};
 use super::run_args::with_flag_name;
 use super::tune_args::TuneArgs;
 use super::{tune_schedules, tune_shapes};
-use crate::eval::config::methods::only_policy;
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::config::settings::Settings;
-use crate::eval::config::value::{Given, OneOrMany};
-use crate::eval::folder::owned_files;
-use crate::eval::plan::contexts::Shard;
-use crate::eval::records::record::Record;
-use crate::eval::records::store::OpenMode;
 use crate::report::tuning as drawing;
-use crate::tune::grid::{Asked, ladders};
-use crate::tune::{Batch, Goal, Tuning, fewest_samples};
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::Policy;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::methods::only_policy;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::settings::Settings;
+use spattn_eval::config::value::{Given, OneOrMany};
+use spattn_eval::folder::owned_files;
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::records::record::Record;
+use spattn_eval::records::store::OpenMode;
+use spattn_lab::tune::grid::{Asked, ladders};
+use spattn_lab::tune::{Batch, Goal, Tuning, fewest_samples};
 use spattn_model::source::recorded;
 use spattn_tasks::Task;
 use spattn_tasks::likelihood::Measure;
@@ -138,7 +138,7 @@ impl TuneArgs {
     /// The conditions under which the answer holds.
     fn facts(&self, config: &RunConfig) -> Value {
         json!({
-            "program": version::as_json(),
+            "program": PROGRAM.as_json(),
             "model": recorded(&config.model),
             "sparse_from": config.protocols.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             "seed": config.seeds[0],

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::numbers;
 use super::run_flags::{CalibrationFlag, ExtrapolationFlag, QuietFlag, ThreadsFlag};
-use crate::tune::grid::DENSITY;
+use spattn_lab::tune::grid::DENSITY;
 
 /// Find the smallest budget of a method whose loss to `full` is within --delta points, and say how sure that is.
 ///

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use super::analyze::TASKS;
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
-use crate::analyze::{Document, Loaded, Reader, Request};
-use crate::eval::config::value::parse_dtype;
-use crate::eval::plan::manifest::RESULTS_VERSION;
-use crate::tune::journal::Journal;
 use spattn_attention::PromptNeed;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::value::parse_dtype;
+use spattn_eval::plan::manifest::RESULTS_VERSION;
+use spattn_lab::analyze::{Document, DocumentReader, Loaded, Request};
+use spattn_lab::tune::journal::Journal;
 use spattn_model::device::Device;
 
 /// The default length of a prompt in tokens.
@@ -52,7 +52,7 @@ impl Reading {
     /// Opens and loads the model and prompts that the arguments name.
     ///
     /// # Errors
-    /// As [`Reader::open`] and [`Reader::load`]; if several lengths are given to `flag`.
+    /// As [`DocumentReader::open`] and [`DocumentReader::load`]; if several lengths are given to `flag`.
     pub fn open(args: &TuneArgs, flag: &str) -> Result<Self> {
         let device: Device = match &args.device {
             Some(text) => {
@@ -86,7 +86,7 @@ impl Reading {
             layers: &[],
             seed: args.seed.unwrap_or(SEED),
         };
-        let loaded = Reader::open(&request)?.load()?;
+        let loaded = DocumentReader::open(&request)?.load()?;
         loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
         let stop = stop_on_interrupt()?;
         Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet.0.is_some(), system, stop })

@@ -8,10 +8,10 @@ use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
 use crate::report::schedules as drawing;
-use crate::tune::schedules::{Budgeted, LEVELS, ScheduleOutcome, outcome};
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::expand_grid;
 use spattn_base::error::UsageError;
+use spattn_lab::tune::schedules::{Budgeted, LEVELS, ScheduleOutcome, outcome};
 
 /// Measures and compares schedules, prints the result and writes the files.
 ///
@@ -31,7 +31,7 @@ pub(super) fn find_schedule(args: &TuneArgs) -> Result<Done> {
         Err(error) if is_stop(&error) => return Ok(Done::Interrupted),
         found => found?,
     };
-    let facts = reading.facts(args, version::as_json());
+    let facts = reading.facts(args, PROGRAM.as_json());
     let files = drawing::write(&outcome, &facts, &args.out)?;
     match args.json {
         true => print_json(&drawing::json(&outcome, &facts)?)?,

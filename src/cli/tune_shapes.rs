@@ -10,10 +10,10 @@ use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
 use crate::report::shapes as drawing;
-use crate::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
-use crate::version;
+use crate::version::PROGRAM;
 use spattn_attention::expand_grid;
 use spattn_base::error::UsageError;
+use spattn_lab::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
 
 /// Predicts and checks shapes, prints the result and writes the files.
 ///
@@ -71,7 +71,7 @@ fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
 }
 
 fn finish(args: &TuneArgs, outcome: &ShapeOutcome, reading: &Reading) -> Result<Done> {
-    let facts = reading.facts(args, version::as_json());
+    let facts = reading.facts(args, PROGRAM.as_json());
     let files = drawing::write(outcome, &facts, &args.out)?;
     match args.json {
         true => print_json(&drawing::json(outcome, &facts)?)?,

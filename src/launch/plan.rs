@@ -7,10 +7,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::eval::folder::attempts::Failed;
-use crate::eval::folder::owned_files;
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
+use spattn_eval::folder::attempts::Failed;
+use spattn_eval::folder::owned_files;
 
 /// Name of the file within a sweep's folder.
 pub const PLAN: &str = "plan.json";

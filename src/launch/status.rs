@@ -15,11 +15,11 @@ use serde::Serialize;
 use super::plan::{PlannedShard, SweepPlan};
 use super::slurm::{self, Task};
 use super::{LOGS, SCRIPT, shard_folder};
-use crate::eval::folder::attempts::{self, Attempt, Ending, Failed};
-use crate::eval::folder::lease::Owner;
-use crate::eval::records::store::SAMPLES;
-use crate::eval::summary::running_scores::Scores;
 use spattn_base::error::UsageError;
+use spattn_eval::folder::attempts::{self, Attempt, Ending, Failed};
+use spattn_eval::folder::lease::Owner;
+use spattn_eval::records::store::SAMPLES;
+use spattn_eval::summary::running_scores::Scores;
 
 /// The state of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -396,9 +396,9 @@ fn error_in(log: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::folder::attempts::Log;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::folder::attempts::Log;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
     use std::io::Write;
 
     fn append(dir: &Path, records: &[Record], torn: &str) {

@@ -12,9 +12,9 @@ use super::markdown::{line, rule};
 use super::plots::Figure;
 use super::plots::analyses::figure;
 use super::table::lines;
-use crate::analyze::Found;
-use crate::analyze::findings::{Row, Table, Unit};
 use spattn_base::text::in_markdown;
+use spattn_lab::analyze::AnalysisFindings;
+use spattn_lab::analyze::findings::{FindingsRow, Table, Unit};
 
 /// Facts about what was read, for the head of the page: pairs of name and value.
 pub type Facts = [(String, String)];
@@ -25,9 +25,9 @@ pub const RESULT: &str = "analyze.json";
 pub const PAGE: &str = "analyze.md";
 
 /// The printed tables: all except those by head.
-pub fn terminal(found: &[Found]) -> String {
+pub fn terminal(found: &[AnalysisFindings]) -> String {
     let mut text = String::new();
-    for Found { analysis, findings } in found {
+    for AnalysisFindings { analysis, findings } in found {
         let _ = write!(text, "\n{}: {} ({})\n", analysis.name, analysis.about, analysis.reference);
         for table in findings.tables.iter().filter(|table| !table.is_detail) {
             let _ = write!(text, "\n{}\n\n", table.title);
@@ -45,7 +45,7 @@ fn headings(table: &Table) -> impl Iterator<Item = String> + '_ {
     table.keys.iter().cloned().chain(table.columns.iter().map(move |column| unit(column.unit, &column.name)))
 }
 
-fn cells(table: &Table, row: &Row) -> Vec<String> {
+fn cells(table: &Table, row: &FindingsRow) -> Vec<String> {
     let cell = |(unit, number): (Unit, &Option<f64>)| number.map_or(String::new(), |number| shown(unit, number));
     let units = table.columns.iter().map(|column| column.unit);
     row.keys.iter().cloned().chain(units.zip(&row.numbers).map(cell)).collect()
@@ -88,8 +88,8 @@ pub fn csv(table: &Table) -> Result<String> {
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
-pub fn json(found: &[Found], manifest: &Value) -> Result<String> {
-    let one = |Found { analysis, findings }: &Found| {
+pub fn json(found: &[AnalysisFindings], manifest: &Value) -> Result<String> {
+    let one = |AnalysisFindings { analysis, findings }: &AnalysisFindings| {
         json!({
             "name": analysis.name,
             "about": analysis.about,
@@ -103,10 +103,10 @@ pub fn json(found: &[Found], manifest: &Value) -> Result<String> {
 }
 
 /// The page: what was read, and the tables and drawings of each analysis (paths relative to the page).
-pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
+pub fn page(found: &[AnalysisFindings], facts: &Facts, figures: &[Vec<Figure>]) -> String {
     let mut text = "# What attention looks like\n\n".to_owned();
     facts.iter().for_each(|(name, value)| text.push_str(&format!("- {name}: {}\n", in_markdown(value))));
-    for (Found { analysis, findings }, figures) in found.iter().zip(figures) {
+    for (AnalysisFindings { analysis, findings }, figures) in found.iter().zip(figures) {
         let _ = write!(text, "\n## {}\n\n{} ({}).\n", analysis.name, capital(analysis.about), analysis.reference);
         findings.notes.iter().for_each(|note| text.push_str(&format!("\n{}.\n", in_markdown(&capital(note)))));
         for Figure { file, title, .. } in figures {
@@ -132,8 +132,8 @@ pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
 ///
 /// # Errors
 /// If one cannot be written.
-pub fn write(found: &[Found], facts: &Facts, manifest: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
-    let draw = |found: &Found| found.findings.drawings.iter().map(figure).collect::<Result<Vec<_>>>();
+pub fn write(found: &[AnalysisFindings], facts: &Facts, manifest: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
+    let draw = |found: &AnalysisFindings| found.findings.drawings.iter().map(figure).collect::<Result<Vec<_>>>();
     let figures: Vec<Vec<Figure>> = found.iter().map(|found| Ok(draw(found)?.concat())).collect::<Result<_>>()?;
     let mut files = vec![(RESULT.to_owned(), json(found, manifest)?), (PAGE.to_owned(), page(found, facts, &figures))];
     for table in found.iter().flat_map(|found| &found.findings.tables) {
@@ -156,15 +156,15 @@ pub fn facts(model: &str, tasks: &[String], length: usize, documents: usize, que
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::{Findings, select};
+    use spattn_lab::analyze::{Findings, select};
 
-    fn found() -> Vec<Found> {
+    fn found() -> Vec<AnalysisFindings> {
         let mut table = Table::new("t", "What it shows", &["layer"], &[("a, b", Unit::Share), ("n", Unit::Tokens)]);
         table.push(["0"], [0.1234, 12.0]);
         table.push(["1"], [f64::NAN, 1234.5]);
         let detail = Table { name: "u".into(), ..table.clone() }.detail();
         let findings = Findings { tables: vec![table, detail], drawings: Vec::new(), notes: vec!["so it is".into()] };
-        vec![Found { analysis: select(&["mass".to_owned()]).unwrap()[0], findings }]
+        vec![AnalysisFindings { analysis: select(&["mass".to_owned()]).unwrap()[0], findings }]
     }
 
     #[test]

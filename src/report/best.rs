@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::eval::summary::cells::SummaryCell;
-use crate::eval::summary::columns::SummaryRow;
-use crate::eval::summary::paired;
 use spattn_attention::Role;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_eval::summary::columns::SummaryRow;
+use spattn_eval::summary::paired;
 use spattn_stats::Level;
 
 /// A setting to compare with others.
@@ -111,10 +111,10 @@ pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::{perplexity, record};
     use crate::report::Report;
     use crate::report::pivot::{self, Layout};
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::{perplexity, record};
 
     /// A method's records of `n` examples; `is_right` says which are right.
     fn run(method: &str, n: usize, is_right: impl Fn(usize) -> bool) -> Vec<Record> {
@@ -130,7 +130,7 @@ mod tests {
 
     /// Mean and interval of one method alone, as the table shows them.
     fn apart(run: &[Record]) -> (f64, f64, f64) {
-        let row = crate::eval::summary::summarize::summarize(run, &[]).remove(0);
+        let row = spattn_eval::summary::summarize::summarize(run, &[]).remove(0);
         (row.score, row.ci_low.unwrap(), row.ci_high.unwrap())
     }
 

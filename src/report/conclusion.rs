@@ -11,11 +11,11 @@ use serde::Serialize;
 use super::best::{self, ComparedSetting};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::shared_sets;
-use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::cells::SummaryCell;
-use crate::eval::summary::columns::{SummaryRow, mean_score};
-use crate::eval::summary::paired;
 use spattn_attention::Role;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_eval::summary::columns::{SummaryRow, mean_score};
+use spattn_eval::summary::paired;
 use spattn_stats::{Estimate, Level, mean};
 
 /// The tolerated loss against dense attention: points of a score, or percent of a perplexity.
@@ -313,10 +313,10 @@ fn scored(setting: &Setting, is_perplexity: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::{perplexity, record};
-    use crate::eval::summary::cells::group;
-    use crate::eval::summary::summarize;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::{perplexity, record};
+    use spattn_eval::summary::cells::group;
+    use spattn_eval::summary::summarize;
 
     /// The records of a method at a density, which is also its cost: of `n` examples, all but the first `lost` are right.
     fn run(method: &str, density: f64, lost: usize, n: usize) -> Vec<Record> {

@@ -3,12 +3,12 @@
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
-use crate::eval::records::record::Record;
-use crate::eval::summary::cells::{self, SummaryCell};
-use crate::eval::summary::columns::SummaryRow;
-use crate::eval::summary::self_checks;
-use crate::eval::summary::summarize;
-use crate::eval::summary::warnings::Warning;
+use spattn_eval::records::record::Record;
+use spattn_eval::summary::cells::{self, SummaryCell};
+use spattn_eval::summary::columns::SummaryRow;
+use spattn_eval::summary::self_checks;
+use spattn_eval::summary::summarize;
+use spattn_eval::summary::warnings::Warning;
 
 /// Everything that a report is drawn from.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::eval::summary::column_value::ColumnValue;
-use crate::eval::summary::columns::{COLUMNS, SummaryRow};
 use spattn_base::text;
+use spattn_eval::summary::column_value::ColumnValue;
+use spattn_eval::summary::columns::{COLUMNS, SummaryRow};
 
 /// The rows as CSV with a heading line; absent values are empty.
 ///
@@ -67,8 +67,8 @@ fn fixed(x: f64, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::summarize::summarize;
 
     #[test]
     fn rows_read_back_and_absent_values_are_empty() {

@@ -1,10 +1,10 @@
 //! How numbers look to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
 
-use crate::eval::records::record::REFERENCE;
-use crate::eval::records::timing::Latency;
-use crate::eval::summary::column_value::ColumnUnit;
-use crate::eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, SummaryRow, find};
-use crate::eval::summary::self_checks::FEW_TELL;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::timing::Latency;
+use spattn_eval::summary::column_value::ColumnUnit;
+use spattn_eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, SummaryRow, find};
+use spattn_eval::summary::self_checks::FEW_TELL;
 use spattn_tasks::likelihood::Measure;
 
 /// The text with a capital first letter.
@@ -390,8 +390,8 @@ mod tests {
     #[test]
     fn what_is_least_needed_is_left_out_first_and_what_it_is_about_never() {
         let rows = vec![
-            crate::eval::summary::summarize::summarize(
-                &[crate::eval::records::record::tests::record("vt", "topk", 0, 1.0)],
+            spattn_eval::summary::summarize::summarize(
+                &[spattn_eval::records::testing::record("vt", "topk", 0, 1.0)],
                 &[],
             )[0]
             .clone(),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Report;
 use super::format::{distinct, tokens};
-use crate::eval::records::record::REFERENCE;
+use spattn_eval::records::record::REFERENCE;
 
 /// At most this many tasks are named one by one.
 const FEW: usize = 4;
@@ -137,9 +137,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
     use crate::report::merge::Source;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
 
     fn source(created: &str, program: Value, identity: Value) -> Source {
         let machine = json!({"cpu": "Some CPU", "simd": "avx2", "threads": 2});

@@ -14,7 +14,7 @@ pub fn render<T: Serialize>(rows: &[T]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::summary::columns::SummaryRow;
+    use spattn_eval::summary::columns::SummaryRow;
 
     #[test]
     fn no_rows_are_an_empty_array() {

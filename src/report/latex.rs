@@ -5,9 +5,9 @@ use super::best;
 use super::format::{TableColumn, capital, columns, fitting, setting, tokens};
 use super::pivot::{PivotTable, ShownNotes};
 use super::tabular::{Numbers, TEXT_WIDTH, Tabular, marked, width};
-use crate::eval::summary::cells::SummaryCell;
-use crate::eval::summary::columns::SummaryRow;
-use crate::eval::summary::warnings::Warning;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_eval::summary::columns::SummaryRow;
+use spattn_eval::summary::warnings::Warning;
 
 /// The packages that a document needs.
 const NEEDS: &str =

@@ -8,10 +8,10 @@ use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
-use crate::eval::summary::columns::SummaryRow;
-use crate::eval::summary::prefill_savings::PrefillSavings;
-use crate::eval::summary::warnings::in_short;
 use spattn_base::text::in_markdown;
+use spattn_eval::summary::columns::SummaryRow;
+use spattn_eval::summary::prefill_savings::PrefillSavings;
+use spattn_eval::summary::warnings::in_short;
 
 /// The page: what was run, the conclusions, the means over tasks, a table for each task and length, the warnings of the self-checks, and
 /// links to the other files (paths relative to the page).
@@ -246,9 +246,9 @@ pub(super) fn rule(text: usize, numbers: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::costs::KvTokens;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::costs::KvTokens;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
 
     #[test]
     fn the_page_has_every_part() {

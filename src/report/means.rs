@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::cells::SummaryCell;
-use crate::eval::summary::columns::SummaryRow;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_eval::summary::columns::SummaryRow;
 
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
@@ -143,11 +143,11 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::records::timing::Latency;
-    use crate::eval::summary::cells::group;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::records::timing::Latency;
+    use spattn_eval::summary::cells::group;
+    use spattn_eval::summary::summarize::summarize;
 
     /// (task, method, scores).
     fn tables(given: &[(&str, &str, &[f64])]) -> Vec<MeanTable> {

@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::eval::records::interning::InternedStr;
-use crate::eval::records::loaded::{LoadedRecords, SAMPLES, differing, drop_repeated};
-use crate::eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
-use crate::eval::records::record::Record;
-use crate::eval::records::stored_manifest::{identities, load_run};
 use spattn_base::privacy;
+use spattn_eval::records::interning::InternedStr;
+use spattn_eval::records::loaded::{LoadedRecords, SAMPLES, differing, drop_repeated};
+use spattn_eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
+use spattn_eval::records::record::Record;
+use spattn_eval::records::stored_manifest::{identities, load_run};
 
 use super::format::distinct;
 use super::shards;
@@ -329,10 +329,10 @@ fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::manifest_keys::{IDENTITY, INPUTS};
-    use crate::eval::records::record::tests::record;
-    use crate::eval::records::store::{OpenMode, Store};
     use serde_json::json;
+    use spattn_eval::records::manifest_keys::{IDENTITY, INPUTS};
+    use spattn_eval::records::store::{OpenMode, Store};
+    use spattn_eval::records::testing::record;
 
     /// A run of the fixture's model, protocol and seed, with further identity fields.
     fn run(dir: &Path, facts: Value, calibration: Value, records: &[Record]) -> PathBuf {
@@ -422,7 +422,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |name: &str, inputs: Value, records: &[Record]| {
             let path = run(&dir.path().join(name), json!({}), json!({}), records);
-            let mut manifest = crate::eval::records::store::load_manifest(&path).unwrap();
+            let mut manifest = spattn_eval::records::store::load_manifest(&path).unwrap();
             manifest[INPUTS] = json!({ "jsonl:validation": inputs });
             std::fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
             path

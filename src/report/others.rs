@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::Result;
 
 use super::csv::finished;
-use crate::eval::records::record::Record;
-use crate::eval::summary::cells::place;
-use crate::eval::summary::columns::SummaryRow;
+use spattn_eval::records::record::Record;
+use spattn_eval::summary::cells::place;
+use spattn_eval::summary::columns::SummaryRow;
 use spattn_stats::mean;
 
 /// The mean score of a summary row by one further metric.
@@ -77,8 +77,8 @@ pub fn csv(scores: &[OtherScore]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::summarize::summarize;
 
     #[test]
     fn means_are_by_row_and_metric() {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::format::distinct;
 use super::means::shared_sets;
-use crate::eval::summary::columns::{SummaryRow, mean_delta, mean_score};
+use spattn_eval::summary::columns::{SummaryRow, mean_delta, mean_score};
 use spattn_stats::Estimate;
 
 /// The dimensions that the overview's columns can have.
@@ -60,8 +60,8 @@ fn averaged(rows: &[SummaryRow], by: &str) -> BTreeSet<Rows> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::summarize::summarize;
 
     #[test]
     fn what_the_overview_averages_has_its_interval() {

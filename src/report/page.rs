@@ -21,14 +21,14 @@ use super::markdown::counted;
 use super::merge::Source;
 use super::plots::{Figure, Figures};
 use super::{Report, conclusion, heading, overview};
-use crate::eval::records::fidelity::four_digits;
-use crate::eval::records::prompts::{self, PROMPTS};
-use crate::eval::records::record::Record;
-use crate::eval::records::store::identities;
-use crate::eval::summary::column_value::ColumnUnit;
-use crate::eval::summary::columns::{Better, OnPage, SummaryColumn, on_page};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
+use spattn_eval::records::fidelity::four_digits;
+use spattn_eval::records::prompts::{self, PROMPTS};
+use spattn_eval::records::record::Record;
+use spattn_eval::records::store::identities;
+use spattn_eval::summary::column_value::ColumnUnit;
+use spattn_eval::summary::columns::{Better, OnPage, SummaryColumn, on_page};
 use spattn_tasks::stand_ins;
 
 const HTML: &str = include_str!("page/page.html");
@@ -381,7 +381,7 @@ impl<'a> Samples<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::testing::record;
 
     #[test]
     fn text_of_records_is_never_markup() {

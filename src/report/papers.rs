@@ -10,25 +10,30 @@ use anyhow::{Context, Result};
 
 use super::csv::finished;
 use super::plots::papers::figures;
-use crate::eval::papers::claims::Verdict;
-use crate::eval::papers::item::Item;
-use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
-use crate::eval::papers::{ITEMS, PAPERS};
 use spattn_base::text::in_markdown;
+use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::item::Item;
+use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Judged, Number, short};
+use spattn_lab::papers::{ITEMS, PAPERS};
 
 /// The file of an item's outcome, which all pages are drawn from.
 pub const RESULT: &str = "result.json";
 
 /// The verdicts, in the order of the page's counts.
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Holds, Verdict::HoldsInPart, Verdict::DoesNotHold, Verdict::CannotBeTold, Verdict::NotTested];
+const VERDICTS: [ClaimVerdict; 5] = [
+    ClaimVerdict::Holds,
+    ClaimVerdict::HoldsInPart,
+    ClaimVerdict::DoesNotHold,
+    ClaimVerdict::CannotBeTold,
+    ClaimVerdict::NotTested,
+];
 
 /// Writes an item's outcome into its folder: `result.json`, `table.csv`, and `plot.svg` if there is anything to draw. The names of further
 /// pages of the plot are stored in the outcome.
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
+pub fn write(outcome: &mut ItemOutcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
     let figures = figures(outcome, item)?;
     outcome.more_plots = figures.iter().skip(1).map(|figure| figure.file.clone()).collect();
     let mut files = vec![
@@ -44,7 +49,7 @@ pub fn write(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathB
 ///
 /// # Errors
 /// As [`write()`].
-pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
+pub fn draw_again(outcome: &mut ItemOutcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
     let figures = figures(outcome, item)?;
     let more = figures.iter().skip(1).map(|figure| &figure.file);
     if !more.eq(&outcome.more_plots) {
@@ -54,7 +59,7 @@ pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<
 }
 
 /// The subfolder of an outcome within the folder of results. Runs on the paper's own model have a subfolder of their own.
-pub fn folder(outcome: &Outcome) -> String {
+pub fn folder(outcome: &ItemOutcome) -> String {
     folder_of(&outcome.name, &outcome.variant)
 }
 
@@ -70,7 +75,7 @@ pub fn folder_of(name: &str, variant: &str) -> String {
 ///
 /// # Errors
 /// If a result exists and cannot be read.
-pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
+pub fn read_all(out: &Path) -> Result<Vec<ItemOutcome>> {
     let mut outcomes = Vec::new();
     let folders = ITEMS.iter().flat_map(|item| [out.join(item.name), out.join(item.name).join("paper")]);
     for folder in folders {
@@ -83,7 +88,7 @@ pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
 ///
 /// # Errors
 /// If a result exists and cannot be read.
-pub fn read(folder: &Path) -> Result<Option<Outcome>> {
+pub fn read(folder: &Path) -> Result<Option<ItemOutcome>> {
     let path = folder.join(RESULT);
     if !path.exists() {
         return Ok(None);
@@ -93,7 +98,7 @@ pub fn read(folder: &Path) -> Result<Option<Outcome>> {
 }
 
 /// A line for each cell: row, column, published, measured, both ends of its interval, n.
-fn csv(outcome: &Outcome) -> Result<String> {
+fn csv(outcome: &ItemOutcome) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["row", "column", "published", "measured", "ci_low", "ci_high", "n"])?;
     for row in &outcome.rows {
@@ -115,7 +120,7 @@ fn csv(outcome: &Outcome) -> Result<String> {
 }
 
 /// The page of all items: a short overview, then each item with its table and claims.
-pub fn page(outcomes: &[Outcome]) -> String {
+pub fn page(outcomes: &[ItemOutcome]) -> String {
     let mut page = "# The papers, reproduced\n\nMade by `spattn reproduce`. In tables a cell is *published / measured \
                     [95 % interval]*. A verdict is about the shape of a claim, on the model that was run; never about whether \
                     two models have the same number. A comparison is told where its paired 95 % interval lies on one side of the \
@@ -124,7 +129,7 @@ pub fn page(outcomes: &[Outcome]) -> String {
     page += &counts(outcomes);
     for paper in &PAPERS {
         let of_paper = |name: &str| name.split('/').next() == Some(paper.name);
-        let own: Vec<&Outcome> = outcomes.iter().filter(|o| of_paper(&o.name)).collect();
+        let own: Vec<&ItemOutcome> = outcomes.iter().filter(|o| of_paper(&o.name)).collect();
         if own.is_empty() {
             continue;
         }
@@ -134,8 +139,8 @@ pub fn page(outcomes: &[Outcome]) -> String {
     page
 }
 
-fn counts(outcomes: &[Outcome]) -> String {
-    let mut text = format!("| paper | items | {} |\n", VERDICTS.map(Verdict::text).join(" | "));
+fn counts(outcomes: &[ItemOutcome]) -> String {
+    let mut text = format!("| paper | items | {} |\n", VERDICTS.map(ClaimVerdict::text).join(" | "));
     text += &format!("|{}\n", "---|".repeat(2 + VERDICTS.len()));
     let mut by_paper: BTreeMap<&str, (usize, [usize; 5])> = BTreeMap::new();
     for outcome in outcomes {
@@ -159,8 +164,8 @@ fn counts(outcomes: &[Outcome]) -> String {
 }
 
 /// An item's part of the page.
-pub fn item(outcome: &Outcome) -> String {
-    let Outcome { name, title, variant, ran, missing, nearest, note, failure, .. } = outcome;
+pub fn item(outcome: &ItemOutcome) -> String {
+    let ItemOutcome { name, title, variant, ran, missing, nearest, note, failure, .. } = outcome;
     let mut text = format!("\n### {}: {}\n\n", in_markdown(name), in_markdown(title));
     let mut line = |what: &str, value: &str| {
         let _ = writeln!(text, "- {}: {}", in_markdown(what), in_markdown(value));
@@ -187,7 +192,7 @@ pub fn item(outcome: &Outcome) -> String {
     text
 }
 
-fn table(outcome: &Outcome) -> String {
+fn table(outcome: &ItemOutcome) -> String {
     let columns: Vec<Cow<str>> = outcome.columns.iter().map(|name| in_markdown(name)).collect();
     let mut text = format!("| | {} |\n|---|{}\n", columns.join(" | "), "---|".repeat(columns.len()));
     for row in &outcome.rows {
@@ -216,7 +221,7 @@ fn cell(cell: &CellOutcome) -> String {
 fn claims(claims: &[Judged]) -> String {
     let mut text = String::new();
     for Judged { says, published, measured, why, because } in claims {
-        let published = if *published == Verdict::NotTested { "no numbers to test" } else { published.text() };
+        let published = if *published == ClaimVerdict::NotTested { "no numbers to test" } else { published.text() };
         let (says, measured) = (in_markdown(says), measured.text());
         let _ = write!(text, "\n**{says}** – measured: **{measured}**; published: {published}\n\n");
         const MOST: usize = 8;
@@ -232,11 +237,11 @@ fn claims(claims: &[Judged]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::papers::item::Variant;
-    use crate::eval::papers::measure::Evidence;
-    use crate::eval::papers::outcome::judge;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_lab::papers::item::Variant;
+    use spattn_lab::papers::measure::Evidence;
+    use spattn_lab::papers::outcome::judge;
 
     const ITEM: &str = "
 title = 'a table'
@@ -290,7 +295,7 @@ missing = 'a wind tunnel'
             .collect()
     }
 
-    fn outcome(records: &[Record]) -> (Outcome, Item) {
+    fn outcome(records: &[Record]) -> (ItemOutcome, Item) {
         let item = Item::parse(ITEM, "item.toml").unwrap();
         let evidence = Evidence { records, seen: &[] };
         (judge("magicpig/table-1", &item, Variant::Builtin, evidence).unwrap(), item)
@@ -321,7 +326,7 @@ missing = 'a wind tunnel'
     fn without_records_there_are_published_numbers_alone() {
         let (outcome, item_of) = outcome(&[]);
         assert!(item(&outcome).contains("| Full | 90.5 / – | 100 / – |"));
-        assert_eq!(outcome.claims[0].measured, Verdict::NotTested);
+        assert_eq!(outcome.claims[0].measured, ClaimVerdict::NotTested);
         assert_eq!(figures(&outcome, &item_of).unwrap().len(), 1, "published numbers can be drawn");
     }
 

@@ -13,9 +13,9 @@ use super::plots::Figure;
 use super::plots::tuning::schedules as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
-use crate::tune::schedules::{LEVELS, Measured, ScheduleOutcome};
-use crate::tune::shapes::Interval;
 use spattn_base::text::in_markdown;
+use spattn_lab::tune::schedules::{LEVELS, MeasuredSchedule, ScheduleOutcome};
+use spattn_lab::tune::shapes::Interval;
 
 const HEADINGS: [&str; 5] = ["schedule", "error\npredicted", "error\nmeasured", "beside\nuniform", "attended"];
 
@@ -91,7 +91,7 @@ fn notes(outcome: &ScheduleOutcome) -> Vec<String> {
         );
     }
     let uniform = outcome.schedules[0].density.mean;
-    let fewer = |of: &&Measured| of.density.mean < MISSED * uniform;
+    let fewer = |of: &&MeasuredSchedule| of.density.mean < MISSED * uniform;
     let short: Vec<&str> = outcome.schedules.iter().filter(fewer).map(|of| of.name.as_str()).collect();
     if !short.is_empty() {
         notes.push(format!(
@@ -149,7 +149,7 @@ fn page(outcome: &ScheduleOutcome, facts: &Value, figure: &Figure) -> String {
     text.push_str(&line(["layer", "entropy (nats)"].map(str::to_owned).into_iter().chain(names)));
     text.push_str(&rule(0, outcome.schedules.len() + 2));
     for (rank, layer) in outcome.layers.iter().enumerate() {
-        let both = |of: &Measured| format!("{:.2} → {}", of.multiples[rank], error(of.errors[rank]));
+        let both = |of: &MeasuredSchedule| format!("{:.2} → {}", of.multiples[rank], error(of.errors[rank]));
         let about = [layer.to_string(), number(outcome.entropies[rank])];
         text.push_str(&line(about.into_iter().chain(outcome.schedules.iter().map(both))));
     }
@@ -174,9 +174,9 @@ pub fn write(outcome: &ScheduleOutcome, facts: &Value, folder: &Path) -> Result<
 mod tests {
     use super::*;
 
-    fn of(name: &str, error: f64, high: f64, density: f64) -> Measured {
+    fn of(name: &str, error: f64, high: f64, density: f64) -> MeasuredSchedule {
         let interval = |mean: f64, high: f64| Interval { mean, low: Some(mean - (high - mean)), high: Some(high) };
-        Measured {
+        MeasuredSchedule {
             name: name.to_owned(),
             schedule: "1+3".to_owned(),
             spec: format!("topk:k=8,schedule={name}"),
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    fn outcome(schedules: Vec<Measured>, chosen: usize) -> ScheduleOutcome {
+    fn outcome(schedules: Vec<MeasuredSchedule>, chosen: usize) -> ScheduleOutcome {
         ScheduleOutcome {
             base: "topk:k=8".to_owned(),
             layers: vec![0, 2],

@@ -13,8 +13,8 @@ use super::plots::Figure;
 use super::plots::tuning::shapes as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
-use crate::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
 use spattn_base::text::in_markdown;
+use spattn_lab::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
 
 const HEADINGS: [&str; 8] = [
     "K",
@@ -202,7 +202,7 @@ pub fn write(outcome: &ShapeOutcome, facts: &Value, folder: &Path) -> Result<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::shapes::{Predicted, Shape};
+    use spattn_lab::tune::shapes::{Predicted, Shape};
 
     fn outcome(error: Interval) -> ShapeOutcome {
         let shape = Shape { bits: 8, tables: 75 };

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde_json::Value;
 
 use super::merge::source::Source;
-use crate::eval::plan::shard_statement::Stated;
-use crate::eval::records::manifest_keys::IDENTITY;
-use crate::eval::records::record::Record;
+use spattn_eval::plan::shard_statement::Stated;
+use spattn_eval::records::manifest_keys::IDENTITY;
+use spattn_eval::records::record::Record;
 
 /// At most this many missing shards are named.
 const NAMED: usize = 8;
@@ -129,9 +129,9 @@ fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::plan::contexts::Shard;
-    use crate::eval::records::record::tests::record;
     use serde_json::json;
+    use spattn_eval::plan::contexts::Shard;
+    use spattn_eval::records::testing::record;
 
     /// A shard's folder that lacks some of its records.
     fn source(shard: &str, lacking: usize) -> Source {

@@ -10,7 +10,7 @@ use super::format::{
 };
 use super::pivot::ShownNotes;
 use super::{MeanTable, Report, pivot};
-use crate::eval::summary::columns::SummaryRow;
+use spattn_eval::summary::columns::SummaryRow;
 
 /// A rule under the headings and nothing else.
 const STYLE: TableStyle = TableStyle::new()
@@ -248,9 +248,9 @@ fn cells(row: &SummaryRow, columns: &[TableColumn], form: Form, params: usize) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::costs::KvTokens;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::costs::KvTokens;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
 
     #[test]
     fn tasks_are_named_once_and_kept_apart() {
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn examples_that_share_contexts_are_counted_with_them() {
         let records: Vec<_> = (0..20)
-            .map(|i| crate::eval::records::record::Record {
+            .map(|i| spattn_eval::records::record::Record {
                 context: Some(i / 5 * 5),
                 ..record("needle/number", "full", i, 1.0)
             })
@@ -413,8 +413,7 @@ mod tests {
 
     #[test]
     fn perplexities_and_scores_have_tables_of_their_own() {
-        let records =
-            [record("ruler/vt", "full", 0, 1.0), crate::eval::records::record::tests::perplexity("full", 0, 2.0)];
+        let records = [record("ruler/vt", "full", 0, 1.0), spattn_eval::records::testing::perplexity("full", 0, 2.0)];
         let text = render(&Report::new(&records, &[]), Form::default());
         assert_eq!(text.matches("method  params").count(), 2, "{text}");
         assert!(text.contains("n  score %") && text.contains("n  perplexity"), "{text}");

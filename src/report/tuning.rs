@@ -11,14 +11,14 @@ use super::format::{capital, number};
 use super::markdown::{line, rule};
 use super::plots::{Figure, tuning};
 use super::table::lines;
-use crate::tune::grid::DENSITY;
-use crate::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
 use spattn_base::text::in_markdown;
+use spattn_lab::tune::grid::DENSITY;
+use spattn_lab::tune::{Answer, BudgetVerdict, CandidateRow, Goal, MethodOutcome, TuneOutcome};
 
 const HEADINGS: [&str; 5] = ["n", "loss", "bounds", "verdict", "attended"];
 
 /// The printed tables, each followed by its conclusion and the spec on a line of its own.
-pub fn terminal(outcome: &Outcome) -> String {
+pub fn terminal(outcome: &TuneOutcome) -> String {
     let mut text = format!(
         "{}\n(losses in points, over n contexts of each task and length; * is the spec below)\n",
         question(outcome)
@@ -34,7 +34,7 @@ pub fn terminal(outcome: &Outcome) -> String {
     text
 }
 
-fn question(outcome: &Outcome) -> String {
+fn question(outcome: &TuneOutcome) -> String {
     let Goal { limit, confidence, .. } = outcome.goal;
     format!(
         "the smallest budget that loses at most {} to full, {} % sure; mean over {}",
@@ -44,11 +44,11 @@ fn question(outcome: &Outcome) -> String {
     )
 }
 
-fn cells(method: &MethodOutcome, row: &Row) -> Vec<String> {
+fn cells(method: &MethodOutcome, row: &CandidateRow) -> Vec<String> {
     let verdict = match row.verdict {
-        Verdict::Within => "within",
-        Verdict::Beyond => "beyond",
-        Verdict::Open => "open",
+        BudgetVerdict::Within => "within",
+        BudgetVerdict::Beyond => "beyond",
+        BudgetVerdict::Open => "open",
     };
     let is_chosen = method.spec.as_ref() == Some(&row.spec);
     let bounds = format!("[{} {}]", decimal(row.low), decimal(row.high));
@@ -100,10 +100,10 @@ pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
             let seems = |at: usize| {
                 let row = &method.rows[at];
                 let how = match row.verdict {
-                    Verdict::Within => "is within",
-                    Verdict::Beyond => "is beyond",
-                    Verdict::Open if row.loss <= goal.limit => "seems within",
-                    Verdict::Open => "seems beyond",
+                    BudgetVerdict::Within => "is within",
+                    BudgetVerdict::Beyond => "is beyond",
+                    BudgetVerdict::Open if row.loss <= goal.limit => "seems within",
+                    BudgetVerdict::Open => "seems beyond",
                 };
                 format!("{} {how} ({} [{} {}])", name(at), decimal(row.loss), decimal(row.low), decimal(row.high))
             };
@@ -145,7 +145,7 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
         let pairs = if others == 1 { "1 pair".to_owned() } else { format!("{others} pairs") };
         notes.push(format!("in {pairs} of neighbours the greater budget lost more, which may be noise"));
     }
-    let is_missed = |row: &&Row| method.parameter == DENSITY && row.density > MISSED * row.value;
+    let is_missed = |row: &&CandidateRow| method.parameter == DENSITY && row.density > MISSED * row.value;
     if let Some(last) = method.rows.iter().rfind(is_missed) {
         notes.push(format!(
             "up to {DENSITY}={} more is attended than was asked for: sink, window, dense layers and what follows the prefix count",
@@ -165,7 +165,7 @@ fn sentence(text: &str) -> String {
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
-pub fn csv(outcome: &Outcome) -> Result<String> {
+pub fn csv(outcome: &TuneOutcome) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record([
         "method",
@@ -184,9 +184,9 @@ pub fn csv(outcome: &Outcome) -> Result<String> {
         for row in &method.rows {
             let points = |share: f64| (100.0 * share).to_string();
             let verdict = match row.verdict {
-                Verdict::Within => "within",
-                Verdict::Beyond => "beyond",
-                Verdict::Open => "open",
+                BudgetVerdict::Within => "within",
+                BudgetVerdict::Beyond => "beyond",
+                BudgetVerdict::Open => "open",
             };
             let is_chosen = method.spec.as_ref() == Some(&row.spec);
             writer.write_record([
@@ -211,7 +211,7 @@ pub fn csv(outcome: &Outcome) -> Result<String> {
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
-pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
+pub fn json(outcome: &TuneOutcome, facts: &Value) -> Result<String> {
     let methods = outcome.methods.iter().map(|method| {
         let mut value = serde_json::to_value(method)?;
         value["conclusion"] = conclusion(method, &outcome.goal).into();
@@ -224,7 +224,7 @@ pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
 }
 
 /// The page: the question, the drawing, and for each method the conclusion, its spec and its table.
-pub fn page(outcome: &Outcome, facts: &Value, figures: &[Figure]) -> String {
+pub fn page(outcome: &TuneOutcome, facts: &Value, figures: &[Figure]) -> String {
     let mut text = format!("# The smallest budgets\n\n{}.\n\n", in_markdown(&sentence(&question(outcome))));
     text.push_str(&facts_list(facts));
     for Figure { file, title, .. } in figures {
@@ -267,7 +267,7 @@ pub(super) fn facts_list(facts: &Value) -> String {
 ///
 /// # Errors
 /// If one cannot be written.
-pub fn write(outcome: &Outcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn write(outcome: &TuneOutcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
     let figures = tuning::figure(outcome)?;
     let files = vec![
         ("tune.json", json(outcome, facts)?),

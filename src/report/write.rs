@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::contents::Report;
 use super::plots::{Figure, depths, png};
 use super::{csv, json, latex, markdown, others, page, pivot, plots};
-use crate::eval::folder::owned_files::{self, OwnFolder};
+use spattn_eval::folder::owned_files::{self, OwnFolder};
 
 /// What a report wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -18,10 +18,9 @@ pub const FIRST_REVISION: u16 = 1;
 /// A method with its parameters and policy resolved: what one cell of the evaluation matrix runs.
 #[derive(Clone)]
 pub struct Configured {
-    /// Bare name, such as `topk`; behind a reader of its own `hip:k=512>topk`.
+    /// Bare name, such as `topk`; with a separate reader `hip:k=512>topk`.
     pub name: String,
-    /// Canonical `key=value,...`: what sets the budget always, other parameters and the policy only where
-    /// they differ from the default.
+    /// Canonical `key=value,...`: always what sets the budget; other parameters and the policy only if they are not the default.
     pub params: String,
     /// All parameters, defaults included.
     pub settings: Vec<Setting>,
@@ -39,7 +38,7 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// Whether one launch can select for rows of both methods if they share an index: they differ in nothing, or only
+    /// Whether one launch can select for rows of both methods if they share an index: they are equal, or differ only
     /// in their [budget units](crate::DeviceForm::budget_units).
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
         let is_in_number = || self.method.device_form().is_ok_and(|form| form.units_encode_budget());
@@ -68,11 +67,11 @@ impl Configured {
         reasons
     }
 
-    /// The method calibrated with `artefact`, which has to fit the model; unchanged if neither it nor its reader needs
-    /// an artefact of that kind.
+    /// The method calibrated with `artefact`, which must fit the model; unchanged if neither the method nor its reader needs an artefact of
+    /// that kind.
     ///
     /// # Errors
-    /// If the artefact does not hold what the method reads.
+    /// If the artefact lacks what the method reads.
     pub fn calibrated(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         let mut calibrated = self.clone();
         if let Some(reader) = &self.reader {
@@ -101,7 +100,7 @@ impl Configured {
         specs.iter().flat_map(|spec| self.method.unsupported(spec)).collect()
     }
 
-    /// Whether both read a prompt alike, so that they can share one prefill.
+    /// Whether both read a prompt in the same way, so that they can share one prefill.
     pub fn reads_as(&self, other: &Self) -> bool {
         let of = |reader: &Self| (reader.label(), reader.artefact.clone());
         match (self.masks_prefill(), other.masks_prefill()) {
@@ -123,7 +122,7 @@ impl Configured {
         matches!(self.reads().method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
     }
 
-    /// Whether its candidates change with decoded tokens.
+    /// Whether decoded tokens change its candidates.
     pub fn has_moving_candidates(&self) -> bool {
         self.method.manages_decoded_tokens() || self.policy.tail != Tail::Exact
     }

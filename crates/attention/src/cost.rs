@@ -1,41 +1,41 @@
-//! Counters of what attention really did: tokens, FLOPs, bytes. The code that does the work fills them in.
+//! Counters of the work that attention did: tokens, FLOPs, bytes. The code that does the work counts it.
 
 use std::ops::AddAssign;
 
-/// Work of attention steps, summed over whatever the counter covers.
+/// Work of attention, summed over steps, layers or heads.
 ///
-/// FLOPs count a multiply-add as two. "Full" is what exact attention over the whole context would have
-/// taken for the same queries: `4·n·d` per query head and step (`2·n·d` each for `q·K` and `p·V`).
+/// A multiply-add counts as two FLOPs. "Full" is what exact attention over the whole context takes for the same queries: `4·n·d` per query
+/// head and step (`2·n·d` each for `q·K` and `p·V`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Query-head steps counted.
+    /// Steps, counted for each query head.
     pub steps: u64,
     /// Tokens in context, summed over query-head steps.
     pub context_tokens: u64,
     /// Tokens attended (static ones included), summed over query-head steps.
     pub attended_tokens: u64,
-    /// Of these, the static ones: attended whatever was picked. Not counted where a mask reads a prompt.
+    /// Static tokens among those attended. Not counted in a masked prefill.
     pub exact_tokens: u64,
-    /// FLOPs spent on finding which tokens to attend.
+    /// FLOPs of finding which tokens to attend.
     pub score_flops: u64,
-    /// Of the FLOPs of finding tokens, those of projecting queries onto what everything shares (hyperplanes).
+    /// The part of `score_flops` that projects queries onto shared data (hyperplanes).
     pub projection_flops: u64,
     /// FLOPs of attending the selected tokens.
     pub attend_flops: u64,
-    /// FLOPs exact attention over the whole context would have taken.
+    /// FLOPs of exact attention over the whole context.
     pub full_flops: u64,
     /// Bytes of K and V read.
     pub kv_bytes: u64,
     /// Bytes of auxiliary data (index, summaries, labels) read.
     pub aux_bytes: u64,
-    /// Bytes that all heads, layers and sequences share (hyperplanes), each time that one of them used them. They are small
-    /// and stay near the cores, so they are no part of what is read from memory.
+    /// Bytes of data that all heads, layers and sequences share (hyperplanes), counted at each use. They are small and stay in
+    /// caches, so they do not count as reads from memory.
     pub shared_bytes: u64,
-    /// How often `shared_bytes` were used: their sum over this is the size of what is shared.
+    /// How often shared data was used: `shared_bytes` divided by this is its size.
     pub shared_uses: u64,
-    /// Bytes of scores and counts written and passed over to pick from them.
+    /// Bytes of scores and counts that selection writes and reads.
     pub select_bytes: u64,
-    /// Of the tokens attended, those after the prefix that were so beside the budget, the current one left out.
+    /// Tokens attended after the prefix that do not count as budget, without the current one.
     pub free_tokens: u64,
 }
 
@@ -50,29 +50,29 @@ impl Cost {
         self.score_flops as f64 / self.full_flops.max(1) as f64
     }
 
-    /// Tokens picked over tokens in context, static ones left out; 1 if nothing was counted.
+    /// Tokens selected over tokens in context, without static ones; 1 if nothing was counted.
     pub fn picked_density(&self) -> f64 {
         ratio(self.attended_tokens.saturating_sub(self.exact_tokens), self.context_tokens)
     }
 
-    /// FLOPs of scoring without projections onto what everything shares, over FLOPs of full attention.
+    /// FLOPs of scoring without projections onto shared data, over FLOPs of full attention.
     pub fn cost1_published(&self) -> f64 {
         self.score_flops.saturating_sub(self.projection_flops) as f64 / self.full_flops.max(1) as f64
     }
 
-    /// FLOPs of attending what was picked over FLOPs of full attention, static tokens left out; 1 if nothing was counted.
+    /// FLOPs of attending selected tokens over FLOPs of full attention, without static tokens; 1 if nothing was counted.
     pub fn cost2_picked(&self) -> f64 {
         let per_token = self.full_flops.checked_div(self.context_tokens).unwrap_or(0);
         ratio(self.attend_flops.saturating_sub(per_token * self.exact_tokens), self.full_flops)
     }
 
-    /// Bytes of what everything shares, once; 0 where nothing is.
+    /// Bytes of shared data, counted once; 0 if there is none.
     pub fn shared_resident(&self) -> f64 {
         self.shared_bytes as f64 / self.shared_uses.max(1) as f64
     }
 
-    /// Leaves to attention what attention does anyway: so many products of a query head with a key of `d` numbers, and the
-    /// reading of so many keys, of `bytes` a number, both of which finding took before. They count once, as attending.
+    /// Moves work that attention does anyway out of the cost of finding: `products` products of a query head with a key of `d` numbers, and
+    /// reads of `keys` keys of `bytes` a number. Attention counts them itself.
     pub fn leave_to_attention(&mut self, products: usize, keys: usize, d: usize, bytes: usize) {
         let (flops, read) = (2 * (products * d) as u64, (keys * d * bytes) as u64);
         debug_assert!(
@@ -112,7 +112,7 @@ impl AddAssign for Cost {
     }
 }
 
-/// One [`Cost`] for each layer of a model, and what each query head attended.
+/// One [`Cost`] for each layer of a model, and the tokens that each query head attended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerCosts {
     layers: Vec<Cost>,
@@ -131,7 +131,7 @@ impl LayerCosts {
         &mut self.layers[layer]
     }
 
-    /// Notes what some query heads, from `first` on, attended of `context` tokens.
+    /// Counts what some query heads, from `first` on, attended of `context` tokens.
     pub fn count_heads(&mut self, layer: usize, first: usize, attended: &[usize], context: usize) {
         let heads = &mut self.heads[layer];
         heads.resize(heads.len().max(first + attended.len()), (0, 0));
@@ -155,7 +155,7 @@ impl LayerCosts {
         }
     }
 
-    /// Density of each query head of a layer; none if it never attended.
+    /// Density of each query head of a layer; empty if none attended.
     pub fn head_densities(&self, layer: usize) -> Vec<f64> {
         self.heads[layer].iter().map(|(attended, context)| ratio(*attended, *context)).collect()
     }

@@ -1,9 +1,9 @@
-//! Sparse attention: the [`Method`] trait, spec strings, the uniform policy, and the engine that
-//! attends what a method picks.
+//! Sparse attention: the [`Method`] trait, specs of methods, the policy that all methods share, and the engine that attends what a method
+//! selects.
 //!
-//! A method is one file in `methods/` and one line in its registry. It says what it stores when the
-//! prefix is ready, which tokens (and weights) it picks for a step's queries, and what that cost. It
-//! never attends: [`Sequence`] does, the same way for all methods. Models, tasks and records are unknown here.
+//! A method is one file in `methods/` and one line in its registry. It defines what is stored when the prefix is complete, which tokens
+//! (and weights) it selects for a step's queries, and what that costs. It never attends: [`Sequence`] does, in the same way for all
+//! methods. This crate knows no models, tasks or records.
 
 mod backend;
 pub mod calibration;
@@ -62,7 +62,7 @@ mod testing {
     use super::{AttendedTokens, Selection, StaticTokens};
     use crate::kv::{LayerKv, Prefix};
 
-    /// Output `[group][d]` of attending what was selected from the only KV head of `kv`, and nothing else.
+    /// Output `[group][d]` of attending only the selected tokens of the only KV head of `kv`.
     pub(crate) fn attend(kv: &LayerKv, queries: &[f32], selection: &Selection) -> Vec<f32> {
         let (tokens, d) = (kv.tokens(), kv.keys.d());
         let (prefix, tail) = (Prefix::new(vec![kv.clone()]), LayerKv::new(crate::kv::KvDtype::F32, 1, d, 0));

@@ -82,7 +82,7 @@ pub trait Method: Send + Sync + 'static {
     /// Builds the index over the candidates of a prefix.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
 
-    /// Bytes the index occupies, as stored.
+    /// Bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
     /// The state before the first step.
@@ -109,14 +109,14 @@ pub trait Method: Send + Sync + 'static {
         TailRule::Exact("it picks from the prefix alone")
     }
 
-    /// Bytes of auxiliary data in the state, beside the index.
+    /// Bytes of auxiliary data in the state, without the index.
     fn state_bytes(&self, _state: &Self::State) -> usize {
         0
     }
 
     /// Whether the method also selects among decoded tokens. [`select`](Self::select) is then called at every step of
     /// every sparse layer, even without candidates; the candidates are all tokens that are not [static](Self::exact).
-    /// The selection has to use an ordinary softmax.
+    /// The selection must use an ordinary softmax.
     fn manages_decoded_tokens(&self) -> bool {
         false
     }
@@ -201,7 +201,7 @@ pub struct Step<'a> {
     pub kv_head: usize,
     /// Rotated, unscaled queries of the group, `[group][d]`.
     pub queries: &'a [f32],
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
@@ -243,7 +243,7 @@ impl Step<'_> {
         &self.queries[head * self.d..][..self.d]
     }
 
-    /// A random generator for one head of the group, which depends on the step's seed and the head alone.
+    /// A random generator for one head of the group, which depends only on the step's seed and the head.
     pub fn rng(&self, head: usize) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
     }
@@ -258,7 +258,7 @@ impl Step<'_> {
         Joined::new(self.values, self.tail_values, self.d)
     }
 
-    /// The queries, as scorers take them.
+    /// The queries in the form that scorers take.
     pub(super) fn group_queries(&self) -> GroupQueries<'_> {
         let Self { layer, kv_head, queries, d, scale, .. } = *self;
         GroupQueries { layer, kv_head, queries, rows: 1, d, scale }

@@ -1,4 +1,4 @@
-//! Spec strings: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed parameters.
+//! Specs of methods: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed access to their parameters.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -8,34 +8,34 @@ use crate::kv::MOST_TOKENS;
 use crate::{Budget, Tuned};
 use spattn_base::error::{UsageError, nearest};
 
-/// A method's name with raw parameters, in the order given; no grid is left in it.
+/// A method's name with raw parameters, in the given order; grids are expanded already.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MethodSpec {
     /// Name as written.
     pub name: String,
     /// `(key, value)` as written.
     pub params: Vec<(String, String)>,
-    /// Who reads the prompt: what was written before a `+` or `>`.
+    /// The method that reads the prompt: what was written before a `+` or `>`.
     pub reader: Option<Box<MethodSpec>>,
 }
 
 impl MethodSpec {
-    /// A method at its defaults.
+    /// A method with its default parameters.
     pub fn bare(name: &str) -> Self {
         Self { name: name.to_owned(), params: Vec::new(), reader: None }
     }
 }
 
-/// Specs that one grid may stand for.
+/// The most specs that one grid may expand to.
 const MOST_SPECS: usize = 10_000;
 
-/// Expands one spec with grids and ranges into the specs it stands for, leftmost key varying slowest.
+/// Expands a spec with grids and ranges into single specs; the leftmost key varies slowest.
 ///
-/// `magicpig:K={8,9},L=75..150/25` gives eight specs. `hip:k={256,512}+full` gives two: of a reader of prompts, and of the
-/// method that goes on from there; `hip:k={256,512}>full` is the same.
+/// `magicpig:K={8,9},L=75..150/25` expands to eight specs. `hip:k={256,512}+full` expands to two, each with a method that reads the prompt
+/// and one that decodes; `hip:k={256,512}>full` is the same.
 ///
 /// # Errors
-/// If it is malformed, or stands for more than 10,000 specs; none are made then.
+/// If it is malformed, or expands to more than 10,000 specs.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let Some((reader, decoder)) = reader_and_decoder(text) else { return expand_one(text) };
     if reader_and_decoder(decoder).is_some() {
@@ -51,8 +51,8 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     Ok(readers.iter().flat_map(with).collect())
 }
 
-/// The specs on both sides of a `+`, which no shell takes for anything else, or of the `>` of canonical names. A `+` within a value,
-/// as in `dense_layers=0+50%`, has no name behind it: names of methods begin with two letters.
+/// Splits at a `+`, which no shell interprets, or at the `>` of canonical names. A `+` within a value, as in `dense_layers=0+50%`, has no
+/// method's name behind it: names begin with two letters.
 fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     let is_between = |(at, sign): &(usize, char)| match sign {
         '>' => true,
@@ -63,7 +63,7 @@ fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// That a grid does not stand for too many specs.
+/// Errs if a grid expands to too many specs.
 fn check_count(text: &str, count: usize) -> Result<(), UsageError> {
     if count <= MOST_SPECS {
         return Ok(());
@@ -105,7 +105,7 @@ fn expand_one(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     Ok(specs)
 }
 
-/// A spec as an error repeats it: one of a grid may be longer than any line.
+/// A spec shortened for an error message: a grid may be very long.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 120;
     match text.char_indices().nth(LONGEST) {
@@ -148,7 +148,7 @@ fn expand_value(value: &str) -> Result<Vec<String>, String> {
     Ok(values)
 }
 
-/// A value outside of braces, or one of those in them.
+/// Expands a value without braces, or one item within braces.
 fn expand_item(value: &str) -> Result<Vec<String>, String> {
     if value.is_empty() {
         return Err("a value is empty".to_owned());
@@ -162,9 +162,9 @@ fn expand_item(value: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// `a..b/step`, both ends included; numbers keep as many decimals as the most precise of the three.
+/// Expands `a..b/step`, both ends included. Numbers get as many decimals as the most precise of the three.
 fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, String> {
-    // More have no meaning in the numbers that parameters are.
+    // f64 cannot represent more.
     const MOST_DECIMALS: usize = 17;
     let (last, step) = rest.split_once('/').unwrap_or((rest, "1"));
     let number = |s: &str| s.parse::<f64>().map_err(|_| format!("range `{text}` is not a..b or a..b/step"));
@@ -181,18 +181,18 @@ fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, Stri
     Ok((0..count).map(|i| format!("{:.*}", decimals, a + i as f64 * by)).collect())
 }
 
-/// A parameter as a method reads it.
+/// A parameter with its value, as a method reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// Its key in a spec.
     pub key: &'static str,
-    /// Its value, given or not.
+    /// Its value, given or default.
     pub value: String,
-    /// Whether it is part of the canonical form: what sets the budget always is, the rest if it is not at its default.
+    /// Whether it is part of the canonical form: what sets the budget always is, other parameters if they are not the default.
     pub is_named: bool,
 }
 
-/// A parameter as listed.
+/// A parameter as listed to users.
 pub struct ParamInfo {
     /// Key in a spec.
     pub key: &'static str,
@@ -202,7 +202,7 @@ pub struct ParamInfo {
     pub about: &'static str,
 }
 
-/// Raw parameters being read by a method; knows which keys were asked for, to refuse the others.
+/// Raw parameters that a method reads; keeps track of the keys read, to refuse the others.
 #[derive(Debug)]
 pub struct Params {
     method: String,
@@ -210,12 +210,12 @@ pub struct Params {
     preset: Vec<(String, String)>,
     known: Vec<&'static str>,
     settings: Vec<Setting>,
-    /// Whether a budget of tokens was read that layers may be given shares of.
+    /// Whether a budget of tokens was read that can be distributed over layers.
     has_layer_budgets: bool,
 }
 
 impl Params {
-    /// The method that is read.
+    /// Name of the method.
     pub fn method(&self) -> &str {
         &self.method
     }
@@ -232,12 +232,12 @@ impl Params {
         }
     }
 
-    /// Sets the values of a preset, which count for keys that the spec does not give.
+    /// Sets the values of a preset, which apply to keys that the spec does not give.
     pub fn fill(&mut self, preset: &[(&str, &str)]) {
         self.preset = preset.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     }
 
-    /// Takes `key` out as text, without making it part of the canonical form.
+    /// Takes the text of `key`, without making it part of the canonical form.
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         let take_from = |pairs: &mut Vec<(String, String)>| {
@@ -248,12 +248,12 @@ impl Params {
         given.or(preset)
     }
 
-    /// Whether the spec or its preset says anything of `key`.
+    /// Whether the spec or its preset gives `key`.
     pub fn is_given(&self, key: &str) -> bool {
         self.given.iter().chain(&self.preset).any(|(k, _)| k == key)
     }
 
-    /// Takes the one of `keys` that is given; what the spec says displaces what the preset says of any of them.
+    /// Takes the one of `keys` that is given; if the spec gives one, the preset's are ignored.
     fn take_one_of(&mut self, keys: &[&'static str]) -> Result<Option<(&'static str, String)>, UsageError> {
         if self.given.iter().any(|(key, _)| keys.contains(&key.as_str())) {
             self.preset.retain(|(key, _)| !keys.contains(&key.as_str()));
@@ -288,8 +288,8 @@ impl Params {
         })
     }
 
-    /// The value of `key`, or `default`; becomes part of the canonical form. `expected` says in errors what the value
-    /// should be.
+    /// The value of `key`, or `default`; becomes part of the canonical form. `expected` describes valid values in error
+    /// messages.
     pub fn get<T: FromStr + Display>(
         &mut self,
         key: &'static str,
@@ -338,8 +338,7 @@ impl Params {
         Ok(value)
     }
 
-    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`; `expected` says in
-    /// errors what the value should be.
+    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`.
     pub fn get_minor_as<T: FromStr + Display + PartialEq>(
         &mut self,
         key: &'static str,
@@ -366,7 +365,7 @@ impl Params {
         self.settings.push(Setting { key, value: value.to_string(), is_named: true });
     }
 
-    /// Notes a value that is part of the canonical form only if it differs from `default`.
+    /// Records a value that is part of the canonical form only if it differs from `default`.
     pub(super) fn note_unless_default<T: Display + PartialEq>(&mut self, key: &'static str, value: &T, default: &T) {
         self.settings.push(Setting { key, value: value.to_string(), is_named: value != default });
     }
@@ -376,18 +375,17 @@ impl Params {
         self.budget_of_at_least(1, default)
     }
 
-    /// As [`budget`](Self::budget), for methods that are still themselves with `k=0`: what they attend anyway, and
-    /// nothing else.
+    /// As [`budget`](Self::budget), for methods that also accept `k=0`: they then attend only static tokens.
     pub fn budget_from_zero(&mut self, default: Budget) -> Result<Budget, UsageError> {
         self.budget_of_at_least(0, default)
     }
 
-    /// Whether the budget is one of tokens, of which a [`Schedule`](crate::Schedule) gives layers shares.
+    /// Whether the budget is one of tokens, which a [`Schedule`](crate::Schedule) can distribute over layers.
     pub(super) fn has_layer_budgets(&self) -> bool {
         self.has_layer_budgets
     }
 
-    /// The method deals its budget out to layers by a rule of its own.
+    /// Notes that the method distributes its budget over layers by its own rule.
     pub(super) fn deals_to_layers_itself(&mut self) {
         self.has_layer_budgets = false;
     }
@@ -408,8 +406,8 @@ impl Params {
         Ok(budget)
     }
 
-    /// A budget in the method's own terms, `key`, or the `density` that it is to give; `default` if neither is given.
-    /// `expected` says in errors what `key` should be.
+    /// A budget in the method's own terms, `key`, or a `density` to solve it for; `default` if neither is given.
+    /// `expected` describes valid values of `key` in error messages.
     pub fn tuned<T: FromStr + Display>(
         &mut self,
         key: &'static str,
@@ -445,18 +443,18 @@ impl Params {
         self.tuned(key, default, &format!("a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// "parameter `key=value` of `method` should be ...".
+    /// The error that a value is not as `expected`.
     pub fn bad_value(&self, key: &str, value: &str, expected: &str) -> UsageError {
         UsageError::new(format!("method `{}`: `{key}={value}` is out of range", self.method))
             .hint(format!("`{key}` should be {expected}"))
     }
 
-    /// Keys that were asked for so far.
+    /// Keys read so far.
     pub fn known(&self) -> &[&'static str] {
         &self.known
     }
 
-    /// Ends reading: an error if a key was given that nobody asked for, else all that was read, in the order of reading.
+    /// Ends reading: all settings in the order of reading, or an error if a given key was not read.
     pub fn finish(self) -> Result<Vec<Setting>, UsageError> {
         let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.settings) };
         let hint = match nearest(key, &self.known) {
@@ -468,13 +466,13 @@ impl Params {
     }
 }
 
-/// The key that stands for a budget in all methods.
+/// The key that sets the budget of any method.
 pub(super) const DENSITY: &str = "density";
 
-/// The keys of which one says how many tokens are picked.
+/// The keys that set how many tokens are selected; at most one of them is given.
 const BUDGET_KEYS: [&str; 3] = ["k", "ratio", DENSITY];
 
-/// All settings but that which says how many tokens are picked.
+/// All settings except the one that sets how many tokens are selected.
 pub(super) fn beside_budget(settings: &[Setting]) -> impl Iterator<Item = &Setting> {
     settings.iter().filter(|setting| !BUDGET_KEYS.contains(&setting.key))
 }

@@ -1,9 +1,8 @@
-//! Processor time, every moment of it counted once; and what time it is.
+//! Processor time, counted exactly once, and the time of day.
 //!
-//! A thread that waits for others takes up other work meanwhile, which may be measured by itself. What a [`Section`]
-//! measures is therefore what its thread did between its begin and its end, less the sections that began and ended
-//! there: sums of sections are never more than what processors worked. What is [dealt out](deal) belongs to the section
-//! that deals, whoever does it.
+//! A thread that waits for others may take up other work meanwhile, which may be measured separately. A [`Section`] therefore measures what
+//! its thread did between the section's begin and end, less the sections that began and ended within it. So sums of sections never exceed
+//! what processors worked. Work that is [dealt out](deal) to other threads belongs to the section that deals it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,17 +12,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rayon::prelude::*;
 
 thread_local! {
-    /// What sections that have ended on this thread took, those within them included, less what others did for a section of
-    /// this thread: nanoseconds, which may be less than none.
+    /// Nanoseconds of the sections that have ended on this thread, nested ones included, less the work that other threads did for a section
+    /// of this thread. May be negative.
     static ENDED: Cell<i64> = const { Cell::new(0) };
 }
 
-/// What selecting is made of, where a method scores candidates and picks by their scores: processor time.
+/// Processor time of selection, split into scoring and selecting by the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Parts {
     /// Scoring.
     pub score: Duration,
-    /// Picking by scores.
+    /// Selecting by scores.
     pub pick: Duration,
 }
 
@@ -50,23 +49,23 @@ impl Sub for Parts {
 }
 
 thread_local! {
-    /// What parts have ended on this thread since somebody asked for them; `None` where nobody does.
+    /// Parts that have ended on this thread since they were requested; `None` if they are not requested.
     static PARTS: Cell<Option<Parts>> = const { Cell::new(None) };
 }
 
-/// What `work` gives, and what parts of it on this thread took: sections that belong to no other.
+/// Runs `work`; returns its result, and the time of its parts on this thread. Their sections are not part of outer sections.
 pub fn with_parts<T>(work: impl FnOnce() -> T) -> (T, Parts) {
     let outer = PARTS.replace(Some(Parts::default()));
     let done = work();
     (done, PARTS.replace(outer).unwrap_or_default())
 }
 
-/// Scores: a section of its own where somebody [asks](with_parts), and `work` alone where nobody does.
+/// Runs `work` as scoring: in its own section if parts are [requested](with_parts).
 pub fn scoring<T>(work: impl FnOnce() -> T) -> T {
     part(work, |parts| &mut parts.score)
 }
 
-/// Picks by scores, as [`scoring`] scores. What is scored meanwhile belongs to scoring.
+/// Runs `work` as selecting, as [`scoring`] does. Scoring within it counts as scoring.
 pub fn picking<T>(work: impl FnOnce() -> T) -> T {
     part(work, |parts| &mut parts.pick)
 }
@@ -83,12 +82,12 @@ fn part<T>(work: impl FnOnce() -> T, own: fn(&mut Parts) -> &mut Duration) -> T 
     done
 }
 
-/// Work of one thread, from here on.
+/// The work of one thread from a point in time on.
 #[derive(Debug)]
 pub struct Section {
     begun: Duration,
     ended_before: i64,
-    /// It ends on the thread that it began on.
+    /// A section must end on the thread that it began on.
     on_thread: PhantomData<*const ()>,
 }
 
@@ -98,14 +97,14 @@ impl Section {
         Self { begun: processor_time(), ended_before: ENDED.get(), on_thread: PhantomData }
     }
 
-    /// What `work` gives, and what this thread took for it.
+    /// Runs `work`; returns its result, and the time that this thread took for it.
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Duration) {
         let section = Self::begin();
         let done = work();
         (done, section.end())
     }
 
-    /// Ends, and begins anew: what this thread took since the last time, without other sections.
+    /// Ends the section and begins it anew; returns what this thread took since the last time, without nested sections.
     pub fn lap(&mut self) -> Duration {
         let now = processor_time();
         let whole = nanoseconds(now.saturating_sub(self.begun));
@@ -115,14 +114,14 @@ impl Section {
         Duration::from_nanos(u64::try_from(own).unwrap_or(0))
     }
 
-    /// Ends: what this thread took, without the sections within.
+    /// Ends the section; returns what this thread took, without nested sections.
     pub fn end(mut self) -> Duration {
         self.lap()
     }
 }
 
-/// What `work` gives for each of the pieces, in their order: threads of the pool do them, and what they take belongs to the
-/// caller's section, their [parts](with_parts) to the caller's parts.
+/// Runs `work` for each of the pieces on the thread pool; returns the results in order. The time belongs to the caller's section, and its
+/// [parts](with_parts) to the caller's parts.
 pub fn deal<P, T>(pieces: impl IntoParallelIterator<Item = P>, work: impl Fn(P) -> T + Sync) -> Vec<T>
 where
     T: Send,
@@ -151,14 +150,14 @@ fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Time that processors spent on this thread.
+/// Processor time of this thread.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 pub fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Time that processors spent on this process so far; `None` where that cannot be had.
+/// Processor time of this process; `None` if the system does not provide it.
 pub fn process_time() -> Option<Duration> {
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     {
@@ -169,17 +168,16 @@ pub fn process_time() -> Option<Duration> {
     None
 }
 
-/// Time since the first call: what processors spent on a thread cannot be had here.
+/// Time since the first call, as the system does not provide the processor time of a thread.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn processor_time() -> Duration {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
     START.elapsed()
 }
 
-/// A time as `2025-01-31T12:00:00Z`. What a wrong clock says before 1970 or after the year 9999 is the nearest that can be written
-/// so.
+/// A time as `2025-01-31T12:00:00Z`. Times before 1970 or after the year 9999 (from a wrong clock) become the nearest in that range.
 pub fn date(time: SystemTime) -> String {
-    /// The last second of the year 9999, from the first of 1970.
+    /// The last second of the year 9999, from the beginning of 1970.
     const LAST: Duration = Duration::from_secs(253_402_300_799);
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(LAST);
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
@@ -292,7 +290,7 @@ mod tests {
         let near = |time: Duration, least: u64| time >= ms(least) && time < ms(least + 2);
         let section = Section::begin();
         let ((), parts) = with_parts(|| {
-            // Somebody else's in between.
+            // Another caller's parts in between.
             let ((), inner) = with_parts(|| scoring(|| work(ms(2))));
             assert!(near(inner.score, 2) && inner.pick.is_zero(), "{inner:?}");
             select();

@@ -1,12 +1,12 @@
-//! Files that come into being whole: they are written aside, in the same folder, and then take their name.
+//! Files that appear as a whole: they are written to a temporary file in the same folder, and then renamed.
 //!
-//! Who reads such a file finds the old one or the new one, never a part, whatever stops the writer: a full disk, a kill.
-//! Files that grow while a run goes on (records) are not of this kind.
+//! A reader finds the old file or the new one, never a part, whatever stops the writer: a full disk, a kill. Files that grow during a run
+//! (records) are not written in this way.
 //!
-//! A file that a user names is written where a link leads. In a folder that the program looks after no link is followed: what
-//! is called `here` refuses it.
+//! A file that a user names is written through links. In a folder that the program manages, links are not followed: functions whose names
+//! end in `here` refuse them.
 //!
-//! And files that are not what their name says: the pointers that Git LFS leaves where it has not fetched a file.
+//! Also detects Git LFS pointers, which stand in place of files that were not fetched.
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -17,10 +17,10 @@ use tempfile::NamedTempFile;
 
 use crate::error::UsageError;
 
-/// What a pointer of Git LFS begins with, whatever its version.
+/// The first bytes of a Git LFS pointer, whatever its version.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// Makes sure that what was read from a file is not a pointer of Git LFS; `name` is how messages name the file.
+/// Checks that bytes read from a file are not a Git LFS pointer; `name` names the file in messages.
 ///
 /// # Errors
 /// If it is one.
@@ -32,17 +32,17 @@ pub fn no_lfs_pointer(name: impl Display, bytes: &[u8]) -> Result<(), UsageError
     }
 }
 
-/// Whether bytes begin as a pointer of Git LFS does.
+/// Whether bytes begin as a Git LFS pointer does.
 pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).starts_with(LFS_POINTER)
 }
 
-/// The same of a file that another reader opens: its first bytes are looked at. What cannot be read is left to that reader.
+/// As [`no_lfs_pointer`], for a file that another reader opens: only its first bytes are read. Read errors are left to that reader.
 ///
 /// # Errors
 /// As [`no_lfs_pointer`].
 pub fn no_lfs_pointer_at(path: &Path) -> Result<(), UsageError> {
-    // A pipe gives its bytes but once.
+    // A pipe can be read only once.
     if !path.is_file() {
         return Ok(());
     }
@@ -54,10 +54,10 @@ pub fn no_lfs_pointer_at(path: &Path) -> Result<(), UsageError> {
     }
 }
 
-/// Writes a file whole; folders on the way are made.
+/// Writes a file as a whole, and creates missing folders.
 ///
 /// # Errors
-/// If it cannot be written, with its name; what was there before is then still there.
+/// If it cannot be written; the error names the file, and its old content is kept.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(|e| named(path, &e))?;
@@ -70,7 +70,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// As [`write_whole`], but neither through a link nor into a device or a pipe.
 ///
 /// # Errors
-/// As [`write_whole`], and if the file is there and is no plain file.
+/// As [`write_whole`], and if the path exists and is not a plain file.
 pub fn write_whole_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(|e| named(path, &e))?;
@@ -78,10 +78,10 @@ pub fn write_whole_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_here(path, bytes)
 }
 
-/// As [`write_whole_here`], into a folder that has to be there.
+/// As [`write_whole_here`], but the folder must exist.
 ///
 /// # Errors
-/// As [`write_whole_here`], and if the folder is not there.
+/// As [`write_whole_here`], and if the folder does not exist.
 pub fn replace_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let place = check_plain(path).and_then(|_| Place::aside(path.to_owned())).map_err(|e| named(path, &e))?;
     let mut file = WholeFile { path: path.to_owned(), place: BufWriter::new(place) };
@@ -89,10 +89,10 @@ pub fn replace_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Opens a file, but neither through a link nor a device or a pipe, which might wait for ever.
+/// Opens a file, but neither through a link nor a device or a pipe, which might block for ever.
 ///
 /// # Errors
-/// If it is none that can be opened, without its name.
+/// If it is not a plain file, or cannot be opened; the error does not name the file.
 pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     check_plain(path)?;
     let mut options = options.clone();
@@ -100,7 +100,7 @@ pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // If it became one meanwhile.
+        // In case the path has become a link or a pipe since the check.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     }
     let file = options.open(path)?;
@@ -110,7 +110,7 @@ pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// The first bytes of a plain file, at most `most`.
+/// At most `most` first bytes of a plain file.
 ///
 /// # Errors
 /// As [`open_here`].
@@ -120,10 +120,10 @@ pub fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether a plain file is there.
+/// Whether a plain file exists at the path.
 ///
 /// # Errors
-/// If something else is, a link among others.
+/// If something else exists there, such as a link.
 pub fn check_plain(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
@@ -141,36 +141,36 @@ fn not_plain(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, what)
 }
 
-/// A file that is being written, and has its name only when [finished](Self::finish). Errors name it.
+/// A file being written, which gets its name when it is [finished](Self::finish). Errors name it.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
     place: BufWriter<Place>,
 }
 
-/// Where the bytes go meanwhile.
+/// Where the bytes are written meanwhile.
 #[derive(Debug)]
 enum Place {
-    /// With the path that it takes in the end.
+    /// A temporary file, and its final path.
     Aside(NamedTempFile, PathBuf),
     /// A device or a pipe, which cannot be replaced.
     Itself(File),
 }
 
 impl WholeFile {
-    /// Begins a file in a folder that is there. Dropped unfinished, it leaves nothing.
+    /// Begins a file in an existing folder. If it is dropped unfinished, nothing remains.
     ///
     /// # Errors
-    /// If the folder is not there or cannot be written, with the file's name.
+    /// If the folder does not exist or is not writable; the error names the file.
     pub fn create(path: &Path) -> io::Result<Self> {
         let place = Place::for_file(path).map_err(|e| named(path, &e))?;
         Ok(Self { path: path.to_owned(), place: BufWriter::new(place) })
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     ///
     /// # Errors
-    /// If what is left cannot be written; what was there before is then still there.
+    /// If the remaining bytes cannot be written; the old file is kept then.
     pub fn finish(self) -> io::Result<()> {
         let Self { path, place } = self;
         let place = place.into_inner().map_err(|e| named(&path, e.error()))?;
@@ -204,7 +204,7 @@ impl Place {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut aside = tempfile::Builder::new();
         aside.prefix(".").suffix(".part");
-        // As any other new file has them; by itself the crate lets nobody else read.
+        // Permissions of any new file; by default, the crate makes the file unreadable for others.
         #[cfg(unix)]
         aside.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let aside = aside.tempfile_in(folder).map_err(|e| innermost(&e))?;
@@ -238,12 +238,12 @@ impl Write for Place {
     }
 }
 
-/// The file that a link leads to, so that the link stays one.
+/// The file that a link leads to, so that the link itself is kept.
 fn behind_links(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// What the system said, without the name of the file aside, which is of no use to anyone.
+/// The system's message, without the temporary file's name.
 fn innermost(error: &io::Error) -> io::Error {
     let text = error.to_string();
     let said = text.split_once(" at path ").map_or(text.as_str(), |(said, _)| said);

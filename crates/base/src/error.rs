@@ -1,8 +1,7 @@
 //! Errors a user can cause and act on, and the "did you mean" search they share.
 //!
-//! Every floor may return a [`UsageError`]; the command line turns it into exit status 2.
-//! Failures of a run (a truncated file, a full disk) stay ordinary `anyhow` errors, or a [`RunFailure`] where there is a
-//! hint to give: exit status 1.
+//! Every crate may return a [`UsageError`]; the command line turns it into exit status 2. Failures of a run (a truncated file, a full disk)
+//! are ordinary `anyhow` errors, or a [`RunFailure`] if there is a hint: exit status 1.
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use crate::text;
 
 /// A mistake in the arguments, a config or a spec: what is wrong, and what to do about it.
 ///
-/// Displayed as one line; the hint is printed on a line of its own by the command line.
+/// Displayed as one line; the command line prints the hint on its own line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct UsageError {
@@ -60,17 +59,17 @@ pub fn in_one_line(error: &anyhow::Error) -> String {
     text::cut(&format!("{error:#}"), text::LONGEST_LINE).replace('\n', " ")
 }
 
-/// More names than this are no hint but a wall of text.
+/// The most names that a hint lists.
 const MOST_LISTED: usize = 40;
 
 /// The entry of `known` that `name` was most likely meant to be, if any is close enough.
 ///
-/// A name without its group (`cwe` for `ruler/cwe`), or another part of one (`f1` for `qa_f1`), counts as the shortest
-/// name that it is a part of; capitals do not count.
+/// A name without its group (`cwe` for `ruler/cwe`), or another part of a name (`f1` for `qa_f1`), matches the shortest name that contains
+/// it; case is ignored.
 pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str> {
     const A_SLIP: usize = 1;
     const MOST_SLIPS: usize = 3;
-    // Longer than any name there is: nothing is near, and distances would take long.
+    // Longer than all known names: nothing is near, and distances would take long.
     const LONGEST: usize = 200;
     if name.len() > LONGEST {
         return None;
@@ -80,7 +79,7 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
     let same = || all().find(|(_, k)| k == name);
     let after_group = || all().find(|(_, k)| k.rsplit_once('/').is_some_and(|(_, last)| last == name));
     let containing = || all().filter(|(_, k)| is_part(name, k)).min_by_key(|(_, k)| k.len());
-    // A third of the letters may be wrong, and no more than a few: what shares less is another name.
+    // At most a third of the letters may be wrong, and no more than a few; otherwise it is another name.
     let similar = |most: usize| {
         all()
             .map(|(shown, k)| (strsim::damerau_levenshtein(name, &k), k.chars().count(), shown))
@@ -93,7 +92,7 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
     whole.or_else(|| similar(A_SLIP)).or_else(part).or_else(|| similar(MOST_SLIPS))
 }
 
-/// Whether `name` stands in `whole` between its ends, `/` and `_`.
+/// Whether `name` stands in `whole` between its ends, `/` or `_`.
 fn is_part(name: &str, whole: &str) -> bool {
     let ends = |c: Option<char>| c.is_none_or(|c| matches!(c, '/' | '_'));
     !name.is_empty()
@@ -102,7 +101,7 @@ fn is_part(name: &str, whole: &str) -> bool {
             .any(|(at, found)| ends(whole[..at].chars().next_back()) && ends(whole[at + found.len()..].chars().next()))
 }
 
-/// A reader's message (of TOML or JSON) in one line, with what was expected in plain words instead of Rust's.
+/// A parser's message (of TOML or JSON) in one line, with plain words instead of Rust's for what was expected.
 pub fn in_plain_words(message: &str) -> String {
     const WORDS: [(&str, &str); 13] = [
         ("expected a sequence", "expected a list, in brackets"),

@@ -1,16 +1,16 @@
-//! Readers of other crates that may panic on a damaged file: a panic there becomes an error here.
+//! Turns panics of other crates' parsers on damaged files into errors.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// A reader gave up in a way that it should not; what it said.
+/// A parser panicked; holds the panic's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it is damaged: {0}")]
 pub struct Panicked(String);
 
 impl Panicked {
-    /// The message of the panic alone.
+    /// Only the panic's message.
     pub fn said(&self) -> &str {
         &self.0
     }
@@ -20,7 +20,7 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `read`, and gives a panic in it as an error, without the message that panics print.
+/// Runs `read`; a panic in it becomes an error, and its message is not printed.
 ///
 /// # Errors
 /// If it panics.
@@ -35,7 +35,7 @@ pub fn contain<T>(read: impl FnOnce() -> T) -> Result<T, Panicked> {
         }));
     });
     let before = CONTAINED.replace(true);
-    // What `read` leaves half done is dropped with it: it is not looked at again.
+    // What `read` left half done is dropped with it and never used again.
     let result = catch_unwind(AssertUnwindSafe(read));
     CONTAINED.set(before);
     result.map_err(|panic| {

@@ -1,8 +1,8 @@
-//! Files that a user gives to be read: rows, texts, configs. None of them can make the program wait in silence, read without
-//! end or fill the memory.
+//! Files that a user gives to be read: rows, texts, configs. None of them can make the program wait silently, read without end or exhaust
+//! memory.
 //!
-//! A plain file is opened as it is. What comes through a pipe (`<(…)`, `/dev/stdin`, a FIFO) can be read only once and not from
-//! the middle, so it is copied to its end into a temporary file, once a process, and readers get that. A device is refused.
+//! A plain file is opened as it is. A pipe (`<(…)`, `/dev/stdin`, a FIFO) can be read only once and not from the middle, so it is copied to
+//! a temporary file, once per process, which readers then get. A device is refused.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 
 use crate::error::UsageError;
 
-/// Bytes that a config, a prompt or another text of settings may have.
+/// The most bytes of a config, a prompt or another text of settings.
 pub const MOST_OF_SETTINGS: u64 = 16 << 20;
-/// Bytes that a text to be read by a model may have: it is split into tokens as a whole.
+/// The most bytes of a text for a model: it is tokenised as a whole.
 pub const MOST_OF_TEXT: u64 = 2 << 30;
-/// The mark that a file in UTF-8 may begin with.
+/// The UTF-8 byte order mark.
 pub const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A format that holds a file in another form than its text.
+/// A format that stores text in another form.
 struct Packed {
     what: &'static str,
     /// Its first bytes.
     first: &'static [u8],
-    /// How its text is had; `FILE` stands for the file.
+    /// How to get its text; `FILE` stands for the file.
     hint: &'static str,
 }
 
@@ -62,12 +62,12 @@ const PACKED: [Packed; 9] = [
     },
 ];
 
-/// Makes sure that what was read from a file of text is not packed; `name` is how messages name the file.
+/// Checks that bytes read from a text file are not packed; `name` names the file in messages.
 ///
 /// # Errors
-/// If it begins as a packed file does.
+/// If they begin as a packed file does.
 pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
-    // Of bzip2 a digit follows that is not the same in all files.
+    // After bzip2's first bytes comes a digit, which differs between files.
     let is_so = |packed: &&Packed| {
         bytes.starts_with(packed.first) && (packed.what != "bzip2" || bytes[3..].get(1..7) == Some(b"1AY&SY"))
     };
@@ -79,7 +79,7 @@ pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
     }
 }
 
-/// The same of a file that another reader opens: its first bytes are looked at. What cannot be read is left to that reader.
+/// As [`no_packed`], for a file that another reader opens: only its first bytes are read. Read errors are left to that reader.
 ///
 /// # Errors
 /// As [`no_packed`].
@@ -91,24 +91,24 @@ pub fn no_packed_at(path: &Path) -> Result<(), UsageError> {
     }
 }
 
-/// What a pipe may take.
+/// Limits for reading a pipe.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Bytes that come through it.
+    /// The most bytes.
     bytes: u64,
     /// Time without a byte after which the user is told what the program waits for.
     tell: Duration,
-    /// Time without a byte after which it is given up.
+    /// Time without a byte after which the program gives up.
     silence: Duration,
 }
 
 const LIMITS: Limits = Limits { bytes: 2 << 30, tell: Duration::from_secs(3), silence: Duration::from_secs(300) };
-/// Bytes that are read from a pipe at a time.
+/// Bytes read from a pipe at a time.
 const BLOCK: usize = 1 << 16;
-/// Blocks that wait to be written.
+/// Blocks that may wait to be written.
 const AHEAD: usize = 8;
 
-/// An open file, to be read from any place.
+/// An open file that can be read at any position.
 #[derive(Debug)]
 pub struct Given(Inner);
 
@@ -118,26 +118,26 @@ enum Inner {
     Piped { copy: Copied, at: u64 },
 }
 
-/// All that came through a pipe.
+/// The content of a pipe.
 #[derive(Debug, Clone)]
 struct Copied {
     file: Arc<Mutex<File>>,
     length: u64,
 }
 
-/// Opens a file that a user gave.
+/// Opens a file that a user named.
 ///
 /// # Errors
-/// If it is not there, is a folder or a device, or cannot be read; of a pipe also if nothing comes for five minutes, or more than
-/// 2 GiB do.
+/// If it does not exist, is a folder or a device, or cannot be read; for a pipe also if nothing comes for five minutes, or more than 2 GiB
+/// do.
 pub fn open(path: &Path) -> io::Result<Given> {
     open_within(path, LIMITS)
 }
 
-/// Opens a plain file that a user gave, where nothing else will do.
+/// Opens a file that a user named and that must be a plain file.
 ///
 /// # Errors
-/// As [`open`], and of a pipe.
+/// As [`open`], and if it is a pipe.
 pub fn plain(path: &Path) -> io::Result<File> {
     match Kind::of(&fs::metadata(path)?) {
         Kind::Plain => File::open(path),
@@ -146,7 +146,7 @@ pub fn plain(path: &Path) -> io::Result<File> {
     }
 }
 
-/// All bytes of a plain file that a user gave.
+/// All bytes of a plain file that a user named.
 ///
 /// # Errors
 /// As [`plain`], and if it cannot be read.
@@ -156,7 +156,7 @@ pub fn plain_bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All bytes of a file that a user gave.
+/// All bytes of a file that a user named.
 ///
 /// # Errors
 /// As [`open`], and if there are more than `most`.
@@ -171,7 +171,7 @@ pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(long()) } else { Ok(bytes) }
 }
 
-/// The text of a file that a user gave, without the mark that it may begin with.
+/// The text of a file that a user named, without a byte order mark.
 ///
 /// # Errors
 /// As [`bytes`], and if it is not UTF-8.
@@ -182,10 +182,10 @@ pub fn text(path: &Path, most: u64) -> io::Result<String> {
 }
 
 impl Given {
-    /// Number of bytes, as far as the system says it.
+    /// Number of bytes.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the system does not provide it.
     pub fn length(&self) -> io::Result<u64> {
         match &self.0 {
             Inner::Plain(file) => Ok(file.metadata()?.len()),
@@ -265,15 +265,15 @@ fn open_within(path: &Path, limits: Limits) -> io::Result<Given> {
     }
 }
 
-/// A pipe is told by where it is in the file system: `/dev/stdin` and `/dev/fd/0` are two, which nobody gives together.
+/// A pipe is identified by its path and inode. `/dev/stdin` and `/dev/fd/0` count as two, but are not given together.
 type Key = (PathBuf, u64, u64);
 
-/// What came through pipes so far.
+/// The pipes copied so far.
 static COPIED: LazyLock<Mutex<HashMap<Key, Copied>>> = LazyLock::new(Mutex::default);
 
 fn copied_once(path: &Path, found: &Metadata, limits: Limits) -> io::Result<Copied> {
     let key = key(path, found);
-    // Whoever wants the same pipe meanwhile waits for it.
+    // Held while copying: others that want the same pipe wait for it.
     let mut all = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(copied) = all.get(&key) {
         return Ok(copied.clone());
@@ -294,8 +294,8 @@ fn key(path: &Path, _: &Metadata) -> Key {
     (path.to_owned(), 0, 0)
 }
 
-/// Copies a pipe to its end. A thread of its own reads it, as nothing else can wait for a writer and stop waiting; where it is
-/// given up, the thread goes on waiting until the program ends, which is then soon.
+/// Copies a pipe to its end. A separate thread reads it, because only so can the program wait for a writer and give up. After giving up,
+/// that thread waits until the program ends, which is soon.
 fn copy(path: &Path, limits: Limits) -> io::Result<Copied> {
     let (send, receive) = sync_channel(AHEAD);
     let source = path.to_owned();
@@ -336,7 +336,7 @@ fn next(receive: &Receiver<io::Result<Vec<u8>>>, path: &Path, limits: Limits) ->
 
 fn read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) {
     if let Err(error) = try_read_blocks(path, send) {
-        // Nobody may be waiting any more.
+        // The receiver may be gone.
         let _ = send.send(Err(error));
     }
 }
@@ -353,7 +353,7 @@ fn try_read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) -> io::R
         if read == 0 {
             return Ok(());
         }
-        // One without a byte, such as /dev/null, is an empty file.
+        // A device without a byte, such as /dev/null, counts as an empty file.
         if !is_stream {
             return Err(wrong("it is a device, not a file"));
         }
@@ -380,7 +380,7 @@ mod tests {
 
     fn written(path: &Path, bytes: Vec<u8>) -> std::thread::JoinHandle<()> {
         let path = path.to_owned();
-        // The reader may have had enough.
+        // The reader may stop early.
         std::thread::spawn(move || drop(File::options().write(true).open(path).and_then(|mut f| f.write_all(&bytes))))
     }
 
@@ -395,7 +395,7 @@ mod tests {
         let mut all = Vec::new();
         given.read_to_end(&mut all).unwrap();
         assert!(all == bytes && given.length().unwrap() == bytes.len() as u64);
-        // Nobody writes to it any more.
+        // No process writes to it any more.
         let mut again = open_within(&path, QUICK).unwrap();
         let mut four = [0; 4];
         again.seek(SeekFrom::Start(4000)).unwrap();
@@ -431,7 +431,7 @@ mod tests {
         assert!(plain(Path::new("/dev/null")).unwrap_err().to_string().contains("save it as a file"));
     }
 
-    /// First bytes as `gzip`, `zstd`, `xz`, `bzip2`, `zip` and pyarrow write them.
+    /// First bytes as written by `gzip`, `zstd`, `xz`, `bzip2`, `zip` and pyarrow.
     #[test]
     fn packed_files_are_told_by_their_first_bytes() {
         for (bytes, what, hint) in [
@@ -461,7 +461,7 @@ mod tests {
         assert!(text(&path, 5).unwrap_err().to_string().starts_with("longer than "));
         fs::write(&path, b"a\xff").unwrap();
         assert!(text(&path, 6).unwrap_err().to_string().starts_with("not UTF-8: "));
-        // A file with a hole takes no room on the disk, and would take all of the memory.
+        // A sparse file takes no room on the disk, but would take all memory.
         File::create(&path).unwrap().set_len(1 << 42).unwrap();
         assert_eq!(text(&path, MOST_OF_TEXT).unwrap_err().to_string(), "longer than 2048 MiB");
     }

@@ -1,10 +1,10 @@
-//! What every crate of spattn stands on: errors that a user can act on, files, limits, and text on its way to a terminal.
+//! Foundations of all crates: errors that a user can act on, files, limits, and safe output of text.
 //!
-//! Nothing here knows of attention, models or benchmarks.
+//! Nothing here knows attention, models or benchmarks.
 
-/// Prints a line on standard error, whether or not anybody can read it: `std`'s own ends the program with a panic where
-/// the other end of a pipe is closed (`spattn eval 2>&1 | head -1`). Whatever names are in it, no terminal takes commands from it, and
-/// no line is longer than [`text::LONGEST_LINE`].
+/// Prints a line on standard error, and ignores failures: `std`'s macro panics if the other end of a pipe is closed (`spattn eval 2>&1 |
+/// head -1`). Control characters are escaped, so that no name in the line can command a terminal, and lines are cut to
+/// [`text::LONGEST_LINE`].
 #[macro_export]
 macro_rules! eprintln {
     ($($line:tt)*) => {{

@@ -1,4 +1,4 @@
-//! How much memory there can be at most: what asks for more is refused before anything is allocated. And how much was taken.
+//! The memory limit of this process, to refuse what needs more before anything is allocated, and its peak memory.
 
 use std::fmt;
 use std::fs;
@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 
 use crate::error::UsageError;
 
-/// What sets a limit.
+/// What sets the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// The memory of the machine, its swap included.
+    /// The memory of the machine, including swap.
     Machine,
     /// The limit on the process's address space (`ulimit -v`).
     AddressSpace,
@@ -34,7 +34,7 @@ impl fmt::Display for Bound {
 /// The most memory that this process can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// In bytes.
+    /// Bytes.
     pub bytes: u64,
     /// What sets it.
     pub bound: Bound,
@@ -46,18 +46,17 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The least of what the machine has, what this process is limited to and what its control groups are, less what the process
-/// had taken of its own limits when this was first asked; `None` where the system does not say. It is asked before weights
-/// are read.
+/// The least of the machine's memory, this process's limits and its control groups' limits. Memory that the process had already taken at
+/// the first call is subtracted from its own limits. `None` if the system does not provide limits. First called before weights are read.
 pub fn limit() -> Option<Limit> {
     static LIMIT: LazyLock<Option<Limit>> = LazyLock::new(|| least(Path::new("/")));
     *LIMIT
 }
 
-/// Makes sure that so many bytes can be had; `what` takes them, or take them, as a sentence begins.
+/// Checks that `needed` bytes are available. `what` begins the error's sentence, with a verb: "the weights take".
 ///
 /// # Errors
-/// If they cannot: what is needed, and what there is.
+/// If they are not; the error says how much is needed and how much is free.
 pub fn check(needed: u64, what: impl fmt::Display, hint: &str) -> Result<(), UsageError> {
     within(limit(), needed, what, hint)
 }
@@ -69,7 +68,7 @@ fn within(limit: Option<Limit>, needed: u64, what: impl fmt::Display, hint: &str
     }
 }
 
-/// Bytes for people: as many digits as tell what is needed from what there is.
+/// Bytes for people, with enough digits to compare what is needed with what there is.
 fn gigabytes(bytes: u64) -> String {
     match bytes as f64 / 1e9 {
         gb if gb < 1.0 => format!("{:.0} MB", 1e3 * gb),
@@ -78,28 +77,28 @@ fn gigabytes(bytes: u64) -> String {
     }
 }
 
-/// A product of sizes, or the greatest number: sizes of a config may be absurd.
+/// A product of sizes, saturating: sizes in a config may be absurd.
 pub fn product<const N: usize>(factors: [usize; N]) -> usize {
     factors.into_iter().fold(1, usize::saturating_mul)
 }
 
-/// A sum of sizes, or the greatest number.
+/// A sum of sizes, saturating.
 pub fn sum<const N: usize>(parts: [usize; N]) -> usize {
     parts.into_iter().fold(0, usize::saturating_add)
 }
 
-/// The most memory that this process has taken so far, in bytes; `None` where the system does not say.
+/// The peak memory of this process so far, in bytes; `None` if the system does not provide it.
 pub fn peak_bytes() -> Option<u64> {
     of_status(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-// ---- what the system says ----
+// ---- what the system reports ----
 
-/// The least limit, by the files below `root`.
+/// The least limit, from the files below `root`.
 fn least(root: &Path) -> Option<Limit> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (limits, status) = (read("proc/self/limits"), read("proc/self/status"));
-    // What is taken already is not there to be planned with.
+    // Memory that is taken already cannot be planned with.
     let left = |limit: &str, taken: &str| Some(of_process(&limits, limit)?.saturating_sub(of_status(&status, taken)?));
     let of_groups = groups(root, &read("proc/self/cgroup"), &read("proc/self/mountinfo"));
     [
@@ -113,24 +112,24 @@ fn least(root: &Path) -> Option<Limit> {
     .min_by_key(|limit| limit.bytes)
 }
 
-/// A number of kilobytes, of the text of `/proc/self/status`.
+/// The kilobytes at a name in `/proc/self/status`, in bytes.
 fn of_status(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Memory and swap, of the text of `/proc/meminfo`.
+/// Memory and swap, from `/proc/meminfo`.
 fn of_machine(meminfo: &str) -> Option<u64> {
     Some(of_status(meminfo, "MemTotal:")?.saturating_add(of_status(meminfo, "SwapTotal:").unwrap_or(0)))
 }
 
-/// A soft limit, of the text of `/proc/self/limits`; `None` where there is none.
+/// A soft limit, from `/proc/self/limits`; `None` if it is unlimited.
 fn of_process(limits: &str, name: &str) -> Option<u64> {
     limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// The least limit of the control groups that the process is in, and of those that they are in, by the texts of
-/// `/proc/self/cgroup` and `/proc/self/mountinfo`: of version 2, and of version 1 where it has the memory.
+/// The least limit of the process's control groups and their ancestors, from `/proc/self/cgroup` and `/proc/self/mountinfo`: version 2, and
+/// version 1 if it controls memory.
 fn groups(root: &Path, cgroup: &str, mountinfo: &str) -> Option<u64> {
     let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
     let of_line = |line: &str| {
@@ -143,17 +142,17 @@ fn groups(root: &Path, cgroup: &str, mountinfo: &str) -> Option<u64> {
     cgroup.lines().filter_map(of_line).min()
 }
 
-/// Where control groups are seen.
+/// A mount of the control group file system.
 struct Mount {
-    /// Which group is at its top.
+    /// The group at its top.
     top: PathBuf,
     folder: PathBuf,
-    /// Version 2.
+    /// Whether it is version 2.
     is_unified: bool,
 }
 
 impl Mount {
-    /// Of a line of `/proc/self/mountinfo`; `None` of other file systems, and of version 1 without the memory.
+    /// Parses a line of `/proc/self/mountinfo`; `None` for other file systems, and for version 1 without the memory controller.
     fn parse(line: &str) -> Option<Self> {
         let (of_mount, of_system) = line.split_once(" - ")?;
         let [top, folder] = [3, 4].map(|at| of_mount.split(' ').nth(at).map(|path| path.replace("\\040", " ")));
@@ -163,11 +162,11 @@ impl Mount {
         (is_unified || is_memory).then_some(Self { top: top?.into(), folder: folder?.into(), is_unified })
     }
 
-    /// The least limit of a group and of those above it, as far as they are seen.
+    /// The least limit of a group and its visible ancestors.
     fn least(&self, root: &Path, group: &Path) -> Option<u64> {
         let file = if self.is_unified { "memory.max" } else { "memory.limit_in_bytes" };
         let top = root.join(self.folder.strip_prefix("/").unwrap_or(&self.folder));
-        // In a container the group may have another name than it has outside.
+        // In a container, the group's name may differ from that outside.
         let below = group.strip_prefix(&self.top).or_else(|_| group.strip_prefix("/")).unwrap_or(Path::new(""));
         let limit = |below: &Path| fs::read_to_string(top.join(below).join(file)).ok()?.trim().parse().ok();
         below.ancestors().filter_map(limit).min()
@@ -191,7 +190,7 @@ mod tests {
         assert!(peak_bytes().unwrap() > 1 << 20 && limit().unwrap().bytes > 1 << 20);
     }
 
-    /// A root with these files.
+    /// A root folder with these files.
     fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -217,7 +216,7 @@ mod tests {
         let (space, data) = (limits("2048000", "unlimited"), limits("unlimited", "1024000"));
         let of = |bytes: u64, bound| Some(Limit { bytes, bound });
         let kb = |n: u64| n << 10;
-        // Files besides memory, status and limits; what follows of them.
+        // Files in addition to memory, status and limits, and the expected limit.
         let v2 = |own: &'static str, above: &'static str| {
             vec![
                 ("proc/self/cgroup", "0::/slurm/job_7/step\n"),

@@ -1,7 +1,7 @@
-//! What of a user is left out of files: one choice for the process, made by `--anonymous` before anything is read.
+//! What is left out of files about the user: one choice for the process, made by `--anonymous` before anything is read.
 //!
-//! Paths become the names at their ends, hosts and jobs become marks that tell them apart and say nothing else, command lines
-//! are left out, and of a system prompt its hash is kept. `docs/privacy.md` lists what is written without it.
+//! Paths become their last names; hosts and jobs become marks that only tell them apart; command lines are left out; a system prompt
+//! becomes its hash. `docs/privacy.md` lists what is written otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,25 +12,25 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
-/// Settings that hold paths and are no arguments.
+/// Settings with paths that are not arguments.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// What names of models with random weights begin with.
+/// Prefix of the names of models with random weights.
 const RANDOM: &str = "random:";
-/// What a hash begins with.
+/// Prefix of a hash.
 const HASHED: &str = "sha256:";
-/// Keys of manifests whose values are paths, if they are not names of the hub.
+/// Manifest keys whose values are paths or names of the hub.
 const PATHS: [&str; 4] = ["data", "calibration", "model", "id"];
-/// Keys of manifests that hold command lines.
+/// Manifest key of a command line.
 const COMMAND: &str = "command";
 const SYSTEM_PROMPT: &str = "system_prompt";
 
-/// Leaves the user out of all that is written from now on.
+/// Leaves the user out of everything written from now on.
 pub fn leave_out() {
     LEFT_OUT.store(true, Ordering::Relaxed);
 }
 
-/// Has a path, or a setting with one in it, known: with blanks in it, it could not be told from other text.
+/// Registers a path, or a setting that contains one: with blanks in it, it could not be told from other text.
 pub fn tell_of(text: &str) {
     TOLD.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
 }
@@ -40,47 +40,46 @@ pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// A path as it is written down: as it is, or the name at its end.
+/// A path to write down: unchanged, or its last name.
 pub fn path(path: &Path) -> String {
     if is_left_out() { name_of(path) } else { path.display().to_string() }
 }
 
-/// A text that may hold paths (an error, a note, a task) as it is written down.
+/// A text that may contain paths (an error, a note, a task) to write down.
 pub fn text(text: &str) -> String {
     if is_left_out() { without_paths(text, &known_paths()) } else { text.to_owned() }
 }
 
-/// A system prompt as it is written down: as it is, or its hash.
+/// A system prompt to write down: unchanged, or its hash.
 pub fn system_prompt(text: &str) -> String {
     if is_left_out() { hashed(text) } else { text.to_owned() }
 }
 
-/// A command line as it is written down.
+/// The command line to write down.
 pub fn command() -> Vec<String> {
-    // A path need not be UTF-8.
+    // Arguments need not be UTF-8.
     let all = || std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     if is_left_out() { Vec::new() } else { all() }
 }
 
-/// What stands for a machine: nothing can be told from it but whether two are the same. `start` is what only this start of the
-/// machine knows.
+/// A mark for a machine, which only tells whether two are the same. `start` is known only to this start of the machine.
 pub fn machine(host: &str, start: &str) -> String {
     format!("machine-{}", &digest(&[host, start])[..8])
 }
 
-/// What stands for a scheduler's job on a folder. So few digits fit very many numbers of jobs.
+/// A mark for a scheduler's job in a folder. It has so few digits that very many jobs share it.
 pub fn job(job: &str, folder: &Path) -> String {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     format!("job-{}", &digest(&[job, &folder.to_string_lossy()])[..4])
 }
 
-/// The same manifest without the user, its models [named](models) anew; that of one who is left out already stays as it is.
+/// The manifest without the user, with its [models](models) renamed. A manifest that is anonymous already stays unchanged.
 pub fn manifest(manifest: &Value, models: &BTreeMap<String, String>) -> Value {
     Eraser { models, known: known_paths() }.without_user("", manifest)
 }
 
-/// The models of a run's manifest, as they are named with the user left out. Two folders of one name are told apart by the
-/// beginning of their weights' hash.
+/// The anonymous names of the models of a run's manifest. Two folders with the same name are told apart by the first digits of their
+/// weights' hash.
 pub fn models(manifest: &Value) -> BTreeMap<String, String> {
     let (mut weights, mut from_folders) = (BTreeMap::new(), BTreeSet::new());
     for identity in one_or_several(&manifest["identity"]) {
@@ -88,7 +87,7 @@ pub fn models(manifest: &Value) -> BTreeMap<String, String> {
         weights.extend(identity["model"].as_str().map(|model| (model, hash)));
     }
     for model in one_or_several(&manifest["model"]) {
-        // A model of the hub has a commit, one from a folder has none.
+        // A model of the hub has a commit; one from a folder has none.
         from_folders.extend(model["id"].as_str().filter(|_| model["revision"].is_null()));
     }
     let name = |model: &str| match from_folders.contains(model) && !model.starts_with(RANDOM) {
@@ -107,7 +106,7 @@ pub fn models(manifest: &Value) -> BTreeMap<String, String> {
     named
 }
 
-/// The name of a model that another model shares.
+/// The name of a model whose last name another model shares.
 pub fn told_apart(name: &str, weights_sha256: &str) -> String {
     format!("{name}@{}", weights_sha256.chars().take(8).collect::<String>())
 }
@@ -139,7 +138,7 @@ fn name_of(path: &Path) -> String {
     last(path).or_else(|| last(&path.canonicalize().ok()?)).unwrap_or_else(|| "folder".to_owned())
 }
 
-/// Goes through a manifest.
+/// Rewrites a manifest.
 struct Eraser<'a> {
     models: &'a BTreeMap<String, String>,
     known: Vec<(String, String)>,
@@ -153,7 +152,7 @@ impl Eraser<'_> {
             Value::String(text) if PATHS.contains(&key) => self.source(text).into(),
             Value::String(text) => without_paths(text, &self.known).into(),
             Value::Array(items) => items.iter().map(|item| self.without_user(key, item)).collect(),
-            // Of several models calibrations stand under their names.
+            // With several models, calibrations are keyed by their names.
             Value::Object(fields) => {
                 let field = |(name, value): (&String, &Value)| (self.source(name), self.without_user(name, value));
                 Value::Object(fields.iter().map(field).collect::<Map<_, _>>())
@@ -167,7 +166,7 @@ impl Eraser<'_> {
     }
 }
 
-/// A model or a data set as it is named with the user left out: the last name of a path. Names of the hub stay.
+/// The anonymous name of a model or a data set: the last name of a path. Names of the hub stay.
 pub fn name_of_source(text: &str) -> String {
     let repo = text.split_once('@').map_or(text, |(repo, _)| repo);
     let is_repo = repo.matches('/').count() == 1 && !is_path(text) && !Path::new(text).exists();
@@ -184,7 +183,7 @@ fn is_path(text: &str) -> bool {
     begins && !text.starts_with("//") || matches!(text, "." | "..")
 }
 
-/// Paths that this process was told of, the longest first, and what stands for each.
+/// Paths known to this process, longest first, each with its replacement.
 fn known_paths() -> Vec<(String, String)> {
     let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let arguments = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
@@ -203,18 +202,18 @@ fn known_paths() -> Vec<(String, String)> {
     all
 }
 
-/// What of an argument may be a path: `--out=DIR`, `jsonl:PATH:metric=f1`.
+/// Parts of an argument that may be paths: `--out=DIR`, `jsonl:PATH:metric=f1`.
 fn parts(argument: &str) -> Vec<String> {
     argument.split(['=', ':', ',']).chain([argument]).map(str::to_owned).collect()
 }
 
-/// A text in which paths are the names at their ends: those that are known, which may hold blanks, and whatever else looks like one.
+/// Replaces paths in a text by their last names: known paths, which may contain blanks, and whatever else looks like a path.
 fn without_paths(text: &str, known: &[(String, String)]) -> String {
     const ENDS: [char; 18] =
         [' ', '\t', '\n', '"', '\'', '`', '(', ')', '[', ']', '{', '}', ',', ';', '=', ':', '<', '>'];
     let text = known.iter().fold(text.to_owned(), |text, (path, name)| whole_paths(&text, path, name));
     let mut out = String::with_capacity(text.len());
-    // Of rows and texts of one's own: `jsonl:PATH`, `ppl/file:PATH`.
+    // Rows and texts of the user: `jsonl:PATH`, `ppl/file:PATH`.
     let names_file = |out: &str| out.ends_with("jsonl:") || out.ends_with("/file:");
     for piece in text.split_inclusive(ENDS) {
         let (word, end) = match piece.chars().next_back() {
@@ -230,7 +229,7 @@ fn without_paths(text: &str, known: &[(String, String)]) -> String {
     out
 }
 
-/// Puts `name` for a path, with what lies below it, for which the name at its end stands.
+/// Replaces `path` by `name`; a path below it is replaced by its last name.
 fn whole_paths(text: &str, path: &str, name: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -239,7 +238,7 @@ fn whole_paths(text: &str, path: &str, name: &str) -> String {
         let is_inside = before.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '~'));
         match (is_inside, after.strip_prefix('/')) {
             (true, _) => out.push_str(path),
-            // What follows is looked at as a path of its own.
+            // The rest is treated as a path of its own.
             (false, Some(_)) => out.push_str("/."),
             (false, None) => out.push_str(name),
         }
@@ -283,7 +282,7 @@ mod tests {
             ("~/qwen", "qwen"),
             ("../qwen", "qwen"),
             ("models/a/qwen", "qwen"),
-            // A path that is there, whatever it looks like.
+            // An existing path, whatever it looks like.
             ("src/text.rs", "text.rs"),
             ("random:/home/alice/config.json", "random:config.json"),
             ("random:llama-3.1-8b", "random:llama-3.1-8b"),
@@ -304,7 +303,7 @@ mod tests {
         assert_eq!(named(&[identity("/a/q", a), identity("/b/q", b)]), ["q@01234567", "q@98765432"]);
         assert_eq!(named(&[identity("/a/q", a), identity("/b/q", a)]), ["q@01234567", "q@01234567'"]);
         assert_eq!(named(&[identity("/a/q", a), identity("/b/r", b)]), ["q", "r"]);
-        // A folder that is not here, known by having no commit.
+        // A folder that does not exist here; it is recognised by having no commit.
         let of = |revision: Value| {
             models(&json!({"identity": identity("org/q", a), "model": {"id": "org/q", "revision": revision}}))
         };
@@ -340,7 +339,7 @@ mod tests {
         assert_ne!(machine("node7", "boot"), machine("node8", "boot"));
         let mark = job("123456_7", Path::new("."));
         assert!(!mark.contains("123456") && mark == job("123456_7", Path::new(".")), "{mark}");
-        // A list of all jobs tells nothing of which it is: marks are too few for that.
+        // A list of all jobs must not reveal the job: there are too few marks for that.
         let fitting =
             (0..200_000).filter(|n| job(&n.to_string(), Path::new("/x")) == job("7", Path::new("/x"))).count();
         assert!(fitting > 1);

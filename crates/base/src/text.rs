@@ -1,16 +1,16 @@
-//! Text of others on its way out: to a terminal or a log, into a drawing, a page, Markdown and CSV.
+//! Safe output of foreign text: to a terminal or a log, and in drawings, pages, Markdown and CSV.
 //!
-//! Names come from model files, rows, records and hubs. A terminal obeys what it is sent, so nothing of a name may be a
-//! command there; nor may it be markup, or a formula of a spreadsheet. Files for programs (JSON, records) have names as they are.
+//! Names come from model files, rows, records and hubs. They must not act as terminal commands, as markup, or as spreadsheet formulas.
+//! Files for programs (JSON, records) contain names unchanged.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Characters of one line of an error or a note at most; what is in the middle of a longer one is left out.
+/// The most characters in a line of an error or a note; the middle of a longer line is left out.
 pub const LONGEST_LINE: usize = 1000;
 
-/// Whether a character is not shown as itself: the controls, of which terminals obey some, what turns the order of
-/// letters around (bidirectional overrides, embeddings and isolates), separators of lines, and what XML has no place for.
+/// Whether a character must be escaped: control characters, some of which terminals obey; characters that reverse the order of letters
+/// (bidirectional overrides, embeddings and isolates); line separators; and characters that XML forbids.
 fn is_hidden(c: char) -> bool {
     matches!(c,
         '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}'
@@ -18,8 +18,8 @@ fn is_hidden(c: char) -> bool {
         | '\u{fffe}' | '\u{ffff}')
 }
 
-/// Whether there is nothing to see in a text: white space, and characters that Unicode leaves unseen (zero-width spaces and
-/// joiners, marks of order, fillers, variation selectors, tags).
+/// Whether a text shows nothing: only white space, and characters that Unicode leaves invisible (zero-width spaces and joiners, marks of
+/// order, fillers, variation selectors, tags).
 pub fn is_blank(text: &str) -> bool {
     let is_unseen = |c: char| {
         matches!(c,
@@ -28,11 +28,11 @@ pub fn is_blank(text: &str) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
             | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}')
     };
-    // Python takes four separators for white space as well.
+    // Python counts four separators as white space, too.
     text.chars().all(|c| c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}') || is_unseen(c))
 }
 
-/// Text as people may see it, ends of lines and tabs left: what would not be shown as itself becomes `\u{1b}`.
+/// Text for people, with line ends and tabs kept; other hidden characters are escaped as `\u{1b}`.
 pub fn shown(text: &str) -> Cow<'_, str> {
     escaped(
         text,
@@ -43,7 +43,7 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     )
 }
 
-/// As [`shown`], as one line: an end of a line or a tab becomes a blank.
+/// As [`shown`], in one line: line ends and tabs become blanks.
 pub fn in_line(text: &str) -> Cow<'_, str> {
     match shown(text) {
         text if text.contains(['\n', '\t']) => Cow::Owned(text.replace(['\n', '\t'], " ")),
@@ -51,8 +51,8 @@ pub fn in_line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// JSON as people may see it: the same data, with `\u009b` for what would not be shown as itself. Such characters stand in
-/// strings alone, and those that JSON escapes by itself are escaped already.
+/// JSON for people: the same data, with hidden characters escaped as `\u009b`. They occur only in strings, and those that JSON itself
+/// escapes are escaped already.
 pub fn shown_json(json: &str) -> Cow<'_, str> {
     escaped(
         json,
@@ -63,16 +63,16 @@ pub fn shown_json(json: &str) -> Cow<'_, str> {
     )
 }
 
-/// As [`shown`], no line longer than [`LONGEST_LINE`].
+/// As [`shown`], with lines cut to [`LONGEST_LINE`].
 pub fn for_log(text: &str) -> String {
     let lines: Vec<Cow<str>> = text.split('\n').map(|line| cut(line, LONGEST_LINE)).collect();
     let lines: Vec<Cow<str>> = lines.iter().map(|line| shown(line)).collect();
     lines.join("\n")
 }
 
-/// The beginning and the end of a text, with `…` between them, where it has more than so many characters.
+/// The beginning and the end of a text with `…` between them, if it has more than `most` characters.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
-    // As many bytes as characters at least.
+    // A text has at least as many bytes as characters.
     if text.len() <= most || text.chars().nth(most).is_none() {
         return Cow::Borrowed(text);
     }
@@ -96,8 +96,8 @@ fn escaped(text: &str, is_meant: impl Fn(char) -> bool, escape: impl Fn(&mut Str
     Cow::Owned(out)
 }
 
-/// A name within Markdown, as one line: neither HTML, nor an image, a link or a reference to one, nor the end of a cell.
-/// What cannot be meant as any of these stays as it is: `[12.5 30.1]`, `p < 0.05`, `a_b`.
+/// A name within Markdown, in one line: it cannot be HTML, an image, a link or a reference to one, or the end of a cell. Text that cannot
+/// be taken for these stays unchanged: `[12.5 30.1]`, `p < 0.05`, `a_b`.
 pub fn in_markdown(text: &str) -> Cow<'_, str> {
     let line = in_line(text);
     if !line.contains(['\\', '<', ']', '|', '&', ':', 'w', 'W']) {
@@ -111,10 +111,10 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
         let is_markup = match c {
             '\\' | '|' => true,
             '<' => next.is_none_or(|n| n.is_ascii_alphabetic() || matches!(n, '/' | '!' | '?')),
-            // What an address or a reference would follow.
+            // An address or a reference would follow.
             ']' => next.is_some_and(|n| matches!(n, '(' | ':' | '[')),
             '&' => next.is_some_and(|n| n.is_ascii_alphanumeric() || n == '#'),
-            // Addresses become links by themselves.
+            // Addresses would become links.
             ':' => after.starts_with("//"),
             '.' => out.len() >= 3 && out.as_bytes()[out.len() - 3..].eq_ignore_ascii_case(b"www"),
             _ => false,
@@ -128,8 +128,8 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A cell of a table for spreadsheets: what one of them would compute is text there, by an apostrophe before it, and what a
-/// terminal would obey is written out. Numbers are none of that, with a sign or without.
+/// A table cell for spreadsheets: a formula becomes text by a leading apostrophe, and hidden characters are escaped. Numbers stay
+/// unchanged, with a sign or without.
 pub fn in_cell(text: &str) -> Cow<'_, str> {
     match is_formula(text.trim_start_matches('\'')) {
         true => Cow::Owned(format!("'{}", shown(text))),
@@ -137,8 +137,8 @@ pub fn in_cell(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A cell of a column of names, of which none is a number: what a spreadsheet would take for a number, a date or a time is text
-/// there as well.
+/// A cell in a column of names, none of which is a number: text that a spreadsheet would take for a number, a date or a time also gets an
+/// apostrophe.
 pub fn in_name_cell(name: &str) -> Cow<'_, str> {
     match is_like_number(name.trim_start_matches('\'')) {
         true => Cow::Owned(format!("'{}", shown(name))),
@@ -146,7 +146,7 @@ pub fn in_name_cell(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// What a cell that [`in_cell`] or [`in_name_cell`] wrote says.
+/// The text of a cell that [`in_cell`] or [`in_name_cell`] wrote.
 pub fn of_cell(cell: &str) -> &str {
     let is_meant = |text: &str| is_formula(text) || is_like_number(text);
     match cell.strip_prefix('\'') {
@@ -155,7 +155,7 @@ pub fn of_cell(cell: &str) -> &str {
     }
 }
 
-/// Whether nothing stands in a text but digits and what numbers, dates and times are written with.
+/// Whether a text consists only of digits and the characters of numbers, dates and times.
 fn is_like_number(text: &str) -> bool {
     let is_part = |c: char| c.is_ascii_digit() || "+-.,:/%eE ".contains(c);
     text.contains(|c: char| c.is_ascii_digit()) && text.chars().all(is_part)

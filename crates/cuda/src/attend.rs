@@ -1,8 +1,8 @@
 //! Decode attention over any selection.
 //!
-//! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, and cuts these into spans.
-//! [`prepare`](Gpu::prepare) sends it; [`attend`](Gpu::attend) runs it at a layer: a kernel of `kernels/attend_tiles.cu`
-//! where keys and heads are such as tensor cores take, or those of `kernels/attend.cu`; its last blocks merge what others have left.
+//! An [`Attention`] collects what the rows of a step attend, as units of one KV head each, and cuts these into spans.
+//! [`prepare`](Gpu::prepare) uploads it; [`attend`](Gpu::attend) runs it at a layer: with `kernels/attend_tiles.cu` if tensor cores support
+//! the keys' type and width, else with `kernels/attend.cu`. The last block of a head merges the partial results of all.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
@@ -11,23 +11,23 @@ use super::buffer::bytes_of;
 use super::token_lists::TokenList;
 use super::{Buffer, Gpu, GpuError, Plain, failed};
 
-/// Most queries that one unit takes.
+/// The most queries in one unit.
 const MOST_QUERIES: usize = 8;
-/// Blocks that a multiprocessor holds at once: a wave of them.
+/// Blocks that run on a multiprocessor at the same time; all of them together are a wave.
 const BLOCKS_EACH: usize = 3;
-/// Waves where each block still has so many tokens, since some processors come to memory faster than others; and how many more may
-/// be taken for the last one to be full, each of which costs such a share of the time.
+/// The most waves that are aimed at if every block still has `LONG_BLOCK` tokens: some multiprocessors reach memory faster than others.
+/// Then up to how many further wave counts are tried to fill the last wave, and the share of the time that each wave costs.
 const MOST_WAVES: usize = 3;
 const LONG_BLOCK: usize = 2048;
 const MORE_WAVES: usize = 6;
 const COST_OF_WAVE: f64 = 0.02;
-/// Warps of a block; tokens of a tile of one, tiles that it has on their way where tensor cores take them, and bytes behind each for what
-/// tokens bring.
+/// Warps of a block; tokens of a warp's tile, tiles in its ring if tensor cores are used, and bytes behind each tile for the tokens'
+/// numbers.
 const WARPS: usize = 4;
 const TILE: usize = 16;
 const STAGES: usize = 2;
 const TILE_EXTRA: usize = 128;
-/// A span is a multiple of these tokens, and has at least two of them.
+/// A span is a multiple of this many tokens, and at least twice as long.
 const SPAN: usize = 64;
 
 /// As the kernel's struct of the same name.
@@ -85,10 +85,10 @@ struct DeviceMerging {
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DeviceMerging {}
 
-// SAFETY: words of eight and four bytes without padding; any bits are numbers.
+// SAFETY: eight- and four-byte words without padding, for which any bits are valid.
 unsafe impl Plain for DeviceUnit {}
 
-/// What one query head's output is merged from, as the kernel's struct `Head`.
+/// The parts that one query head's output is merged from. As the kernel's struct `Head`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct HeadParts {
@@ -97,18 +97,18 @@ struct HeadParts {
     stride: [u32; 2],
     share: f32,
     vector: u32,
-    /// Where the device has a share and what stands for it; zeros if it has none.
+    /// Device addresses of a share and of the vector that represents the rest; zeros if there is none.
     rest: [u64; 2],
 }
 
-// SAFETY: words of four and eight bytes without padding; any bits are numbers.
+// SAFETY: four- and eight-byte words without padding, for which any bits are valid.
 unsafe impl Plain for HeadParts {}
 
-/// Units that take the same kernel.
+/// Units for the same kernel.
 #[derive(Debug, Default)]
 struct Class {
     units: Vec<DeviceUnit>,
-    /// Where each unit's picks and weights begin, among all.
+    /// For each unit, where its selected tokens and their weights begin in the common lists.
     lists: Vec<Option<(usize, Option<usize>)>>,
     blocks: u32,
 }
@@ -118,28 +118,28 @@ struct Class {
 pub struct Attention {
     heads: usize,
     span: usize,
-    /// By the number of queries that their kernel takes, 1, 2, 4 and 8; all in the last for tensor cores.
+    /// By the number of queries that the kernel takes: 1, 2, 4 and 8. All units are in the last for tensor cores.
     classes: [Class; 4],
     parts: Vec<HeadParts>,
     tokens: Vec<u32>,
     weights: Vec<f32>,
     vectors: Vec<f32>,
     partials: u32,
-    /// Tokens of the prefix that all units go on from.
+    /// Tokens of the prefix that all units share.
     prefix_tokens: Option<usize>,
-    /// Layers that all tails have.
+    /// The least number of layers that a tail has.
     least_layers: usize,
 }
 
 impl Attention {
-    /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in so many units: that is
-    /// divided evenly over a GPU of so many multiprocessors.
+    /// An empty attention for rows of `heads` query heads, which attend about `expected` tokens of KV heads in `units` units. The work is
+    /// divided evenly over a GPU of `processors` multiprocessors.
     pub fn new(rows: usize, heads: usize, (units, expected): (usize, usize), processors: usize) -> Self {
         let spans = units * spans_of_unit(units, expected, processors * BLOCKS_EACH);
         Self::spread(rows, heads, expected, spans)
     }
 
-    /// As [`new`](Self::new), over about so many blocks.
+    /// As [`new`](Self::new), for about `blocks` blocks.
     pub fn spread(rows: usize, heads: usize, expected: usize, blocks: usize) -> Self {
         let even = expected.div_ceil(blocks.max(1)).next_multiple_of(SPAN);
         let none = HeadParts { share: -1.0, ..HeadParts::default() };
@@ -157,7 +157,7 @@ impl Attention {
         }
     }
 
-    /// The same in memory that a room has [kept](AttentionWorkspace::keep).
+    /// Reuses the memory that a workspace has [kept](AttentionWorkspace::keep).
     pub fn in_room(mut self, room: &mut AttentionWorkspace) -> Self {
         (self.tokens, self.weights) = (std::mem::take(&mut room.spare.1), std::mem::take(&mut room.spare.2));
         self.tokens.clear();
@@ -168,15 +168,15 @@ impl Attention {
     /// Adds a unit, as the first or second part of what its heads attend.
     ///
     /// # Panics
-    /// If a picked token, or an exact part, lies beyond the row's tokens.
+    /// If a selected token or a static part lies beyond the row's tokens.
     pub fn add(&mut self, part: usize, unit: &Unit<'_>, prefix_tokens: usize) {
         self.add_with(part, unit, None, prefix_tokens);
     }
 
-    /// As [`add`](Self::add) of a unit without picked tokens, with those of a list that the device made.
+    /// As [`add`](Self::add), for a unit without selected tokens, whose tokens are in a list that the device made.
     ///
     /// # Panics
-    /// If the list, or an exact part, goes beyond the row's tokens.
+    /// If the list or a static part lies beyond the row's tokens.
     pub fn add_list(&mut self, part: usize, unit: &Unit<'_>, list: TokenList<'_>, prefix_tokens: usize) {
         assert!(unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Softmax), "a list alone");
         assert!(list.end() <= unit.tokens.total, "picks below {} of {} tokens", list.end(), unit.tokens.total);
@@ -189,7 +189,7 @@ impl Attention {
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
             "parts of {total} tokens"
         );
-        // The largest of all rather than the first that is too large: that takes many at once.
+        // The maximum, not the first that is too large: this can be vectorised.
         let largest = picked.iter().fold(0, |largest, token| largest.max(*token));
         assert!(picked.is_empty() || (largest as usize) < total, "picks up to {largest} of {total} tokens");
         assert!(unit.kv_head < unit.tail.kv_heads && self.prefix_tokens.is_none_or(|tokens| tokens == prefix_tokens));
@@ -208,7 +208,7 @@ impl Attention {
         let most = list.map_or(picked.len(), |list| list.most());
         let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
         let weights = list.map_or(0, |list| list.weights());
-        // Lists that may be long but are not expected to be are cut where their length is known.
+        // Lists whose length only the device knows are cut into spans there.
         let expected = list.map_or(most, |list| list.expected());
         let spans = (sink + total - recent + expected).div_ceil(self.span).max(1) as u32;
         for first in (0..unit.queries).step_by(MOST_QUERIES) {
@@ -248,7 +248,7 @@ impl Attention {
         }
     }
 
-    /// Gives what a head's second part leaves out of its candidates, as a share of their exponentials, to `value` `[d]`.
+    /// Gives the mass that a head's second part leaves, as a share of its candidates' mass, to the vector `value` `[d]`.
     pub fn give_rest(&mut self, row: usize, head: usize, share: f32, value: &[f32]) {
         let parts = &mut self.parts[row * self.heads + head];
         parts.share = share;
@@ -256,7 +256,7 @@ impl Attention {
         self.vectors.extend_from_slice(value);
     }
 
-    /// Gives each head that attends nothing a block that says so.
+    /// Adds an empty unit for each head that attends nothing, so that its output is written.
     fn fill(&mut self) {
         let empty: Vec<usize> = (0..self.parts.len()).filter(|head| self.parts[*head].count == [0, 0]).collect();
         for head in empty {
@@ -277,7 +277,7 @@ impl Attention {
         }
     }
 
-    /// As [`give_rest`](Self::give_rest), with a share and a value at such places on the device ([`TokenLists::rest`]).
+    /// As [`give_rest`](Self::give_rest), with share and vector at device addresses ([`TokenLists::rest`]).
     ///
     /// [`TokenLists::rest`]: super::TokenLists::rest
     pub fn give_rest_there(&mut self, row: usize, head: usize, places: [u64; 2]) {
@@ -285,8 +285,8 @@ impl Attention {
     }
 }
 
-/// Into how many spans to cut each of some units with `expected` tokens in all, so that waves of blocks of which `at_once` fit
-/// are as full as can be.
+/// Into how many spans to cut each of `units` units with `expected` tokens in all, so that waves of `at_once` blocks are as full as
+/// possible.
 fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
     let units = units.max(1);
     let least = (expected / (at_once * LONG_BLOCK)).clamp(1, MOST_WAVES);
@@ -300,21 +300,21 @@ fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
     best.map_or(1, |(_, spans)| spans)
 }
 
-/// Room that the kernels need, kept from step to step.
+/// Memory that the kernels need, reused from step to step.
 #[derive(Debug, Default)]
 pub struct AttentionWorkspace {
     lists: Option<Buffer>,
     partials: Option<Buffer>,
-    /// How many partials of each head have been written: zeros between launches.
+    /// How many partials of each head have been written; zeros between launches.
     done: Option<Buffer>,
-    /// What `lists` holds, so that equal lists are not sent again.
+    /// The uploaded bytes, so that equal lists are not uploaded again.
     sent: Vec<u8>,
-    /// Memory for what is sent next, and for picks and their numbers: new memory is slow to be written to first.
+    /// Memory for the next lists: the first write to new memory is slow.
     spare: (Vec<u8>, Vec<u32>, Vec<f32>),
 }
 
 impl AttentionWorkspace {
-    /// Keeps the memory of an attention that is over.
+    /// Keeps the memory of a finished attention.
     pub fn keep(&mut self, attention: Attention) {
         (self.spare.1, self.spare.2) = (attention.tokens, attention.weights);
     }
@@ -326,7 +326,7 @@ pub struct Prepared {
     heads: usize,
     /// Query heads of all rows.
     all_heads: usize,
-    /// Where the units of each class are, how many, and how many blocks they take.
+    /// For each class, the address of its units, their number, and their number of blocks.
     classes: [(u64, usize, u32); 4],
     parts: u64,
     vectors: u64,
@@ -337,7 +337,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// What a recording of launches depends on: equal numbers launch the same.
+    /// Numbers that determine the launches: if they are equal, a recording can be reused.
     pub fn launches(&self) -> impl Iterator<Item = u64> + '_ {
         let classes =
             self.classes.iter().flat_map(|(units, count, blocks)| [*units, *count as u64, u64::from(*blocks)]);
@@ -346,13 +346,13 @@ impl Prepared {
 }
 
 impl Gpu {
-    /// Sends an attention, and makes room for what lies between its kernels.
+    /// Uploads an attention, and reserves memory for its partial results.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If heads are of another width than kernels take.
+    /// If the kernels do not support heads of this width.
     pub fn prepare(
         &self,
         attention: &mut Attention,
@@ -385,9 +385,9 @@ impl Gpu {
         })
     }
 
-    /// Runs an attention at one layer: queries `[row][stride]`, head `h` at `h * d`, into `out` `[row][head][d]` and, if
-    /// given, the same in f32. Keys and values are those of `prefix` and of the tails that the units name; the room in
-    /// which it was prepared has not been used for another one since.
+    /// Runs an attention at one layer, for queries `[row][stride]` with head `h` at `h * d`, into `out` `[row][head][d]` and, if given, the
+    /// same in f32. Keys and values are those of `prefix` and of the units' tails. The workspace in which it was prepared must not have
+    /// been used for another one since.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -447,15 +447,15 @@ impl Gpu {
             launch.arg(&scale).arg(&merging);
             let block = (32 * WARPS as u32, 1, 1);
             let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: block, shared_mem_bytes: shared };
-            // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked, and lie with
-            // the partials, what merges them and how many are done in the room that the caller has kept; vectors were sent with
-            // them; the outputs were checked.
+            // SAFETY: `Attention::add` and this function checked the caches, tokens and partials that units name. The units, the partials,
+            // and what merges and counts them lie in the workspace, which the caller has kept; vectors were uploaded with them; the outputs
+            // were checked.
             unsafe { launch.launch(grid) }.map_err(failed("attending"))?;
         }
         Ok(())
     }
 
-    /// Sends all lists in one piece.
+    /// Uploads all lists with one copy.
     fn send(&self, attention: &mut Attention, room: &mut AttentionWorkspace) -> Result<Places, GpuError> {
         let mut at = 0;
         let mut place = |bytes: usize| {
@@ -507,7 +507,7 @@ impl Gpu {
     }
 }
 
-/// Where lists begin in the piece that was sent.
+/// Where lists begin in the uploaded bytes.
 struct Places {
     units: [usize; 4],
     parts: usize,
@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn waves_of_blocks_are_full() {
         const AT_ONCE: usize = 396;
-        // Eight KV heads of one sequence, 64 of eight, lists of 256 query heads: just below one wave.
+        // Eight KV heads of one sequence, 64 of eight, and lists for 256 query heads: just below one wave.
         assert_eq!([8, 64, 256].map(|units| spans_of_unit(units, units * 1000, AT_ONCE)), [49, 6, 3]);
         assert_eq!(spans_of_unit(64, 64 << 17, AT_ONCE), 18, "several waves of long spans");
         for units in 1..2000 {

@@ -1,44 +1,44 @@
-//! What decode attention is told: the tokens of each row and KV head, and where keys and values lie.
+//! The arguments of decode attention: the tokens of each row and KV head, and where keys and values are.
 
 use super::launch::Cache;
 use super::{Buffer, Storage};
 
-/// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then picked ones.
+/// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then selected ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
-    /// End of the first exact part.
+    /// End of the first static part.
     pub sink: usize,
-    /// Beginning of the last exact part.
+    /// Beginning of the last static part.
     pub recent: usize,
     /// Tokens of prefix and tail.
     pub total: usize,
-    /// Picked tokens, all below `total`.
+    /// Selected tokens, all below `total`.
     pub picked: &'a [u32],
 }
 
-/// What picked tokens bring.
+/// How selected tokens are weighted.
 #[derive(Debug, Clone, Copy)]
 pub enum Weights<'a> {
-    /// Their logits.
+    /// By their logits.
     Softmax,
-    /// Their logits, each lowered by a number.
+    /// By their logits, from each of which a number is subtracted.
     LogBias(&'a [f32]),
-    /// Given weights, which stand for `exp(log_mass)` together.
+    /// Given weights, whose mass is `exp(log_mass)` in total.
     Explicit(&'a [f32], f32),
 }
 
-/// What follows the prefix in one row, `[layer][keys, values][kv_head][capacity][d]`.
+/// Keys and values after the prefix, for one row: `[layer][keys, values][kv_head][capacity][d]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tail<'a> {
-    /// Holds all of it.
+    /// The memory.
     pub buffer: &'a Buffer,
     /// Layers.
     pub layers: usize,
-    /// Tokens that there is room for.
+    /// Tokens for which memory is reserved.
     pub capacity: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the numbers.
     pub storage: Storage,
@@ -61,12 +61,12 @@ impl Tail<'_> {
         }
     }
 
-    /// Whether tensor cores take such heads.
+    /// Whether tensor cores support such heads.
     pub(super) fn fits_tiles(&self) -> bool {
         self.storage.fits_tiles(self.d)
     }
 
-    /// Where it begins; all of it lies inside the buffer.
+    /// Its device address; checks that all of it lies within the buffer.
     pub(super) fn address(&self) -> u64 {
         self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
     }
@@ -79,7 +79,7 @@ pub struct Prefix<'a> {
     pub cache: Cache<'a>,
     /// Its tokens.
     pub tokens: usize,
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
     /// Factor of the layer's logits.
     pub scale: f32,
@@ -96,10 +96,10 @@ pub struct Unit<'a> {
     pub queries: usize,
     /// KV head.
     pub kv_head: usize,
-    /// What follows the prefix in the row.
+    /// Keys and values after the prefix, for the row.
     pub tail: &'a Tail<'a>,
-    /// What is attended.
+    /// The tokens to attend.
     pub tokens: Tokens<'a>,
-    /// How picked tokens enter.
+    /// How selected tokens are weighted.
     pub weights: Weights<'a>,
 }

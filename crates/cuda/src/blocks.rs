@@ -1,5 +1,5 @@
-//! Sparse attention of a prompt's rows: blocks of them attend lists of tokens and a stretch up to each row; and the search of a tree
-//! of keys that makes such lists.
+//! Block-sparse attention of a prompt's rows: the rows of a block attend a list of tokens, and a stretch up to each row. Also the tree
+//! search that makes such lists.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
@@ -10,24 +10,24 @@ use super::prefill::{Rows, addresses};
 use super::tree::{DeviceTree, Tree};
 use super::{Buffer, Gpu, GpuError, HostDeviceVec, Plain, Storage, failed};
 
-/// Threads of a block that attends or searches, and of one that writes runs out.
+/// Threads of a block that attends or searches, and of a block that writes runs.
 const THREADS: u32 = 128;
 const WRITERS: u32 = 256;
 /// Keys of a tile.
 const TILE_KEYS: usize = 64;
 /// Bits of a word.
 const WORD_BITS: usize = 32;
-/// Rows of the smaller and the larger tile.
+/// Rows of the smaller and of the larger tile.
 const TILES: [usize; 2] = [32, 64];
-/// Rows that a product on tensor cores takes, and numbers between them in shared memory.
+/// Rows of a product on tensor cores, and padding between them in shared memory, in numbers.
 const SAMPLES: usize = 16;
 const SAMPLE_GAP: usize = 32;
-/// Bytes of shared memory that a search takes for each block that it keeps: two spans, and the scores of two branches.
+/// Bytes of shared memory for each block that a search keeps: two spans, and the scores of two branches.
 const KEPT_BYTES: usize = 2 * 8 + 2 * 4;
-/// Shared memory that the kernel takes beside what it is given.
+/// Static shared memory of the kernel.
 const OWN_SHARED: usize = 1 << 10;
 
-/// Tokens that follow one another in a list.
+/// Consecutive tokens in a list.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Run {
@@ -36,11 +36,11 @@ pub struct Run {
     place: u32,
 }
 
-// SAFETY: three words; any bits are numbers.
+// SAFETY: three words, for which any bits are valid.
 unsafe impl Plain for Run {}
 
 impl Run {
-    /// The runs of a list of tokens, ascending.
+    /// The runs of an ascending list of tokens.
     pub fn of(tokens: &[u32]) -> Vec<Self> {
         let mut runs: Vec<Self> = Vec::new();
         for (place, token) in tokens.iter().enumerate() {
@@ -53,14 +53,14 @@ impl Run {
     }
 }
 
-/// What the rows of a chunk see: of the tokens of their block's list, and of those at the distances of their list's diagonals, those
-/// before their start, all from there up to themselves, and tokens of their own.
+/// What the rows of a chunk see: the tokens of their block's list, and those at the distances of their list's diagonals, as far as they lie
+/// before the row's start; all tokens from the start up to the row itself; and tokens of single rows.
 #[derive(Debug, Default)]
 pub struct BlockLists {
     shape: BlockShape,
-    /// Tokens that a list has at most, and there is room for.
+    /// The most tokens in a list, for which there is memory.
     most: usize,
-    /// All tokens lie below this one.
+    /// All tokens are below this one.
     end: usize,
     /// `[block][list][most]`.
     tokens: Option<Buffer>,
@@ -70,7 +70,7 @@ pub struct BlockLists {
     starts: HostDeviceVec<u32>,
     /// Diagonals: `[list][word]`, a bit for each distance.
     distances: HostDeviceVec<u32>,
-    /// Words of a list's diagonals; none if no list has any.
+    /// Words of a list's diagonals; 0 if no list has any.
     distance_words: usize,
     own: OwnTokens,
     runs: Option<Buffer>,
@@ -78,14 +78,14 @@ pub struct BlockLists {
 }
 
 impl BlockLists {
-    /// Makes room for lists of up to `most` tokens, which somebody then has to write. `starts` are `[list][row]`, or `[row]` for all
-    /// lists alike, each at most the position of its row.
+    /// Reserves memory for lists of up to `most` tokens, which must then be written. `starts` are `[list][row]`, or `[row]` for all lists,
+    /// each at most the position of its row.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are neither as many starts as rows nor as many for each list.
+    /// If `starts` has neither one number for each row nor one for each row of each list.
     pub fn resize(&mut self, gpu: &Gpu, shape: BlockShape, most: usize, starts: Vec<u32>) -> Result<(), GpuError> {
         let BlockShape { rows, lists, .. } = shape;
         assert!(starts.len() == rows || starts.len() == lists * rows, "{} starts of {rows} rows", starts.len());
@@ -97,14 +97,14 @@ impl BlockLists {
         self.starts.set(gpu, starts)
     }
 
-    /// Gives each list its diagonals, of all of its blocks: distances up to that of the last row, which stands at `last`. Lists that
-    /// are made room for anew have none.
+    /// Sets the diagonals of each list, for all its blocks: distances up to that of the last row, which is at position `last`.
+    /// [`resize`](Self::resize) removes them.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are not as many lists, or a distance lies beyond.
+    /// If the number of lists is wrong, or a distance is greater than `last`.
     pub fn set_diagonals(&mut self, gpu: &Gpu, diagonals: &[&[usize]], last: usize) -> Result<(), GpuError> {
         assert_eq!(diagonals.len(), self.shape.lists, "lists of diagonals");
         self.distance_words = (last + 1).div_ceil(WORD_BITS);
@@ -115,25 +115,25 @@ impl BlockLists {
         self.distances.set(gpu, words)
     }
 
-    /// Gives rows tokens of their own, `[block][list]`, of heads of a width: those that a row sees by its block are not among
-    /// them. Lists that are made room for anew have none.
+    /// Sets tokens of single rows, `[block][list]`, for `heads`: the number of heads and their width. Tokens that a row sees by its block
+    /// must not be among them. [`resize`](Self::resize) removes them.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are not as many lists, or one has more rows than a block.
+    /// If the number of lists is wrong, or one has more rows than a block.
     pub fn set_own(&mut self, gpu: &Gpu, blocks: &[&PerRowTokens], heads: (usize, usize)) -> Result<(), GpuError> {
         self.own.set(gpu, &self.shape, blocks, heads)
     }
 
-    /// Writes the lists, `[block][list]`, each in runs.
+    /// Writes the lists, `[block][list]`, each given as runs.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are not as many lists, or one is longer than there is room for.
+    /// If the number of lists is wrong, or one is longer than its memory.
     pub fn write(&mut self, gpu: &Gpu, lists: &[&[Run]]) -> Result<(), GpuError> {
         assert_eq!(lists.len(), self.shape.blocks() * self.shape.lists, "lists");
         let ends = lists.iter().filter_map(|runs| runs.last());
@@ -161,7 +161,7 @@ impl BlockLists {
         launch.arg(&of_runs).arg(&of_begins).arg(&tokens).arg(&most).arg(&counts);
         let grid =
             LaunchConfig { grid_dim: (lists.len() as u32, 1, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: runs and begins were sent, and every run ends within `most` tokens of its list.
+        // SAFETY: runs and begins were uploaded, and every run ends within `most` tokens of its list.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("writing lists"))
     }
 
@@ -177,14 +177,14 @@ impl BlockLists {
         Ok(tokens)
     }
 
-    /// Where tokens and counts are.
+    /// Device addresses of tokens and counts.
     fn addresses(&self) -> [u64; 2] {
         let count = self.shape.blocks() * self.shape.lists;
         let (tokens, counts) = (self.tokens.as_ref().expect("there is room"), self.counts.as_ref());
         [tokens.address(0, 4 * count * self.most), counts.expect("there is room").address(0, 4 * count)]
     }
 
-    /// Bytes of lists of a chunk.
+    /// Bytes of a chunk's lists.
     pub fn bytes(shape: &BlockShape, most: usize) -> usize {
         (4 * shape.blocks() * shape.lists * most).next_multiple_of(LIST_STEP)
     }
@@ -209,27 +209,27 @@ struct Seen {
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for Seen {}
 
-/// What a block of rows searches, as the kernel's struct `Searched`.
+/// The candidates of a block of rows. As the kernel's struct `Searched`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Searched {
-    /// First of the candidates; what lies before is seen anyway.
+    /// The first candidate; the tokens before it are always seen.
     pub begin: u32,
-    /// Candidates.
+    /// Number of candidates.
     pub tokens: u32,
-    /// Key blocks that are kept.
+    /// Number of key blocks to keep.
     pub keep: u32,
 }
 
-// SAFETY: three words; any bits are numbers.
+// SAFETY: three words, for which any bits are valid.
 unsafe impl Plain for Searched {}
 
-/// Which rows of a block are scored: one of each `stride`, the first or the last of them.
+/// Which rows of a block are scored: of every `stride` rows, the first or the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// Rows from one to the next; at most those of a block.
+    /// Distance of scored rows, at most the rows of a block.
     pub stride: usize,
-    /// Whether it is the last.
+    /// Whether the last is scored.
     pub last: bool,
 }
 
@@ -247,47 +247,47 @@ unsafe impl DeviceRepr for DeviceSampling {}
 
 /// A search for the lists of all blocks of a chunk.
 pub struct PromptSearch<'a> {
-    /// Key blocks and what stands for them; the candidates are those of each block.
+    /// Key blocks and how they are represented. Its candidates are replaced by those of each block.
     pub tree: Tree,
     /// Rows that are scored.
     pub sampling: Sampling,
-    /// What each block searches.
+    /// The candidates of each block of rows.
     pub blocks: &'a HostDeviceVec<Searched>,
 }
 
 impl PromptSearch<'_> {
-    /// Bytes of shared memory that it takes, for `sharing` query heads of a list.
+    /// Bytes of shared memory, if `sharing` query heads share a list.
     fn shared_bytes(&self, block_rows: usize, sharing: usize, d: usize) -> usize {
         let keep = self.most_kept();
         self.sample_tiles(block_rows, sharing) * SAMPLES * (d + SAMPLE_GAP) * 2 + keep * KEPT_BYTES
     }
 
-    /// The most blocks that a search keeps.
+    /// The most key blocks that a search keeps.
     fn most_kept(&self) -> usize {
         let searching =
             self.blocks.numbers().iter().filter(|own| own.keep < own.tokens.div_ceil(self.tree.size as u32));
         searching.map(|own| own.keep as usize).max().unwrap_or(0)
     }
 
-    /// The rows that are sampled for a list, by 16.
+    /// Tiles of 16 rows that are sampled for a list.
     fn sample_tiles(&self, block_rows: usize, sharing: usize) -> usize {
         (block_rows.div_ceil(self.sampling.stride) * sharing).div_ceil(SAMPLES)
     }
 }
 
 impl Gpu {
-    /// Whether rows over such a cache can be attended in blocks.
+    /// Whether the kernels support keys of this type and width.
     pub fn attends_blocks(&self, storage: Storage, d: usize) -> bool {
         storage != Storage::F32 && d.is_multiple_of(8) && d <= 256
     }
 
-    /// Each row attends what `seen` leaves it, into `out` `[row][head][d]`.
+    /// Attends each row to what `seen` allows, into `out` `[row][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or nothing of this shape can be attended so.
+    /// If a buffer is too small, or the shape is not supported.
     pub fn attend_blocks(
         &self,
         rows: &Rows<'_>,
@@ -344,13 +344,13 @@ impl Gpu {
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: shared_bytes,
         };
-        // SAFETY: queries, cache and output are as large as checked by `addresses` and above; lists hold tokens below their `end`, and
-        // stretches end with the rows; diagonals have a bit for every distance between two tokens up to the last row; partials are
-        // those of these rows and heads.
+        // SAFETY: queries, cache and output are as large as `addresses` and the checks above require. Lists hold tokens below their `end`,
+        // stretches end with the rows, diagonals have a bit for every distance up to the last row, and partials belong to these rows and
+        // heads.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's blocks"))
     }
 
-    /// Whether the rows of blocks can search on this device: by the shape of their heads, and by what a search keeps.
+    /// Whether the device supports this search: by the width of heads, and by the shared memory for kept blocks.
     pub fn searches_prompt(
         &self,
         search: &PromptSearch<'_>,
@@ -362,15 +362,15 @@ impl Gpu {
         cache.storage.fits_tiles(cache.d) && shared + OWN_SHARED <= self.most_shared
     }
 
-    /// The tokens of the blocks that a search finds for the rows of each block, into `lists`, which have room for them: what lies
-    /// before the candidates, then what was found. Adds to `counters`, u64 `[list][2]` from byte `counters_at` on, the products that
-    /// were taken, and the tokens that all rows of one head see of their lists.
+    /// Searches the key blocks for the rows of each block, and writes their tokens to `lists`, which have room for them: first all tokens
+    /// before the candidates, then those found. Adds to `counters`, u64 `[list][2]` from byte `counters_at` on, the number of products
+    /// computed, and the number of listed tokens times the rows that see them.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or the device [cannot](Self::searches_prompt).
+    /// If a buffer is too small, or the device [does not support](Self::searches_prompt) the search.
     pub fn search_prompt(
         &self,
         rows: &Rows<'_>,
@@ -417,7 +417,7 @@ impl Gpu {
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: shared_bytes,
         };
-        // SAFETY: queries, keys, lists and counters are as long as checked, and what is searched lies before the rows.
+        // SAFETY: queries, keys, lists and counters are as long as checked, and the candidates lie before the rows.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching for a prompt's blocks"))
     }
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use half::{bf16, f16};
 
-/// Numbers that host and device store alike.
+/// Numbers that are stored alike on host and device.
 ///
 /// # Safety
-/// Every pattern of bits is a value, and there is no padding.
+/// Every bit pattern must be valid, and there must be no padding.
 pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
 
-// SAFETY: integers and floats have neither padding nor patterns that are no value.
+// SAFETY: integers and floats have no padding, and every bit pattern is valid.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
@@ -26,20 +26,20 @@ unsafe impl Plain for f16 {}
 // SAFETY: as above.
 unsafe impl Plain for bf16 {}
 
-/// Memory of a GPU.
+/// Device memory of a GPU.
 pub struct Buffer {
     pub(super) slice: CudaSlice<u8>,
     pub(super) held: Held,
 }
 
-/// Bytes that all buffers of a GPU take now, and the most that they have taken.
+/// Bytes that all buffers of a GPU have now, and the most that they had at any time.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     now: AtomicUsize,
     pub(super) most: AtomicUsize,
 }
 
-/// A buffer's part of [`Memory`], for as long as it is there.
+/// A buffer's share of [`Memory`], given back when it is dropped.
 pub(super) struct Held {
     bytes: usize,
     memory: Arc<Memory>,
@@ -66,17 +66,17 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Its size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.held.bytes
     }
 
-    /// A number that no other buffer has as long as this one is there.
+    /// A number that no other living buffer has.
     pub fn id(&self) -> u64 {
         self.address(0, 0)
     }
 
-    /// The address of a byte; `len` bytes from there on lie inside.
+    /// The address of the byte `offset`; `len` bytes from there on lie inside the buffer.
     ///
     /// # Panics
     /// If they do not.

@@ -1,11 +1,11 @@
-//! Emptying the caches of a GPU, for timing.
+//! Evicts the caches of a GPU, for timing.
 
 use super::{Buffer, Gpu, GpuError};
 
-/// Bytes that are copied: far more than any cache holds.
+/// Bytes copied: far more than any cache holds.
 const BYTES: usize = 256 << 20;
 
-/// Memory whose copying throws out of the caches what they hold.
+/// Memory that is copied to evict everything else from the caches.
 #[derive(Debug)]
 pub struct Flood {
     from: Buffer,
@@ -13,7 +13,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Makes room for it.
+    /// Allocates the memory.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -21,8 +21,7 @@ impl Flood {
         Ok(Self { from: gpu.alloc(BYTES)?, to: gpu.alloc(BYTES)? })
     }
 
-    /// What has been written before is in no cache any more when the device comes to what is asked for next. Nothing waits
-    /// for that.
+    /// Evicts everything written before from the caches, before the device runs later work. Does not wait.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,4 @@
-//! Scores by the channels that queries choose, and the shares that picks leave over: launchers of `kernels/channel_scores.cu`.
+//! Scores by the channels that queries choose, and the share that selected tokens leave (SparQ): launchers of `kernels/channel_scores.cu`.
 
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ use super::scores::{Reduction, ScoreWorkspace};
 use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Tokens of a block that scores, and those that a thread of it takes.
+/// Tokens of a block that scores, and tokens of each of its threads.
 const TILE: usize = 1024;
 const PIECE: usize = 8;
 const THREADS: u32 = 128;
-/// Query heads that one block scores for.
+/// Query heads that one block scores.
 const QUERIES: usize = 8;
-/// The widest head, and the side of a tile that changes its order.
+/// The widest head, and the side of a tile that is transposed.
 const WIDEST: usize = 256;
 const SIDE: usize = 32;
-/// Pieces of a context whose values are summed up apart, and threads of a block that looks at all logits of a head.
+/// Chunks of a context whose values are summed separately, and threads of a block that reads all logits of a head.
 const CHUNKS: usize = 64;
 const REST_THREADS: u32 = 256;
 
-/// Keys of all KV heads of a layer by channels, `[kv_head][d][stride]`, and the mean values of KV heads, `[kv_head][d]` f32.
+/// Keys of a layer by channels, `[kv_head][d][stride]`, and mean values of KV heads, `[kv_head][d]` in f32.
 #[derive(Debug, Clone, Copy)]
 pub struct KeysByChannel<'a> {
     /// The keys.
@@ -34,24 +34,24 @@ pub struct KeysByChannel<'a> {
     pub tokens: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the keys.
     pub storage: Storage,
 }
 
 impl KeysByChannel<'_> {
-    /// Whether the kernels take heads so wide.
+    /// Whether the kernels support heads of this width.
     pub fn fits(d: usize) -> bool {
         (1..=WIDEST).contains(&d)
     }
 
-    /// Bytes of keys and of means for so many tokens of KV heads.
+    /// Bytes of keys and of means; `number` is the bytes of a key's number.
     pub fn bytes(tokens: usize, kv_heads: usize, d: usize, number: usize) -> [usize; 2] {
         [kv_heads * d * Self::stride(tokens) * number, kv_heads * d * size_of::<f32>()]
     }
 
-    /// Numbers from one channel to the next.
+    /// Distance between channels, in numbers.
     fn stride(tokens: usize) -> usize {
         tokens.next_multiple_of(PIECE)
     }
@@ -62,12 +62,12 @@ impl KeysByChannel<'_> {
     }
 }
 
-/// Channels chosen for some rows, and what their queries are on them.
+/// Channels chosen for some rows, and their queries' numbers in them.
 #[derive(Debug)]
 pub struct ChosenChannels<'a> {
-    /// The numbers of channels, u32 `[row][list][count]`.
+    /// Numbers of the channels, u32 `[row][list][count]`.
     pub channels: &'a mut Option<Buffer>,
-    /// The queries over their temperatures, f32 `[row][head][count]`.
+    /// The queries divided by their temperatures, f32 `[row][head][count]`.
     pub weights: &'a mut Option<Buffer>,
     /// Channels of a list.
     pub count: usize,
@@ -76,8 +76,8 @@ pub struct ChosenChannels<'a> {
 }
 
 impl Gpu {
-    /// Keys of some tokens by channels, and the mean of their values, into buffers of as many
-    /// [bytes](KeysByChannel::bytes).
+    /// Transposes the keys of a range of tokens to channels, and computes the mean of their values. Each buffer has the
+    /// [bytes](KeysByChannel::bytes) that this takes.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -106,7 +106,7 @@ impl Gpu {
             block_dim: (SIDE as u32, 8, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: keys lie in the cache and what is written in `keys`, as checked above.
+        // SAFETY: keys are read within the cache and written within `keys`, as checked above.
         unsafe { launch.launch(grid) }.map_err(failed("ordering keys by channels"))?;
         let sums = self.alloc(kv_heads * CHUNKS * d * size_of::<f64>())?;
         let sums = sums.address(0, kv_heads * CHUNKS * d * size_of::<f64>());
@@ -128,14 +128,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("taking means of values"))
     }
 
-    /// The channels where the queries of some rows are largest, ascending, of each head or of those of a KV head together, and
-    /// the queries on them over `τ = √(d·‖q̂‖₁/‖q‖₁)`.
+    /// Chooses the channels in which the queries of some rows are largest, ascending, for each head or for all heads of a KV head together,
+    /// and divides the queries in them by `τ = √(d·‖q̂‖₁/‖q‖₁)`.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are no such queries, or fewer channels than are chosen.
+    /// If there are no such queries, or fewer channels than are to be chosen.
     pub fn choose_channels(
         &self,
         queries: &Queries<'_>,
@@ -170,8 +170,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing channels"))
     }
 
-    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head, and by KV head if they are reduced:
-    /// then the heads of a group have chosen together.
+    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head, and also by KV head if they are
+    /// reduced. The heads of a group must then have chosen together.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -205,7 +205,7 @@ impl Gpu {
         let (key_stride, stride) = (KeysByChannel::stride(tokens) as u64, room.of(None).stride() as u64);
         let parts = (chosen.lists * each.div_ceil(taken)) as u32;
         let group = (heads / kv_heads) as i32;
-        // What one block does not have is reduced afterwards.
+        // If no single block has all heads of a group, reduce afterwards.
         let at_once = reduction.filter(|_| each <= taken);
         let kind = Reduction::number(at_once);
         let [width, heads, each, count] = [d, heads, each, chosen.count].map(|n| n as i32);
@@ -227,14 +227,14 @@ impl Gpu {
         }
     }
 
-    /// What `lists`, picked by the logits by query head that were scored last, leave over from row `first` on: the share of each
-    /// head's softmax, for which the mean value of its KV head will stand.
+    /// Computes which share of each head's softmax `lists` leave, for rows from `first` on. The lists were selected by the logits scored
+    /// last. The KV head's mean value will represent this share.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If lists and logits do not fit.
+    /// If lists and logits do not match.
     pub fn rest_shares(
         &self,
         room: &ScoreWorkspace,
@@ -267,8 +267,8 @@ impl Gpu {
             block_dim: (REST_THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: logits, lists, means, shares and values are as long as checked above; picks are candidates, of which there is a
-        // logit each.
+        // SAFETY: logits, lists, means, shares and values are as long as checked above; selected tokens are candidates, each of which has a
+        // logit.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("sharing out what is left over"))
     }
 }

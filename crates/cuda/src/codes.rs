@@ -1,4 +1,4 @@
-//! Keys that stand for centroids: a code for each run of channels, and scores by tables of products with centroids.
+//! Keys represented by centroids: a code for each run of channels, and scores by tables of the query's products with all centroids.
 
 use std::ops::Range;
 
@@ -8,25 +8,25 @@ use super::queries::Queries;
 use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Threads of a block, tokens of a thread, and heads that it takes at a time.
+/// Threads of a block, tokens of a thread, and heads that it processes at a time.
 const THREADS: u32 = 256;
 const EACH: usize = 4;
 const MOST_HEADS: usize = 4;
-/// Bytes of tables that a block can have.
+/// The most bytes of tables in a block's shared memory.
 const MOST_SHARED: usize = 160 << 10;
-/// The widest head whose queries the kernel holds.
+/// The widest head that the kernel supports.
 const WIDEST: usize = 256;
 
-/// Codes of the keys of a layer, and what they stand for.
+/// Codes of a layer's keys, and their centroids.
 #[derive(Debug, Clone, Copy)]
 pub struct CodedKeys<'a> {
-    /// `[kv_head][part][tokens, to a multiple of four]` u8.
+    /// u8 `[kv_head][part][tokens]`, tokens padded to a multiple of four.
     pub codes: &'a Buffer,
-    /// `[kv_head][centroid][d]` f32: each row has the centroids of its number in all parts.
+    /// f32 `[kv_head][centroid][d]`: row `i` holds centroid `i` of every part.
     pub centroids: &'a Buffer,
-    /// Runs of channels: part `i` of `p` begins at channel `i * d / p`.
+    /// Number of runs of channels: part `i` of `p` begins at channel `i * d / p`.
     pub parts: usize,
-    /// Centroids of a part.
+    /// Centroids in a part.
     pub count: usize,
     /// Tokens.
     pub tokens: usize,
@@ -35,12 +35,12 @@ pub struct CodedKeys<'a> {
 }
 
 impl CodedKeys<'_> {
-    /// Whether the kernels take so many parts of so many centroids, of heads so wide.
+    /// Whether the kernels support this number of parts and centroids, and heads of this width.
     pub fn fits(parts: usize, count: usize, d: usize) -> bool {
         d <= WIDEST && (1..=256).contains(&count) && 4 * parts * count <= MOST_SHARED
     }
 
-    /// Tokens from one list of codes to the next.
+    /// Distance between lists of codes, in tokens.
     pub fn stride(tokens: usize) -> usize {
         tokens.next_multiple_of(EACH)
     }
@@ -52,8 +52,8 @@ impl CodedKeys<'_> {
 }
 
 impl Gpu {
-    /// Scores of keys by the centroids that stand for them, into lists by query head, or by KV head if they are reduced. `tables`
-    /// becomes room for products with centroids.
+    /// Scores of keys by their centroids, into lists by query head, or by KV head if they are reduced. `tables` is memory for products with
+    /// centroids.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -106,8 +106,8 @@ impl Gpu {
         launch.arg(&parts).arg(&at_once).arg(&to).arg(&stride);
         let grid = (tokens.div_ceil(EACH * THREADS as usize) as u32, kv_heads as u32, rows.len() as u32);
         let blocks = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
-        // SAFETY: tables, codes and scores are as long as checked and made above; codes are below the number of centroids, as
-        // callers see to, and every code is below the entries of its table's part.
+        // SAFETY: tables, codes and scores are as long as checked and made above; codes are below the number of centroids, as callers
+        // ensure, so every code is within its part's table.
         unsafe { launch.launch(blocks) }.map_err(failed("adding up table entries"))?;
         match reduction {
             Some(reduction) => room.reduce(self, kv_heads, reduction),

@@ -1,4 +1,4 @@
-//! Tables of keys by random hyperplanes, and the tokens that collide with queries in them.
+//! Hash tables of keys by random hyperplanes, and the tokens that collide with queries in them (MagicPIG).
 
 use std::ops::Range;
 
@@ -11,42 +11,42 @@ use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
-/// Threads of a block that hashes, and vectors of it; planes at most.
+/// Threads of a block that hashes; its vectors, and the most planes at a time.
 const THREADS: u32 = 256;
 const TILE: usize = 64;
-/// Bytes of a tile: vectors and normals, channel by channel, and a side of each plane for each vector.
+/// Bytes of a tile: vectors and normals by channel, and a byte for each plane and vector.
 const TILE_BYTES: u32 = (2 * 4 * GPU_WIDEST * (TILE + 4) + TILE * TILE) as u32;
-/// Tokens of a block that adds up keys.
+/// Tokens whose keys a block sums.
 const SUMMED: usize = 1024;
 /// Threads of a block that sorts or samples.
 const SAMPLERS: u32 = 512;
-/// Bits of a code at most: shared memory holds a number for each code.
+/// The most bits of a code: shared memory holds a number for each code.
 const MOST_BITS: usize = 15;
-/// Words of a set of tokens in shared memory at most: longer contexts are taken in ranges. Short ones are, too, where that gives a
-/// processor so many blocks, but not below so many words.
+/// The most words of a set of tokens in shared memory: longer contexts are processed in ranges. Shorter ones are split as well, down to
+/// `LEAST_WORDS`, until each multiprocessor has `BLOCKS_EACH` blocks.
 const MOST_WORDS: usize = 8192;
 const LEAST_WORDS: usize = 256;
 const BLOCKS_EACH: usize = 2;
 
-/// How many tables of how many planes, for heads of which width.
+/// The shape of the hash tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableShape {
     /// Planes of a table.
     pub bits: usize,
     /// Tables.
     pub tables: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
 }
 
 impl TableShape {
-    /// Whether the kernels hash by such tables.
+    /// Whether the kernels support this shape.
     pub fn fits(self) -> bool {
         let Self { bits, tables, d } = self;
         d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=MOST_BITS).contains(&bits) && tables > 0
     }
 
-    /// Bytes of a token's number, and of a bound, where there are so many tokens.
+    /// Bytes of a token's number, and of a bound, with `tokens` tokens.
     pub fn number_bytes(tokens: usize) -> usize {
         if tokens <= NARROW_TOKENS { 2 } else { 4 }
     }
@@ -57,7 +57,7 @@ impl TableShape {
     }
 }
 
-/// Tables of all KV heads of a layer.
+/// Hash tables of all KV heads of a layer.
 #[derive(Debug)]
 pub struct HashTables {
     shape: TableShape,
@@ -67,24 +67,24 @@ pub struct HashTables {
     planes: Buffer,
     /// `[kv_head][d]` f32, if keys are centred.
     means: Option<Buffer>,
-    /// Of keys, centred if they are, `[kv_head][token]` f32.
+    /// Lengths of the (centred) keys, `[kv_head][token]` f32.
     lengths: Buffer,
-    /// `[kv_head][table][2^bits + 1]`: where the tokens of a code begin.
+    /// `[kv_head][table][2^bits + 1]`: where each code's tokens begin.
     bounds: Buffer,
-    /// `[kv_head][table][token]`, by code.
+    /// `[kv_head][table][token]`, sorted by code.
     sorted: Buffer,
 }
 
-/// Which tokens are sampled, and how probable that is.
+/// Which tokens are sampled, and with what probability.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplingSpec<'a> {
-    /// Tables in which a token has to collide, 1 or 2.
+    /// In how many tables a token must collide to be sampled, 1 or 2.
     pub least: u8,
-    /// Added to a probability.
+    /// Added to every probability.
     pub floor: f64,
-    /// Logarithms of probabilities at equal steps of the sine of half the angle, from none to `farthest`.
+    /// Logarithms of probabilities at equal steps of the sine of half the angle, from 0 to `farthest`.
     pub log_probabilities: &'a HostDeviceVec<f32>,
-    /// The last sine of these; farther ones are computed.
+    /// The last of these sines; probabilities beyond it are computed.
     pub farthest: f64,
 }
 
@@ -104,19 +104,19 @@ struct DeviceSampling {
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DeviceSampling {}
 
-/// Room for what lies between hashing queries and weighing what they collide with.
+/// Memory for intermediate results between hashing queries and weighting the tokens that they collide with.
 #[derive(Debug, Default)]
 pub struct CollisionWorkspace {
     /// `[row][head][table]` u16.
     codes: Option<Buffer>,
     /// `[row][head][range][word]` u32, a bit for each token.
     marks: Option<Buffer>,
-    /// `[row][head][range]` u32, how many are marked.
+    /// `[row][head][range]` u32, the number of marked tokens.
     found: Option<Buffer>,
 }
 
 impl HashTables {
-    /// Bytes of the tables, of means and of lengths.
+    /// Bytes of the tables, the means and the lengths.
     pub fn bytes(&self) -> usize {
         let means = self.means.as_ref().map_or(0, |_| 4 * self.kv_heads * self.shape.d);
         self.kv_heads * (self.shape.bytes(self.tokens.len()) + 4 * self.tokens.len()) + means
@@ -124,13 +124,13 @@ impl HashTables {
 }
 
 impl Gpu {
-    /// Hashes the keys of some tokens by `planes` `[table * bits + bit][d]`, less their mean if they are to be centred.
+    /// Hashes the keys of some tokens by `planes` `[table * bits + bit][d]`; if they are to be centred, their mean is subtracted first.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are other numbers than the shape says, or it does not fit.
+    /// If `planes` does not have the shape, or the shape is not supported.
     pub fn hash_keys(
         &self,
         keys: &Cache<'_>,
@@ -153,7 +153,7 @@ impl Gpu {
             bounds: self.alloc(kv_heads * tables * ((1 << bits) + 1) * number)?,
             sorted: self.alloc(kv_heads * tables * count * number)?,
         };
-        // The codes of one KV head at a time: they take as much as what is sorted by them.
+        // Codes of one KV head at a time: they take as much memory as the sorted tokens.
         let codes = self.alloc(2 * tables * count)?;
         let hash = self.with_shared("collisions", &format!("hash_keys_{name}"), TILE_BYTES)?;
         let shared = 4 << bits;
@@ -182,12 +182,12 @@ impl Gpu {
             // SAFETY: codes, bounds and tables are as long as made above.
             unsafe { launch.launch(grid) }.map_err(failed("sorting codes"))?;
         }
-        // The copies read what belongs to the caller.
+        // The uploads read the caller's memory, so they must finish.
         self.synchronize()?;
         Ok(made)
     }
 
-    /// Means of the keys of some tokens, `[kv_head][d]` f32, of sums in f64.
+    /// Means of the keys of some tokens, `[kv_head][d]` in f32; sums are f64.
     fn mean_keys(&self, keys: &Cache<'_>, tokens: Range<usize>) -> Result<Buffer, GpuError> {
         let (d, kv_heads, count) = (keys.d, keys.kv_heads, tokens.len());
         let pieces = count.div_ceil(SUMMED);

@@ -1,4 +1,4 @@
-//! Counting what was selected.
+//! Counts the selected tokens.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use super::{Buffer, Gpu, GpuError, failed};
 const THREADS: u32 = 1024;
 
 impl Gpu {
-    /// Adds to each row's counters how many different tokens the lists of each KV head have together, how many each query
-    /// head attends, and how many entries of an index all lists took: u64 from number `offset` on, `[kv_head]`, `[head]`, and
-    /// one. Lists are by KV head or by query head, of tokens in `tokens`. What is read and attended counts as often as the
-    /// counters' row says.
+    /// Adds to each row's counters how many distinct tokens the lists of each KV head have together, how many tokens each query head
+    /// attends, and how many index entries were read for all lists. Counters are u64: `[kv_head]`, `[head]` and one more, from number
+    /// `offset` on. Lists are by KV head or by query head, with tokens in the range `tokens`. Tokens read and attended are multiplied by
+    /// the number that `counters` gives for the row.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,4 @@
-//! Independent draws from the distribution that scores give to candidates.
+//! Independent draws of candidates from the softmax of their scores.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
 const THREADS: u32 = 1024;
-/// Words of a key.
+/// Words of a ChaCha key.
 pub const DRAW_KEY: usize = 8;
 
-/// What draws are made from, and room for what lies between scores and draws.
+/// Keys of the random draws, and memory between scores and draws.
 #[derive(Debug, Default)]
 pub struct DrawWorkspace {
-    /// A key of ChaCha for each list of each row, `[row][list]` of [`DRAW_KEY`] words.
+    /// A ChaCha key for each list of each row, `[row][list]` of [`DRAW_KEY`] words.
     pub keys: HostDeviceVec<u32>,
-    /// `[row][list][stride]` u64, what candidates have of the mass up to each.
+    /// `[row][list][stride]` u64, inclusive prefix sums of the candidates' masses.
     sums: Option<Buffer>,
-    /// `[row][list][stride]` u32, how often each was drawn.
+    /// `[row][list][stride]` u32, how often each candidate was drawn.
     drawn: Option<Buffer>,
 }
 
@@ -35,7 +35,7 @@ impl Gpu {
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If `lists` have no room, or there are too few keys.
+    /// If `lists` has too little room, or there are too few keys.
     pub fn draw_tokens(
         &self,
         scores: &Scores,

@@ -1,4 +1,4 @@
-//! The tokens whose signatures are nearest to those of queries, found at once: no score is written.
+//! Selects the tokens whose signatures are nearest to those of queries in one launch, without writing scores.
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
@@ -8,19 +8,19 @@ use super::scores::Reduction;
 use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block, its bytes of shared memory before those of its tokens, and the least for their distances, so that there is room for
-/// lists of them.
+/// Threads of a block, bytes of shared memory before those for its tokens, and the least bytes for distances, because lists are staged in
+/// their place.
 const THREADS: u32 = 512;
 const SHARED: usize = 18 << 10;
 const LEAST_CELLS: usize = 16 << 10;
-/// Tokens of a block are a multiple of so many.
+/// Tokens of a block are a multiple of this.
 const CHUNK: usize = 128;
-/// Blocks that find one list together.
+/// Numbers of blocks that may compute a list together.
 const CLUSTERS: [usize; 3] = [8, 4, 2];
-/// Words of the signatures of a list's heads that pay: of more the kernel reads keys more slowly than scores are written and read.
+/// The most words of signatures of all heads of a list: with more, writing and reading scores is faster.
 const MOST_WORDS: usize = 8;
 
-/// How a list is found: blocks, tokens of each, and bytes of shared memory, those for distances and all.
+/// How a list is computed: number of blocks, tokens of each, bytes of shared memory for distances, and in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Plan {
     cluster: usize,
@@ -30,8 +30,9 @@ struct Plan {
 }
 
 impl Plan {
-    /// For `lists` lists of so many tokens, each of which takes `bytes` bytes, on `processors` that have `most` bytes of shared memory each:
-    /// as many blocks as there are processors, or more where two do not fit on one; `None` if one does not.
+    /// Plans `lists` lists of `tokens` tokens, each of which takes `bytes` bytes, on `processors` multiprocessors with `most` bytes of
+    /// shared memory. Takes as many blocks as there are multiprocessors, or more if two do not fit on one; `None` if a single block does
+    /// not fit.
     fn new(lists: usize, tokens: usize, bytes: usize, processors: usize, most: usize) -> Option<Self> {
         let of = |cluster: usize| {
             let chunk = tokens.div_ceil(cluster).next_multiple_of(CHUNK);
@@ -44,24 +45,24 @@ impl Plan {
     }
 }
 
-/// How the tokens whose signatures are nearest are found at once.
+/// A prepared selection of the nearest tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Nearest<'a> {
     keys: Signatures<'a>,
     plan: Plan,
     kind: &'static str,
-    /// Heads of a list, lists of a row, and how many of these, one after the other, have the same keys.
+    /// Heads of a list, lists of a row, and how many consecutive lists have the same keys.
     of_list: usize,
     of_row: usize,
     sharing: usize,
 }
 
 impl<'a> Nearest<'a> {
-    /// For `rows` rows of queries of `heads` heads and signatures of keys; `None` where there is no kernel for it, or where scores that are
-    /// written are faster.
+    /// For `rows` rows of queries of `heads` heads, and signatures of keys. `None` if no kernel supports this, or if writing scores is
+    /// faster.
     ///
     /// # Panics
-    /// If heads, KV heads and nets do not go together.
+    /// If the numbers of heads, KV heads and nets do not match.
     pub fn new(
         gpu: &Gpu,
         (rows, heads): (usize, usize),
@@ -91,15 +92,15 @@ impl<'a> Nearest<'a> {
 }
 
 impl Gpu {
-    /// The tokens whose signatures are nearest to those of queries, `[row][head][word]`, ascending: with the largest scores that
-    /// [`score_signatures`](Self::score_signatures) would write, of equal ones the earlier. `chosen` says how many for each row of
+    /// Selects the tokens whose signatures are nearest to those of queries, `[row][head][word]`, ascending: those with the largest scores
+    /// that [`score_signatures`](Self::score_signatures) would write, the earlier among equals. `chosen` says how many for each row of
     /// `lists`; token `first` is the first of the keys.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or a raise could lift a score to the next distance.
+    /// If a buffer is too small, or an offset could reach the next distance.
     pub fn nearest_signatures(
         &self,
         nearest: Nearest<'_>,
@@ -139,7 +140,7 @@ impl Gpu {
             .arg(&counts);
         let grid = ((cluster * of_row) as u32, rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared as u32 };
-        // SAFETY: signatures of both, numbers and lists are as long as checked above, and the plan is for these keys.
+        // SAFETY: the signatures of queries and keys, numbers and lists are as long as checked above, and the plan is for these keys.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("looking for the nearest signatures"))
     }
 }
@@ -153,10 +154,10 @@ mod tests {
         let clusters = |lists: usize, tokens: usize| {
             Plan::new(lists, tokens, 1, 132, 227 << 10).map(|plan| (plan.cluster, plan.chunk))
         };
-        // One sequence of eight lists, two, four, eight, and eight of all heads.
+        // One sequence of eight lists; two, four and eight sequences; and eight with lists for all heads.
         let of_lists = [8, 16, 32, 64, 256].map(|lists| clusters(lists, 131_072));
         assert_eq!(of_lists, [(8, 16_384), (8, 16_384), (4, 32_768), (2, 65_536), (2, 65_536)].map(Some));
-        // Two blocks of a quarter of 524,288 tokens do not fit on a processor; a block of an eighth of 2M does not at all.
+        // Two blocks of a quarter of 524,288 tokens do not fit on a multiprocessor; a single block of an eighth of 2M does not either.
         assert_eq!(clusters(64, 524_288), Some((8, 65_536)));
         assert_eq!(clusters(64, 1_048_576), Some((8, 131_072)));
         assert_eq!(clusters(64, 2_097_152), None);

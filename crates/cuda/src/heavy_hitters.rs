@@ -1,4 +1,5 @@
-//! What runs of an evicting method hold on the device: heavy hitters, a sliding window, and the attention that each token has received.
+//! The tokens that runs of an evicting method hold on the device: heavy hitters, a sliding window, and the attention that each token has
+//! received.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -10,20 +11,20 @@ use super::queries::Queries;
 use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Cache, Gpu, GpuError, failed};
 
-/// Threads of the blocks of the three kernels.
+/// Threads of a block, for each of the three kernels.
 const EVICTING: u32 = 1024;
 const WEIGHING: u32 = 128;
 const ADDING: usize = 256;
-/// Tokens of a tile whose logits a block works out, and most query heads that it does so for.
+/// Tokens of a tile whose logits a block computes, and the most query heads that it does so for.
 const TILE: usize = 64;
 const MOST_HEADS: usize = 8;
 /// The widest head.
 const WIDEST: usize = 256;
-/// Words of a row as kernels read it, and steps whose rows are kept: more than a model has layers.
+/// Words of a row as kernels read it, and the number of steps whose rows are kept on the device: more than a model has layers.
 const ROW_WORDS: usize = 7;
 const KEPT: usize = 128;
 
-/// What is held for one list when a run begins: heavy hitters with their masses, and the masses of the window, oldest first.
+/// What a list holds when a run begins: heavy hitters with their masses, and the masses of the window, oldest first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeldList {
     /// Heavy hitters.
@@ -34,7 +35,7 @@ pub struct HeldList {
     pub window: Vec<f32>,
 }
 
-/// How many heavy hitters a list has at most, and how many tokens the window has.
+/// The most heavy hitters in a list, and the length of the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldSizes {
     /// Heavy hitters.
@@ -43,60 +44,60 @@ pub struct HeldSizes {
     pub window: usize,
 }
 
-/// What a run holds at a layer, for each query head or each KV head: `[list]` counts of heavy hitters, `[list][room]` their tokens
-/// and masses, and `[list][window]` masses of the window, in which token `t` has place `t % window`.
+/// What a run holds at a layer, with a list for each query head or KV head: `[list]` counts of heavy hitters, `[list][room]` their tokens
+/// and masses, and `[list][window]` masses of the window, with token `t` at `t % window`.
 #[derive(Debug)]
 pub struct HeldTokens {
     buffer: Buffer,
     sizes: HeldSizes,
     lists: usize,
-    /// Heavy hitters of a list that there is room for.
+    /// Heavy hitters of a list that there is memory for.
     room: usize,
 }
 
-/// A row of a step, and its run.
+/// A row of a step, with its run.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldingRow<'a> {
     /// What the run holds.
     pub held: &'a HeldTokens,
-    /// Keys behind the prefix.
+    /// The run's keys behind the prefix.
     pub tail: Cache<'a>,
     /// Tokens in context, the row's own included.
     pub total: usize,
 }
 
-/// What rows go on from.
+/// The prefix that the rows share.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldingPrefix<'a> {
     /// Its keys.
     pub keys: Cache<'a>,
     /// Its tokens.
     pub tokens: usize,
-    /// Tokens at its beginning that are held whatever they receive.
+    /// Tokens at its beginning that are always held.
     pub sink: usize,
     /// Factor of the layer's logits.
     pub scale: f32,
 }
 
-/// Room for what lies between the launches of a step.
+/// Memory for intermediate results between the launches of a step.
 #[derive(Debug, Default)]
 pub struct HoldingWorkspace {
-    /// What was sent of the rows of late steps: those of a step that is launched again are there, so it can be recorded.
+    /// The uploaded rows of recent steps. Launching such a step again needs no upload, so it can be recorded.
     rows: Vec<HostDeviceVec<u64>>,
-    /// Which of them is written over next.
+    /// Which of them is overwritten next.
     next: usize,
     logits: Option<Buffer>,
     tiles: Option<Buffer>,
 }
 
 impl HeldTokens {
-    /// Takes to the device what is held for each list when a prefix of `tokens` has been read, with room for one token more.
+    /// Uploads what each list holds after a prefix of `tokens` tokens, with room for one token more.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a list has more heavy hitters than it may, or another number of masses than tokens.
+    /// If a list has too many heavy hitters, or not one mass for each token.
     pub fn upload(gpu: &Gpu, sizes: HeldSizes, tokens: usize, lists: &[HeldList]) -> Result<Self, GpuError> {
         let HeldSizes { budget, window } = sizes;
         let first = tokens - window;
@@ -120,17 +121,17 @@ impl HeldTokens {
         Ok(Self { buffer: gpu.upload(&words)?, sizes, lists: lists.len(), room })
     }
 
-    /// Bytes of `lists` lists with room for so many heavy hitters.
+    /// Bytes of `lists` lists with room for `room` heavy hitters.
     pub fn bytes_of(lists: usize, room: usize, window: usize) -> usize {
         4 * lists * (1 + 2 * room + window)
     }
 
-    /// How much is held at most.
+    /// How many tokens are held at most.
     pub fn sizes(&self) -> HeldSizes {
         self.sizes
     }
 
-    /// The same elsewhere, for a run that goes on from here to `total` tokens in context.
+    /// Copies it to new memory, for a run that continues from here to `total` tokens in context.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -150,7 +151,7 @@ impl HeldTokens {
         Ok(Self { buffer: to, sizes, lists, room })
     }
 
-    /// Whether there is room for what a run can hold when `total` tokens are in context.
+    /// Whether the buffers are large enough for what a run can hold with `total` tokens in context.
     pub fn has_room(&self, total: usize) -> bool {
         self.room >= self.needed(total)
     }
@@ -159,7 +160,7 @@ impl HeldTokens {
         self.sizes.budget.min(total.saturating_sub(self.sizes.window))
     }
 
-    /// What is held of each list when `total` tokens are in context, heavy hitters ascending.
+    /// What each list holds with `total` tokens in context, heavy hitters ascending.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -186,12 +187,12 @@ impl HeldTokens {
         Ok((0..lists).map(list).collect())
     }
 
-    /// Different heavy hitters of each of `kv_heads` KV heads, whose lists follow one another; summed up.
+    /// Number of distinct heavy hitters of each KV head, whose lists are consecutive, summed over `kv_heads` KV heads.
     ///
     /// # Errors
     /// [`GpuError`].
     pub fn count(&self, gpu: &Gpu, kv_heads: usize) -> Result<usize, GpuError> {
-        // The order of the window's places does not matter here.
+        // The window's order does not matter here.
         let lists = self.download(gpu, self.sizes.window)?;
         let different = |lists: &[HeldList]| lists.iter().flat_map(|list| &list.tokens).collect::<HashSet<_>>().len();
         Ok(lists.chunks_exact(self.lists / kv_heads).map(different).sum())
@@ -203,7 +204,7 @@ impl HeldTokens {
 }
 
 impl HoldingWorkspace {
-    /// Sends the words of a step's rows, unless they are there; says where.
+    /// Uploads the words of a step's rows, unless they are on the device already; returns where they are.
     fn send(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<usize, GpuError> {
         if let Some(known) = self.rows.iter().position(|rows| rows.numbers() == words) {
             return Ok(known);
@@ -218,26 +219,27 @@ impl HoldingWorkspace {
     }
 }
 
-/// For each row, how many rows before it are of the same run.
+/// For each row, how many earlier rows belong to the same run.
 fn rounds(rows: &[HoldingRow<'_>]) -> Vec<usize> {
     let run = |row: &HoldingRow<'_>| row.held.buffer.id();
     (0..rows.len()).map(|i| rows[..i].iter().filter(|row| run(row) == run(&rows[i])).count()).collect()
 }
 
 impl Gpu {
-    /// Whether what is held of keys so wide can be weighed.
+    /// Whether the kernels support keys of this width.
     pub fn weighs_held(d: usize) -> bool {
         d.is_multiple_of(8) && d <= WIDEST
     }
 
-    /// A step of rows, in turn where they are of one run: the token that leaves the window competes with the heavy hitters, what is held
-    /// then are the row's picks, and the weights of the row's queries over sink, heavy hitters and window are added to the masses.
+    /// A step of rows; rows of the same run are processed one after the other. The token that leaves the window competes with the heavy
+    /// hitters; these become the row's selected tokens; and the weights of the row's queries over sink, heavy hitters and window are added
+    /// to the masses.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If runs hold other numbers of tokens, have no room for another, or what is read is not there.
+    /// If the runs' sizes differ, one has no room for another token, or something that is read does not exist.
     pub fn evict_and_weigh(
         &self,
         queries: &Queries<'_>,
@@ -284,7 +286,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The three launches of some rows, no two of which are of one run.
+    /// The three launches for some rows, which all belong to different runs.
     fn hold(
         &self,
         step: &Holding<'_>,
@@ -314,7 +316,7 @@ impl Gpu {
         launch.arg(&rows).arg(&budget).arg(&width).arg(&picks).arg(&most).arg(&counts);
         let grid =
             LaunchConfig { grid_dim: (in_row as u32, count, 1), block_dim: (EVICTING, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows, what each holds and has room for, and the lists are as long as checked by the caller.
+        // SAFETY: rows, the memory of each run, and the lists are as long as the caller checked.
         unsafe { launch.launch(grid) }.map_err(failed("letting tokens go"))?;
 
         let lanes = d.next_power_of_two().max(64) / 8;
@@ -338,8 +340,8 @@ impl Gpu {
             .arg(&logits);
         let grid = (blocks as u32, (kv_heads * group.div_ceil(MOST_HEADS)) as u32, count);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (WEIGHING, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: queries, keys of prefix and tails, and the room for logits are as long as checked by the caller and made above; tokens
-        // that are held lie below the row's total.
+        // SAFETY: queries, keys of prefix and tails, and the memory for logits are as long as checked by the caller and made above; held
+        // tokens are below the row's total.
         unsafe { launch.launch(grid) }.map_err(failed("weighing what is held"))?;
 
         let function = self.function("heavy_hitters", "add_weights")?;
@@ -356,18 +358,18 @@ impl Gpu {
     }
 }
 
-/// What is the same for all rows of a step.
+/// What all rows of a step share.
 struct Holding<'a> {
     queries: &'a Queries<'a>,
     prefix: &'a HoldingPrefix<'a>,
     sizes: HeldSizes,
     in_row: usize,
     most: usize,
-    /// Where its rows were sent.
+    /// Where its rows were uploaded.
     at: usize,
 }
 
-/// Where logits and what tiles come to are, as kernels take it.
+/// Addresses of logits and of the tiles' results. As the kernels' struct of the same name.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Logits {
@@ -377,5 +379,5 @@ struct Logits {
     tile_stride: u32,
 }
 
-// SAFETY: numbers alone, laid out as the kernels' struct of the same name.
+// SAFETY: only numbers, laid out as the kernels' struct of the same name.
 unsafe impl DeviceRepr for Logits {}

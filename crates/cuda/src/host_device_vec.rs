@@ -12,7 +12,7 @@ pub struct HostDeviceVec<T> {
 }
 
 impl<T: Plain + PartialEq> HostDeviceVec<T> {
-    /// Makes both hold `numbers`.
+    /// Sets both to `numbers`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -28,12 +28,12 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
         Ok(())
     }
 
-    /// What both hold.
+    /// The numbers that both hold.
     pub fn numbers(&self) -> &[T] {
         &self.host
     }
 
-    /// Where some of them are on the device.
+    /// Device address of a range of the numbers.
     pub(super) fn address(&self, range: Range<usize>) -> u64 {
         assert!(range.end <= self.host.len(), "{range:?} of {} numbers", self.host.len());
         let device = self.device.as_ref().expect("numbers are set before they are used");

@@ -1,4 +1,4 @@
-//! Labels: a few channels of each key, in 4 or 2 bits or as they are, and their products with queries.
+//! Labels (Double Sparsity): a few channels of each key, in 4 or 2 bits or unquantised, and their products with queries.
 
 use std::ops::Range;
 
@@ -9,30 +9,30 @@ use super::queries::Queries;
 use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Tokens that share the range of a channel.
+/// Tokens that share a channel's range.
 const GROUP: usize = 128;
-/// Channels of one product, and the most that there can be.
+/// Channels of one product, and the most channels of a label.
 const DEPTH: usize = 16;
 const MOST_CHANNELS: usize = 128;
-/// Query heads of one block, its warps, and groups of tokens that each takes at most: the more, the less often queries are looked up.
+/// Query heads of a block, its warps, and the most groups of tokens for each warp: the more, the less often queries are read.
 const QUERIES: usize = 8;
 const WARPS: usize = 4;
 const MOST_EACH: usize = 16;
-/// Blocks that a multiprocessor holds at once.
+/// Blocks that run on a multiprocessor at the same time.
 const BLOCKS_EACH: usize = 4;
 /// Threads of a block that gathers.
 const THREADS: usize = 256;
-/// Bytes of the range of a channel.
+/// Bytes of a channel's range.
 const RANGE_BYTES: usize = 8;
 
-/// Channels of each KV head of a model, `[kv_head][width]` u32; a cache of more heads begins again with the first.
+/// Channels of each KV head of a model, `[kv_head][width]` u32; repeated if a cache has more heads.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelLists<'a> {
-    /// The numbers, below the width of a head.
+    /// Numbers of the channels, below the width of a head.
     pub buffer: &'a Buffer,
     /// KV heads.
     pub heads: usize,
-    /// Channels of each.
+    /// Channels of each KV head.
     pub width: usize,
 }
 
@@ -42,10 +42,10 @@ impl ChannelLists<'_> {
     }
 }
 
-/// Labels in a few bits, of all KV heads of a layer.
+/// Quantised labels of all KV heads of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LabelCodes<'a> {
-    /// Which channels.
+    /// Which channels are labels.
     pub channels: ChannelLists<'a>,
     /// Bits of a number, 4 or 2.
     pub bits: usize,
@@ -56,17 +56,17 @@ pub struct LabelCodes<'a> {
 }
 
 impl LabelCodes<'_> {
-    /// Whether the kernels take so many channels.
+    /// Whether the kernels support this number of channels.
     pub fn fits(width: usize) -> bool {
         (1..=MOST_CHANNELS).contains(&width)
     }
 
-    /// Channels as the kernels take them: with room for products of sixteen, by a power of two.
+    /// Channels padded for the kernels, to products of sixteen, by a power of two.
     fn padded(&self) -> usize {
         DEPTH * self.channels.width.div_ceil(DEPTH).next_power_of_two()
     }
 
-    /// Bytes of the ranges of channels, and of codes.
+    /// Bytes of the ranges, and of the codes.
     pub fn bytes(&self) -> [usize; 2] {
         let numbers = self.kv_heads * self.tokens.div_ceil(GROUP) * self.padded();
         [numbers * RANGE_BYTES, numbers * GROUP * self.bits / 8]
@@ -74,13 +74,13 @@ impl LabelCodes<'_> {
 }
 
 impl Gpu {
-    /// Labels of the keys of some tokens, into `ranges` and `codes`, which have room for their [bytes](LabelCodes::bytes).
+    /// Builds labels of the keys of a range of tokens in `ranges` and `codes`, which have the [bytes](LabelCodes::bytes) that this takes.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or there are more channels than kernels take.
+    /// If a buffer is too small, or there are too many channels.
     pub fn build_labels(
         &self,
         keys: &Cache<'_>,
@@ -108,12 +108,12 @@ impl Gpu {
             block_dim: (GROUP as u32, 1, 1),
             shared_mem_bytes: padded * GROUP as u32,
         };
-        // SAFETY: keys, channels, ranges and codes are as long as checked above; channels lie within a head, as callers see to.
+        // SAFETY: keys, channels, ranges and codes are as long as checked above; channels lie within a head, as callers ensure.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("making labels"))
     }
 
-    /// Products of the queries of some rows with labels, on the labels' channels, into lists by query head, or by KV head if
-    /// they are reduced.
+    /// Products of the queries of some rows with labels, over the labels' channels, into lists by query head, or by KV head if they are
+    /// reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -134,7 +134,7 @@ impl Gpu {
         let heads = queries.heads;
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
         let group = heads / kv_heads;
-        // What one product does not take is reduced afterwards; queries are added up before it.
+        // If one product cannot take a whole group, reduce afterwards; sums are computed from summed queries.
         let sums = reduction == Some(Reduction::Sum);
         let at_once = reduction.filter(|_| sums || group <= QUERIES);
         let out = room.resized(self, rows.len(), (heads, kv_heads), tokens, at_once)?;
@@ -170,7 +170,7 @@ impl Gpu {
         }
     }
 
-    /// The channels of the keys of some tokens, `[kv_head][token][padded]` in their type, zeros behind the last channel.
+    /// Copies the channels of some tokens' keys to `[kv_head][token][padded]` in their type, with zeros beyond the last channel.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -200,7 +200,7 @@ impl Gpu {
         self.gather(&gathering, channels, padded, keys.storage, out.address(0, bytes))
     }
 
-    /// The same channels of queries, `[row][head][padded]`.
+    /// Copies the same channels of queries to `[row][head][padded]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -255,7 +255,7 @@ impl Gpu {
     }
 }
 
-/// Rows of which channels are gathered.
+/// Rows whose channels are gathered.
 struct Gathering {
     rows: u64,
     from: u64,

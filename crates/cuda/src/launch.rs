@@ -1,4 +1,4 @@
-//! What happens to rows of activations: embedding, norms, products with weights, RoPE, the gate, attention in prefill.
+//! Launchers for rows of activations: embedding, norms, products with weights, RoPE, the gate.
 
 use std::ops::Range;
 
@@ -9,54 +9,54 @@ use half::{bf16, f16};
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Outputs that one block of the product with one row computes.
+/// Outputs that one block of `gemv` computes.
 const GEMV_OUTPUTS: usize = 4;
-/// For the product with one row on Hopper: warps of a block, numbers of the ring that each of them has, and bytes of shared
-/// memory that a multiprocessor gives to blocks.
+/// For `gemv_hopper`: warps of a block; numbers in each warp's ring of shared memory; bytes of shared memory that a multiprocessor can give
+/// to its blocks.
 const STREAM_WARPS: usize = 8;
 const STREAM_RING: usize = 4 * 1024;
 const STREAM_SHARED: usize = 224 << 10;
-/// Rows of which each is worth several blocks, since they do not fill the chip.
+/// With fewer rows than this, each row gets several blocks: one block each would not fill the GPU.
 const FEW_ROWS: usize = 32;
-/// Rows that a grid takes as its second dimension.
+/// Most rows in the second dimension of a grid.
 const GRID_ROWS: usize = (1 << 16) - 1;
-/// Channels that kernels read at once.
+/// Channels that a thread reads at once.
 const PIECE: usize = 8;
 
-/// Where a product goes.
+/// How a product is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Into {
-    /// Stored in the type of the operands.
+    /// Stored in the storage type of the operands.
     Narrow,
     /// Stored as f32.
     Wide,
-    /// Added to f32.
+    /// Added to f32 numbers.
     Add,
 }
 
-/// Norms of each query and key head, `[d]` f32.
+/// Weights of the RMS norms that each query and key head goes through, `[d]` f32.
 pub struct Norms<'a> {
-    /// Of queries.
+    /// For queries.
     pub query: &'a Buffer,
-    /// Of keys.
+    /// For keys.
     pub key: &'a Buffer,
     /// Added to the mean square.
     pub eps: f32,
 }
 
-/// Where rows stand, and the frequencies of their angles.
+/// Positions of rows, and the inverse frequencies of RoPE.
 pub struct Positions<'a> {
     /// One u32 for each row.
     pub positions: &'a Buffer,
-    /// `[d / 2]` f32, for all rows or one after the other for each.
+    /// `[d / 2]` f32 for all rows, or `[row][d / 2]`.
     pub inverse: &'a Buffer,
-    /// Whether each row has its own.
+    /// Whether `inverse` has frequencies for each row.
     pub by_row: bool,
-    /// Factor of cos and sin.
+    /// Factor on cos and sin.
     pub scaling: f32,
 }
 
-/// Where one row's key and value go: for KV head `h` to `h * head_stride` numbers behind these addresses.
+/// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers behind these addresses.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Place {
@@ -65,43 +65,43 @@ pub struct Place {
     head_stride: u64,
 }
 
-// SAFETY: three words of eight bytes; any bits are numbers. Only `Cache::place` makes useful ones.
+// SAFETY: three integers of eight bytes, for which any bits are valid. Only `Cache::place` makes useful ones.
 unsafe impl super::Plain for Place {}
 
-/// Keys and values of one layer, `[kv_head][capacity][d]` each, somewhere in buffers.
+/// Keys and values of one layer, each `[kv_head][capacity][d]`, within larger buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct Cache<'a> {
     /// Holds the keys.
     pub keys: &'a Buffer,
     /// Holds the values.
     pub values: &'a Buffer,
-    /// Byte at which the layer begins in each.
+    /// Byte of `keys` at which the layer begins.
     pub keys_at: usize,
-    /// As for keys.
+    /// Byte of `values` at which the layer begins.
     pub values_at: usize,
-    /// Tokens that there is room for.
+    /// Tokens for which memory is reserved.
     pub capacity: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the numbers.
     pub storage: Storage,
 }
 
 impl Cache<'_> {
-    /// Bytes of all keys, or all values.
+    /// Bytes of the layer's keys, or of its values.
     fn bytes(&self) -> usize {
         self.kv_heads * self.capacity * self.d * self.storage.bytes()
     }
 
-    /// Address of a token's key for a KV head; all that follows in the layer lies inside the buffer.
+    /// Address of a token's key of a KV head. The layer's keys from there on lie inside the buffer.
     pub(super) fn key(&self, kv_head: usize, token: usize) -> u64 {
         let offset = self.offset(kv_head, token);
         self.keys.address(self.keys_at + offset, self.bytes() - offset)
     }
 
-    /// As [`key`](Self::key).
+    /// As [`key`](Self::key), for the value.
     pub(super) fn value(&self, kv_head: usize, token: usize) -> u64 {
         let offset = self.offset(kv_head, token);
         self.values.address(self.values_at + offset, self.bytes() - offset)
@@ -112,13 +112,13 @@ impl Cache<'_> {
         (kv_head * self.capacity + token) * self.d * self.storage.bytes()
     }
 
-    /// Copies the keys and values of some tokens of a KV head to the host, `[token][d]` each. Waits for the device.
+    /// Copies the keys and values of a range of tokens of a KV head to the host, each `[token][d]`. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there is no room for so many tokens.
+    /// If the range ends beyond `capacity`.
     pub fn download_rows(&self, gpu: &Gpu, kv_head: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], GpuError> {
         assert!(tokens.end <= self.capacity, "{tokens:?} of {}", self.capacity);
         let (at, count) = (self.offset(kv_head, tokens.start), tokens.len() * self.d);
@@ -137,18 +137,18 @@ impl Cache<'_> {
         (self.capacity * self.d) as u64
     }
 
-    /// Where the key and value of a token go.
+    /// Where the key and value of a token are written.
     ///
     /// # Panics
-    /// If there is no room for it.
+    /// If `token` is not below `capacity`.
     pub fn place(&self, token: usize) -> Place {
         self.place_from(0, token)
     }
 
-    /// The same for KV heads from `kv_head` on.
+    /// As [`place`](Self::place), for the KV heads from `kv_head` on.
     ///
     /// # Panics
-    /// If there is no room for it.
+    /// If `token` is not below `capacity`, or there is no such KV head.
     pub fn place_from(&self, kv_head: usize, token: usize) -> Place {
         assert!(token < self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
         Place { keys: self.key(kv_head, token), values: self.value(kv_head, token), head_stride: self.head_stride() }
@@ -159,25 +159,25 @@ fn widened<T: Copy + core::convert::Into<f32>>(numbers: &[T]) -> Vec<f32> {
     numbers.iter().map(|x| (*x).into()).collect()
 }
 
-/// A block for each row.
+/// A grid of one block for each row.
 fn by_row(rows: usize, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Threads that norm a row: four numbers each.
+/// Threads that norm a row: one for every four numbers, at most 1024.
 fn norm_threads(hidden: usize) -> u32 {
     hidden.div_ceil(4).next_multiple_of(32).min(1024) as u32
 }
 
 impl Gpu {
-    /// Rows `[hidden]` f32 of `table` `[vocab][hidden]` into `x`, by token ids that the caller has compared with the
-    /// number of rows.
+    /// Copies rows `[hidden]` of `table` `[vocab][hidden]` to `x` as f32, one for each token id. The caller has checked that ids are below
+    /// `vocab`.
     ///
     /// # Errors
     /// [`GpuError`], as for all launchers.
     ///
     /// # Panics
-    /// As all launchers: if a buffer is too small for what is asked for.
+    /// As all launchers: if a buffer is too small for the arguments.
     pub fn embed(
         &self,
         storage: Storage,
@@ -192,12 +192,12 @@ impl Gpu {
         let hidden = hidden as i32;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden);
-        // SAFETY: x and the ids are as long as checked above; ids are below the number of rows by the caller's word.
+        // SAFETY: x and the ids are as long as checked above; the caller has checked that ids are below the number of rows.
         unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("embedding"))
     }
 
-    /// RMS norm of `rows` rows of `x` from row `skip` on into `out`. A number of `x` that is not finite leaves
-    /// `mark << 32 | first + row` in `broken` (u64), if that is less than what is there.
+    /// RMS norm of `rows` rows of `x` from row `skip` on, into `out`. If a number of `x` is not finite, `broken` (a u64) becomes the
+    /// minimum of itself and `mark << 32 | first + row`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -224,7 +224,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map(drop).map_err(failed("norming"))
     }
 
-    /// Adds `bias` `[width]` to rows of `storage`.
+    /// Adds `bias` `[width]` f32 to rows of type `storage`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -245,7 +245,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("adding a bias"))
     }
 
-    /// `silu(gate) * up` of rows `[2][inner]` into rows `[inner]`.
+    /// `silu(gate) * up` of rows `[2][inner]`, the gate first, into rows `[inner]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -275,8 +275,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// `x · wᵀ` of `rows` rows `[inputs]` with `w` `[outputs][inputs]`; sums are f32, and where all is f32 no product is
-    /// rounded to less.
+    /// `x · wᵀ` for `rows` rows `[inputs]` and `w` `[outputs][inputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -305,8 +304,8 @@ impl Gpu {
             Storage::Bf16 => cudaDataType_t::CUDA_R_16BF,
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
-        // Columns first, as the library counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
-        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until it returns.
+        // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
+        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until the call returns.
         unsafe {
             gemm_ex(
                 *self.blas.handle(),
@@ -333,7 +332,7 @@ impl Gpu {
         .map_err(|error| GpuError::Failed { what: "multiplying", why: format!("{error:?}") })
     }
 
-    /// [`multiply`](Self::multiply) of one row.
+    /// [`multiply`](Self::multiply) for one row.
     fn gemv(
         &self,
         storage: Storage,
@@ -373,8 +372,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
     }
 
-    /// Norms (where given) and rotates the query and key heads of rows `[heads + 2 kv_heads][d]`, and stores keys and
-    /// values: from token `first` of `cache` on, one row behind the other.
+    /// Norms (if `norms` are given) and rotates the query and key heads of rows `[heads + 2 kv_heads][d]`. Writes keys and values to
+    /// `cache`, one row behind the other from token `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -403,8 +402,8 @@ impl Gpu {
         )
     }
 
-    /// As [`rope`](Self::rope), where each row's key and value have a place of their own: `places` holds one for each row
-    /// from byte `offset` on, all of them in caches that the caller holds.
+    /// As [`rope`](Self::rope), but each row's key and value have a [`Place`]. `places` holds one for each row from byte `offset` on; all
+    /// of them must lie in caches that the caller holds.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -452,8 +451,8 @@ impl Gpu {
         launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
         let shares = if count < FEW_ROWS { (heads as u32 + 2 * kv_heads as u32).div_ceil(8) } else { 1 };
         let grid = LaunchConfig { grid_dim: (count as u32, shares, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows, positions, frequencies and norms are as long as checked above; keys and values go where a
-        // `Cache` said there is room.
+        // SAFETY: rows, positions, frequencies and norms are as long as checked above; keys and values are written where a `Cache` has
+        // memory.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("rotating"))
     }
 }

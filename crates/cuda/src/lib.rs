@@ -1,9 +1,9 @@
 //! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
 //!
-//! A [`Gpu`] is one device with one stream: what is asked for runs in that order, and only [`Gpu::download`] waits for it. A
-//! [`Buffer`] is device memory in bytes. Launchers check that what a kernel will touch lies inside its buffers, so no
-//! argument of theirs can make a kernel read or write elsewhere; what indices *within* buffers say (picked tokens, token
-//! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
+//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, and only [`Gpu::download`] waits for it. A
+//! [`Buffer`] is device memory in bytes. Launchers check that everything that a kernel touches lies inside its buffers, so no argument can
+//! make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by the
+//! callers named at each launcher. Nothing here depends on a model or a method.
 
 mod attend;
 mod attend_units;
@@ -74,77 +74,77 @@ pub use timeline::Timeline;
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeWorkspace};
 
-/// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
+/// The compiled kernels: for each file in `kernels/` its name, whether it is for Hopper GPUs only, and its code.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The oldest compute capability that there is code for.
+/// The oldest compute capability that the code runs on.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-/// Major compute capability of the GPUs that kernels with `wgmma` are for.
+/// Major compute capability of the GPUs that can run the kernels with `wgmma`.
 const HOPPER: i32 = 9;
-/// The version of CUDA that the bindings and the kernels were made for, as the driver counts versions.
+/// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
 
-/// Why a GPU cannot be used, or did not do what it was asked for.
+/// Why a GPU cannot be used, or what failed on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// No driver's library is there.
+    /// The driver's library is missing.
     #[error("there is no NVIDIA driver on this machine (libcuda cannot be loaded)")]
     NoDriver,
-    /// A library that belongs to the CUDA toolkit is missing.
+    /// A library of the CUDA toolkit is missing.
     #[error("{0} cannot be loaded: it is part of the CUDA 13 runtime libraries")]
     NoLibrary(&'static str),
-    /// The driver knows no such device.
+    /// The driver lists no such device.
     #[error("there is no GPU {ordinal}: the driver lists {count}")]
     NoDevice {
-        /// Which was asked for.
+        /// The requested device.
         ordinal: usize,
-        /// How many there are.
+        /// How many devices there are.
         count: usize,
     },
-    /// The driver is older than what the program was built for.
+    /// The driver is older than the CUDA version that is needed.
     #[error("the driver supports CUDA {}.{}, and this build needs {}.{}", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
     OldDriver {
-        /// What it supports, as `1000 * major + 10 * minor`.
+        /// The version that it supports, as `1000 * major + 10 * minor`.
         has: i32,
-        /// What is needed.
+        /// The version that is needed.
         needs: i32,
     },
     /// The device is too old for the kernels.
     #[error("{name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
     OldDevice {
-        /// What the device is called.
+        /// Name of the device.
         name: String,
         /// Its compute capability.
         has: (i32, i32),
     },
-    /// The memory asked for is not there.
+    /// The device does not have enough free memory.
     #[error(
         "the GPU has {:.1} GB of memory left, and {:.1} GB more were needed: choose a shorter --length, fewer methods at a time \
          or --dtype bf16",
         *.free as f64 / 1e9, *.asked as f64 / 1e9
     )]
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes that were requested.
         asked: usize,
-        /// Bytes that were free then.
+        /// Bytes that were free at that time.
         free: usize,
     },
-    /// Whatever else the driver or a library says.
+    /// Any other error of the driver or a library.
     #[error("the GPU failed at {what}: {why}")]
     Failed {
         /// What was being done.
         what: &'static str,
-        /// In the driver's words.
+        /// The error's own message.
         why: String,
     },
 }
 
-/// What went wrong, with what was being done.
+/// Makes an error that says what was being done.
 fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |error| GpuError::Failed { what, why: error.to_string() }
 }
 
-/// Types of numbers that kernels store.
+/// The types in which kernels store numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// 32-bit floats.
@@ -164,12 +164,12 @@ impl Storage {
         }
     }
 
-    /// Whether the kernels on tensor cores take heads so wide.
+    /// Whether the kernels on tensor cores support heads of `d` channels.
     fn fits_tiles(self, d: usize) -> bool {
         self != Self::F32 && matches!(d, 64 | 128)
     }
 
-    /// The end of the names of kernels for it.
+    /// The ending of the names of its kernels.
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -179,12 +179,12 @@ impl Storage {
     }
 }
 
-/// What a device is, for people.
+/// Properties of a device, to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
-    /// What it is called.
+    /// Name of the device.
     pub name: String,
-    /// Major and minor.
+    /// Major and minor compute capability.
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory: usize,
@@ -203,20 +203,20 @@ pub struct Gpu {
     functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
-    /// Bytes of shared memory that a block can have.
+    /// Most bytes of shared memory that a block can have.
     most_shared: usize,
-    /// For kernels that take work from a queue: zero between launches.
+    /// For kernels that draw work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
-    /// Pages that the device copies to.
+    /// Pinned memory for copies to the host.
     landing: Mutex<PinnedHostSlice<u8>>,
     memory: Arc<Memory>,
 }
 
-/// A kernel that was looked up.
+/// A kernel that was loaded.
 struct Function {
     function: CudaFunction,
-    /// Bytes of dynamic shared memory that it may take.
+    /// Bytes of dynamic shared memory that it is allowed to use.
     shared: u32,
 }
 
@@ -231,7 +231,7 @@ impl fmt::Debug for Gpu {
 /// # Errors
 /// [`GpuError::NoDriver`], or what the driver says.
 pub fn count() -> Result<usize, GpuError> {
-    // SAFETY: looks for the library and loads it.
+    // SAFETY: the call only looks for the library and loads it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(GpuError::NoDriver);
     }
@@ -259,7 +259,7 @@ pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
 /// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
 fn driver_version() -> Result<i32, GpuError> {
     let mut version = 0;
-    // SAFETY: writes one number to where it is told to.
+    // SAFETY: the call writes one number to `version`.
     unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }
         .result()
         .map_err(failed("asking for its version"))?;
@@ -270,7 +270,7 @@ impl Gpu {
     /// Opens a device and loads all kernels.
     ///
     /// # Errors
-    /// [`GpuError`] for each thing that may be missing.
+    /// The [`GpuError`] that names what is missing.
     pub fn open(ordinal: usize) -> Result<Self, GpuError> {
         let count = count()?;
         if ordinal >= count {
@@ -280,7 +280,7 @@ impl Gpu {
         if has < LEAST_DRIVER {
             return Err(GpuError::OldDriver { has, needs: LEAST_DRIVER });
         }
-        // SAFETY: looks for the library and loads it.
+        // SAFETY: the call only looks for the library and loads it.
         if !unsafe { cudarc::cublas::sys::is_culib_present() } {
             return Err(GpuError::NoLibrary("libcublas"));
         }
@@ -290,7 +290,7 @@ impl Gpu {
             let name = context.name().map_err(failed("asking for its name"))?;
             return Err(GpuError::OldDevice { name, has: capability });
         }
-        // SAFETY: events would order work of several streams; there is one, and all work is enqueued on it.
+        // SAFETY: events are needed to order the work of several streams; here all work is enqueued on one.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("making a stream"))?;
         let blas = CudaBlas::new(stream.clone())
@@ -310,7 +310,7 @@ impl Gpu {
         let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
         let counter = Buffer { slice, held: Held::new(4, &memory) };
         let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
-        // SAFETY: bytes need no initial value; those that are read were copied to before.
+        // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
         let functions = Mutex::default();
         Ok(Self {
@@ -329,7 +329,7 @@ impl Gpu {
         })
     }
 
-    /// What it is.
+    /// Properties of the device.
     ///
     /// # Errors
     /// What the driver says.
@@ -345,7 +345,7 @@ impl Gpu {
         })
     }
 
-    /// Bytes a second that a copy within the device moves, read and written both counted: the median of a few.
+    /// Bytes per second of a copy within the device, reads and writes both counted: the median of nine.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -364,30 +364,30 @@ impl Gpu {
         Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
-    /// The most bytes that its buffers have taken together.
+    /// The most bytes that its buffers had together at any time.
     pub fn most_bytes(&self) -> usize {
         self.memory.most.load(Ordering::Relaxed)
     }
 
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub fn processors(&self) -> usize {
         self.processors
     }
 
-    /// Waits until everything asked for has been done.
+    /// Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// Whatever went wrong since the last time.
+    /// Errors of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.stream.synchronize().map_err(failed("running kernels"))
     }
 
-    /// A kernel of a module.
+    /// Loads a kernel of a module.
     fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
         self.with_shared(module, name, 0)
     }
 
-    /// A kernel of a module that may take so much dynamic shared memory.
+    /// Loads a kernel of a module and allows it `bytes` bytes of dynamic shared memory.
     fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if !functions.contains_key(name) {
@@ -404,8 +404,8 @@ impl Gpu {
     }
 }
 
-/// Whether a thread that holds a lock may deal work out to the pool. One of the pool may not: while it waited it would take up other work,
-/// which may ask for the same lock, and wait for itself.
+/// Whether a thread that holds a lock may hand out work to the thread pool. A thread of the pool may not: while it waits, it could run
+/// other work that needs the same lock, and so wait for itself.
 pub fn may_deal() -> bool {
     rayon::current_thread_index().is_none()
 }

@@ -1,4 +1,5 @@
-//! What keys and queries are mapped to: products with a few directions, signatures by small nets; and Hamming distances of these.
+//! Projections of keys and queries on a few directions, their signatures by small nets or hyperplanes, and Hamming distances between
+//! signatures.
 
 use std::ops::Range;
 
@@ -10,37 +11,37 @@ use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 use spattn_kernels::GPU_WIDEST;
 
-/// Threads of a block that maps, and keys that it takes.
+/// Threads of a block that maps keys, and the keys that it maps.
 const THREADS: u32 = 256;
 const ROWS: usize = 64;
-/// Threads of a block that signs a query.
+/// Threads of a block that computes the signature of a query.
 const SIGNERS: u32 = 512;
-/// The widest hyperplanes, and how many a block tells the sides of.
+/// Most channels that `sign_sides` supports, and hyperplanes for each block.
 const WIDEST_SIDES: usize = 256;
 const SIDES_AT_ONCE: usize = 64;
-/// Candidates of a block that compares signatures, and most KV heads.
+/// Candidates of a block that compares signatures, and most KV heads that it compares one after the other.
 const COMPARED: usize = 1024;
 const COMPARED_HEADS: usize = 8;
-/// Signatures of a net come in planes of a multiple of so many words.
+/// Words from one plane of signatures to the next are a multiple of this.
 const WIDE: usize = 4;
 /// Layers of a net.
 const LAYERS: usize = 3;
 
-/// Whether the kernels map heads so wide to so many numbers.
+/// Whether the kernels can map heads of `d` channels to `outputs` numbers.
 pub fn maps_fit(d: usize, outputs: usize) -> bool {
     d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=GPU_WIDEST).contains(&outputs)
 }
 
-/// Directions of each KV head of a model, `[kv_head][count][d]` f32; a cache of more heads begins again with the first.
+/// Directions of each KV head of a model, `[kv_head][count][d]` f32. A cache of more KV heads starts over with the first ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Directions<'a> {
     /// The numbers.
     pub buffer: &'a Buffer,
     /// KV heads.
     pub heads: usize,
-    /// Directions of each.
+    /// Directions of each KV head.
     pub count: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
 }
 
@@ -50,17 +51,17 @@ impl Directions<'_> {
     }
 }
 
-/// As the kernels' struct `Affine`, three times.
+/// As the kernels' struct `Net`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceNet {
     layers: [[u64; 2]; LAYERS],
 }
 
-// SAFETY: words of eight bytes; any bits are numbers. Only `Nets::new` makes useful ones.
+// SAFETY: integers of eight bytes, for which any bits are valid. Only `Nets::new` makes useful ones.
 unsafe impl Plain for DeviceNet {}
 
-/// Nets of three layers with SiLU between them, from `d` to `d`, `d` and `bits` numbers, of which the signs are kept.
+/// Nets of three layers with SiLU between them, from `d` to `d`, `d` and `bits` numbers. The signs of the outputs are the signature.
 #[derive(Debug)]
 pub struct Nets {
     /// Weights and biases, which `table` points to.
@@ -72,13 +73,13 @@ pub struct Nets {
 }
 
 impl Nets {
-    /// Takes nets to the device: for each layer the weights of all nets `[net][output][d]` and their biases `[net][output]`.
+    /// Uploads nets. Each layer has the weights of all nets `[net][output][d]` and their biases `[net][output]`.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a layer has other numbers than `nets`, `d` and `bits` say.
+    /// If the lengths of a layer do not match `nets`, `d` and `bits`.
     pub fn new(
         gpu: &Gpu,
         nets: usize,
@@ -95,7 +96,7 @@ impl Nets {
                 let weights = own[0].address(2 * net * outputs * d, 2 * outputs * d);
                 of_net.layers[i] = [weights, own[1].address(4 * net * outputs, 4 * outputs)];
             }
-            // The copies read what is freed here.
+            // Copies still read the buffer that is freed here.
             gpu.synchronize()?;
             buffers.push(own);
         }
@@ -125,7 +126,7 @@ pub struct Signatures<'a> {
     pub buffer: &'a Buffer,
     /// KV heads.
     pub kv_heads: usize,
-    /// Nets of each: one for all heads of its group, or one for each.
+    /// Nets of each KV head: one for its group, or one for each query head.
     pub nets: usize,
     /// Words of a signature.
     pub words: usize,
@@ -134,34 +135,35 @@ pub struct Signatures<'a> {
 }
 
 impl Signatures<'_> {
-    /// Words from one plane to the next.
+    /// Words from one plane (one word of all tokens) to the next.
     pub(super) fn stride(tokens: usize) -> usize {
         tokens.next_multiple_of(WIDE)
     }
 
-    /// Bytes that signatures of so many nets in all take.
+    /// Bytes of the signatures of `tokens` keys by `nets` nets in all, of `words` words each.
     pub fn bytes_of(nets: usize, words: usize, tokens: usize) -> usize {
         4 * nets * words * Self::stride(tokens)
     }
 }
 
-/// The order of tokens at one distance, drawn by a seed: with `levels` steps of `unit` each, or none.
+/// The order of tokens at equal distance, drawn with a seed: each score is raised by a random rank of `levels` bits times `unit`. With 0
+/// levels nothing is added.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TieOrder {
     /// Lower and higher half of the seed.
     pub seed: [u32; 2],
-    /// Bits of a place's rank that count.
+    /// Bits of a rank.
     pub levels: u32,
-    /// What a step raises a score by.
+    /// What one step of the rank adds to a score.
     pub unit: f32,
 }
 
 // SAFETY: as the kernel's struct `Ties`.
 unsafe impl DeviceRepr for TieOrder {}
 
-/// KV heads that a block compares one after the other, whose candidates are ordered alike: as many as leave a block for each of
-/// `processors`, where `blocks` would compare those of one KV head.
+/// How many KV heads a block compares one after the other. The order among equals is computed once for all of them, so more is cheaper; but
+/// at least `processors` blocks shall remain. `blocks` is the number of blocks that one KV head would take.
 fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
     let mut taken = COMPARED_HEADS;
     while taken > 1 && blocks * kv_heads.div_ceil(taken) < processors {
@@ -171,13 +173,13 @@ fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
 }
 
 impl Gpu {
-    /// Keys of some tokens on the directions of their KV head, `[kv_head][token][padded]` in their type.
+    /// Projects keys of a range of tokens on the directions of their KV head, into `[kv_head][token][padded]` in the type of the keys.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or heads are wider than kernels take.
+    /// If a buffer is too small, or heads are wider than the kernels support.
     pub fn project_keys(
         &self,
         keys: &Cache<'_>,
@@ -207,8 +209,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting keys"))
     }
 
-    /// Queries on the directions of their KV head, `[row][head][padded]`, as sums of two numbers of the type of keys; or, if
-    /// `summed`, what the queries of each group come to together, `[row][kv_head][padded]`.
+    /// Projects queries on the directions of their KV head, into `[row][head][padded]`: each number as the sum of two numbers of the type
+    /// of the keys. If `summed`, the projected queries of each group are added up, into `[row][kv_head][padded]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -244,14 +246,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting queries"))
     }
 
-    /// Signatures of the keys of some tokens by `each` nets of their KV head, into room for
-    /// [`bytes_of`](Signatures::bytes_of) `kv_heads * each` nets.
+    /// Signatures of the keys of a range of tokens by the `each` nets of their KV head. The output takes [`bytes_of`](Signatures::bytes_of)
+    /// `kv_heads * each` nets.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or heads are wider than kernels take.
+    /// If a buffer is too small, or heads are wider than the kernels support.
     pub fn sign_keys(
         &self,
         keys: &Cache<'_>,
@@ -281,7 +283,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing keys"))
     }
 
-    /// Signatures of queries by the net of their head, `[row][head][word]`.
+    /// Signatures of queries by the net of their query head, `[row][head][word]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -312,14 +314,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
     }
 
-    /// Signatures of queries by the sides of `bits` hyperplanes on which they lie, `[row][head][word]`: `sides` has a normal `[d]` of each,
-    /// then what is added to each product.
+    /// Signatures of queries, `[row][head][word]`: on which sides of `bits` hyperplanes they lie. `sides` has the normals `[bits][d]`, then
+    /// the offset that is added to each product.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or there are more hyperplanes, or wider ones, than kernels take.
+    /// If a buffer is too small, or hyperplanes are more or wider than the kernels support.
     pub fn sign_sides(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -346,8 +348,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
     }
 
-    /// Minus the Hamming distances of `rows` rows of queries `[row][head][word]` to signatures of keys, raised as `ties` says,
-    /// into lists by query head, or by KV head if they are reduced. Equal on every device, to the bit.
+    /// Minus the Hamming distances from `rows` rows of queries `[row][head][word]` to the signatures of keys, with steps added as in
+    /// `ties`; into lists by query head, or by KV head if they are reduced. The scores are the same to the bit on every device.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,5 @@
-//! Tokens that single rows of a prompt attend beside what their blocks do: their partial softmaxes, which rows are merged with.
+//! Tokens that single rows of a prompt attend beside those of their blocks: their partial softmaxes, which are merged with the rows'
+//! attention.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
@@ -7,27 +8,27 @@ use super::launch::Cache;
 use super::prefill::Rows;
 use super::{Buffer, Gpu, GpuError, HostDeviceVec, failed};
 
-/// Rows of a block of threads: one for each of its warps.
+/// Rows of a block of threads: one for each warp.
 const ROWS: usize = 4;
 /// Threads of a warp.
 const WARP: usize = 32;
-/// Numbers of a partial softmax beside its values: the maximum and the sum.
+/// Numbers of a partial softmax beside its output: the maximum and the sum.
 const SCALARS: usize = 2;
 
-/// Tokens that each row of a block attends by itself, at one of its lists.
+/// Tokens that each row of a block attends by itself, for one list of the block.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PerRowTokens {
-    /// Of each row.
+    /// How many tokens each row has.
     counts: Vec<u32>,
-    /// Row after row.
+    /// Tokens of all rows, row after row.
     tokens: Vec<u32>,
-    /// Added to the scaled logits of the tokens.
+    /// Added to the scaled logits of the tokens; 0 for a token that represents only itself.
     log_weights: Vec<f32>,
 }
 
 impl PerRowTokens {
-    /// Adds a row with its tokens, none of which may be named twice, or be seen by the row through list, stretch or diagonals.
-    /// Returns how many they are.
+    /// Adds a row with its tokens. None may be named twice, and none may be one that the row already sees through its list, stretch or
+    /// diagonals. Returns the number of tokens.
     pub fn add_row(&mut self, tokens: impl Iterator<Item = (u32, f32)>) -> usize {
         let before = self.tokens.len();
         tokens.for_each(|(token, log_weight)| {
@@ -39,12 +40,12 @@ impl PerRowTokens {
         count
     }
 
-    /// Tokens of all rows.
+    /// Number of tokens of all rows.
     pub fn tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The tokens of each row and what is added to their logits.
+    /// The tokens of each row, and what is added to their logits.
     pub fn rows(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
         let begins = self.counts.iter().scan(0, |end, count| {
             let begin = *end;
@@ -55,19 +56,20 @@ impl PerRowTokens {
     }
 }
 
-/// The tokens of all rows of a chunk, and room for their partial softmaxes.
+/// The tokens of all rows of a chunk, on the device, and memory for their partial softmaxes.
 #[derive(Debug, Default)]
 pub(super) struct OwnTokens {
-    /// `[block][list][row]`, of whole blocks, and one more; nothing if no row has any.
+    /// Where the tokens of each row begin, `[block][list][row]` (every block with all its rows), and the end of the last ones. Empty if no
+    /// row has tokens.
     begins: HostDeviceVec<u64>,
     tokens: Option<Buffer>,
     log_weights: Option<Buffer>,
-    /// Whether some token does not stand for itself alone.
+    /// Whether some `log_weights` are not 0.
     is_weighted: bool,
     partials: Option<Buffer>,
-    /// All tokens lie below this one.
+    /// All tokens are below this position.
     end: usize,
-    /// Heads and their width, of partials.
+    /// Query heads and channels of a head that `partials` has.
     of: (usize, usize),
 }
 
@@ -86,28 +88,28 @@ struct Own {
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for Own {}
 
-/// Bytes of partial softmaxes.
+/// Bytes of the partial softmaxes of `rows` rows.
 fn partial_bytes(rows: usize, heads: usize, d: usize) -> usize {
     size_of::<f32>() * rows * heads * (d + SCALARS)
 }
 
 impl OwnTokens {
-    /// Forgets them.
+    /// Removes all tokens.
     pub(super) fn clear(&mut self) {
         (self.of, self.end) = ((0, 0), 0);
     }
 
-    /// Whether no row has any.
+    /// Whether no row has tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.of == (0, 0)
     }
 
-    /// All tokens lie below this one.
+    /// All tokens are below this position.
     pub(super) fn end(&self) -> usize {
         self.end
     }
 
-    /// Sends the tokens of all blocks, `[block][list]`, and makes room for partials of so many heads of a width.
+    /// Uploads the tokens of all blocks, `[block][list]`, and reserves partial softmaxes of `heads` query heads of `d` channels.
     pub(super) fn set(
         &mut self,
         gpu: &Gpu,
@@ -145,7 +147,7 @@ impl OwnTokens {
         Ok(())
     }
 
-    /// Where everything is.
+    /// Addresses for the kernel.
     fn addresses(&self, shape: &BlockShape) -> Own {
         let (begins, (heads, d)) = (self.begins.numbers(), self.of);
         let bytes = size_of::<u32>() * begins.last().map_or(0, |count| *count as usize);
@@ -161,7 +163,7 @@ impl OwnTokens {
     }
 }
 
-/// Where the tokens of each row of each list begin, all blocks taken to have as many rows, and where the last ones end.
+/// Where the tokens of each row of each list begin, and where the last ones end. Every block counts as having `block_rows` rows.
 fn begins(blocks: &[&PerRowTokens], block_rows: usize) -> Vec<u64> {
     let counts = blocks.iter().flat_map(|own| {
         let missing = block_rows - own.counts.len();
@@ -175,8 +177,7 @@ fn begins(blocks: &[&PerRowTokens], block_rows: usize) -> Vec<u64> {
 }
 
 impl Gpu {
-    /// The partial softmaxes of rows' own tokens, whose queries begin at an address; returns where they are, or 0 if no row has any
-    /// such token.
+    /// Computes the partial softmaxes of rows over their own tokens. Returns their address, or 0 if no row has own tokens.
     pub(super) fn attend_own(
         &self,
         rows: &Rows<'_>,
@@ -204,8 +205,8 @@ impl Gpu {
             block_dim: ((ROWS * WARP) as u32, 1, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: the caller has checked queries and cache; tokens are below `end`, rows have begins up to the last token, and there
-        // are partials of all rows and heads.
+        // SAFETY: the caller has checked queries and cache; tokens are below `end`, `begins` has an entry for each row and the last end,
+        // and there are partials for all rows and heads.
         unsafe { launch.launch(grid) }.map_err(failed("attending rows' own tokens"))?;
         Ok(to.partials)
     }

@@ -1,4 +1,4 @@
-//! Causal attention of many rows at once: on the tensor cores of a Hopper GPU, or by the kernel for any width and device.
+//! Causal attention of many rows at once: on the tensor cores of a Hopper GPU, or by the kernel for all widths and devices.
 
 use std::ops::Range;
 
@@ -11,25 +11,25 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Rows of a prompt that attend what came before them.
+/// Rows of a prompt with causal attention.
 pub struct Rows<'a> {
     /// Rotated queries `[row][stride]`, head `h` at `h * d`.
     pub queries: &'a Buffer,
-    /// Rows of the buffer before the first of these, and of what is attended as well.
+    /// Rows of the query buffer before the first of these; the output begins at the same row.
     pub skip: usize,
     /// Numbers from one row to the next.
     pub stride: usize,
-    /// How many.
+    /// Number of rows.
     pub count: usize,
     /// Query heads.
     pub heads: usize,
-    /// Position of the first row; keys and values up to the last row's own are in the cache.
+    /// Position of the first row. The cache holds keys and values up to the last row's position.
     pub first: usize,
     /// Factor of the logits.
     pub scale: f32,
 }
 
-/// A tensor map as kernels take it: by value.
+/// A tensor map, which kernels receive by value.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Map(CUtensorMap);
@@ -37,7 +37,7 @@ struct Map(CUtensorMap);
 // SAFETY: the kernel's parameter is the same type.
 unsafe impl DeviceRepr for Map {}
 
-/// What the kernel for Hopper GPUs fixes for a head width.
+/// Sizes of the kernel for Hopper GPUs, by head width.
 struct Shape {
     queries: u32,
     threads: u32,
@@ -54,14 +54,14 @@ impl Shape {
     }
 }
 
-/// Shared memory for the weights of 64 rows and 64 keys, where they are summed up.
+/// Bytes of shared memory for the softmax weights of 64 rows and 64 keys, when masses are summed.
 const MASS_WEIGHTS_BYTES: u32 = 4 * 64 * 65;
 
-/// Keys and values of the KV heads that are worked on together should stay in the second-level cache.
+/// Bytes of keys and values that are worked on at the same time, so that they stay in the L2 cache.
 const SECTION_BYTES: usize = 24 << 20;
 
 impl Gpu {
-    /// Each row attends all tokens up to its own, into `out` `[row][head][d]`.
+    /// Attention of each row over all tokens up to its own position, into `out` `[row][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -72,8 +72,7 @@ impl Gpu {
         self.attend_rows(rows, cache, out, 0)
     }
 
-    /// As [`prefill_attention`](Self::prefill_attention), with the logarithm of each row's sum of exponentials: f32
-    /// `[head][row]`.
+    /// As [`prefill_attention`](Self::prefill_attention). Also writes the logarithm of each row's sum of exponentials, f32 `[head][row]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -91,14 +90,14 @@ impl Gpu {
         self.attend_rows(rows, cache, out, log_sums)
     }
 
-    /// Adds the softmax weights of some of the rows (a range within them) to the mass of each key that they see: f32
-    /// `[head][key]`, of all keys up to the last of these rows' own. A key's weights are added one row after the other.
+    /// Adds the softmax weights of a range of the rows to the mass of each key, f32 `[head][key]`, for all keys up to the last of these
+    /// rows. The rows' weights are added in the order of rows.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or the range is empty or not one of rows.
+    /// If a buffer is too small, or the range is empty or goes beyond the rows.
     pub fn add_attention_mass(
         &self,
         rows: &Rows<'_>,
@@ -135,11 +134,11 @@ impl Gpu {
             block_dim: (threads, 1, 1),
             shared_mem_bytes: shared_bytes,
         };
-        // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each head.
+        // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each KV head.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("summing attention up"))
     }
 
-    /// Attends; `lse` is where logarithms of sums go, or 0.
+    /// Causal attention; `lse` is the address for the logarithms of sums, or 0.
     fn attend_rows(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         assert!(
             rows.first + rows.count <= cache.capacity,
@@ -193,7 +192,7 @@ impl Gpu {
         let (count, first) = (rows.count as i32, rows.first as i32);
         let section = (SECTION_BYTES as u64 / (4 * d * total)).clamp(1, kv_heads) as i32;
         let (heads_arg, kv_heads) = (rows.heads as i32, kv_heads as i32);
-        // A pair of blocks takes tiles of two heads.
+        // A pair of blocks works on tiles of two heads.
         let together = if pairs { 2 } else { 1 };
         let tiles = heads / together * (rows.count as u32).div_ceil(shape.queries);
         let blocks = together * tiles.min(self.processors as u32 / together);
@@ -205,8 +204,8 @@ impl Gpu {
             block_dim: (shape.threads, 1, 1),
             shared_mem_bytes: shape.shared_bytes,
         };
-        // SAFETY: the maps bound what is read, `out` holds all rows, and launches follow one another on one stream, so
-        // they can share the counter, which each leaves zero.
+        // SAFETY: the maps bound what is read, and `out` holds all rows. Launches run one after another on one stream, so they can share
+        // the counter, which each leaves at zero.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
     }
 
@@ -237,7 +236,7 @@ impl Gpu {
     }
 }
 
-/// Where the queries begin and the output goes; both hold all rows.
+/// Addresses of the queries and of the output. Both buffers are checked to hold all rows.
 pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
@@ -247,8 +246,7 @@ pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) ->
     (queries, out.address(rows.skip * width * bytes, rows.count * width * bytes))
 }
 
-/// A map of a 16-bit tensor of four dimensions, with swizzled tiles of 128 bytes; byte strides are those of all dimensions
-/// but the first.
+/// A map of a 16-bit tensor of four dimensions, with 128-byte swizzled tiles. Strides are in bytes, for all dimensions but the first.
 fn tensor_map(
     storage: Storage,
     address: u64,
@@ -263,7 +261,7 @@ fn tensor_map(
     };
     let mut map = Map(CUtensorMap { opaque: [0; 16] });
     let steps = [1u32; 4];
-    // SAFETY: the lists have the lengths that four dimensions take, and the map is written to.
+    // SAFETY: the lists have the lengths that four dimensions need, and the map is initialised by the call.
     unsafe {
         cuTensorMapEncodeTiled(
             &mut map.0,

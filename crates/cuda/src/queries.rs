@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::host_device_vec::HostDeviceVec;
 use super::{Buffer, Storage};
 
-/// Queries of some rows of a step.
+/// Queries of some rows in a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
     /// Rotated queries `[row][stride]`, head `h` at `h * d`.
@@ -14,11 +14,11 @@ pub struct Queries<'a> {
     pub stride: usize,
     /// Query heads.
     pub heads: usize,
-    /// The rows.
+    /// Indices of the rows in the buffer.
     pub rows: &'a HostDeviceVec<u32>,
 }
 
-/// Channel-wise bounds of pages of keys, `[kv_head][page][d]` each.
+/// Channel-wise bounds of pages of keys, each `[kv_head][page][d]`.
 #[derive(Debug, Clone, Copy)]
 pub struct PageBounds<'a> {
     /// Minima.
@@ -29,56 +29,56 @@ pub struct PageBounds<'a> {
     pub pages: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Type of the numbers.
     pub storage: Storage,
 }
 
 impl PageBounds<'_> {
-    /// Bytes of either bounds.
+    /// Bytes of `lower`, or of `upper`.
     pub fn bytes(&self) -> usize {
         self.kv_heads * self.pages * self.d * self.storage.bytes()
     }
 }
 
 impl Queries<'_> {
-    /// The address of row 0, of which the largest of `rows` lies inside the buffer.
+    /// The address of row 0. The largest of `rows` is checked to lie inside the buffer.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it does not lie inside.
     pub(super) fn address(&self, rows: Range<usize>, d: usize, storage: Storage) -> u64 {
         let last = self.rows.numbers()[rows].iter().max().map_or(0, |row| *row as usize);
         self.queries.address(0, (last * self.stride + self.heads * d) * storage.bytes())
     }
 
-    /// The address of the numbers of some rows.
+    /// Address of the row indices for a range of rows.
     pub(super) fn list(&self, rows: Range<usize>) -> u64 {
         self.rows.address(rows)
     }
 }
 
-/// Queries that were made of others, `[row][head][width]`, each as the sum of two numbers.
+/// Projected queries `[row][head][width]`, each number as the sum of a high and a low part.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedQueries<'a> {
-    /// The numbers as they are stored.
+    /// The numbers, rounded to their storage type.
     pub high: &'a Buffer,
-    /// What that leaves of them, if it is anything.
+    /// What rounding left over, if it is kept.
     pub low: Option<&'a Buffer>,
     /// Query heads.
     pub heads: usize,
-    /// Width.
+    /// Numbers of a projected query.
     pub width: usize,
-    /// The numbers 0, 1, 2 and on, for each row.
+    /// Indices of the rows: 0, 1, 2 and so on.
     pub rows: &'a HostDeviceVec<u32>,
 }
 
-/// Rows `[kv_head][row][width]` that an index holds.
+/// Rows `[kv_head][row][width]` of an index.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexRows<'a> {
     /// The numbers.
     pub rows: &'a Buffer,
-    /// Rows of a KV head.
+    /// Rows of each KV head.
     pub count: usize,
     /// KV heads.
     pub kv_heads: usize,
@@ -86,17 +86,17 @@ pub struct IndexRows<'a> {
     pub storage: Storage,
 }
 
-/// Pages of equal size, cut over some tokens; the last one may be shorter.
+/// Pages of equal size over a range of tokens; the last page may be shorter.
 #[derive(Debug, Clone)]
 pub struct Pages {
-    /// All tokens.
+    /// The range of tokens.
     pub tokens: Range<usize>,
-    /// Tokens a page.
+    /// Tokens of a page.
     pub size: usize,
 }
 
 impl Pages {
-    /// How many there are.
+    /// Number of pages.
     pub fn count(&self) -> usize {
         self.tokens.len().div_ceil(self.size)
     }

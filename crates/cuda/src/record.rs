@@ -1,22 +1,22 @@
-//! Launches that are recorded once and launched again at once, as a CUDA graph: what the host takes to launch hundreds of
-//! small kernels is longer than what they take.
+//! Launches that are recorded once and replayed as a CUDA graph: launching hundreds of small kernels one by one takes the host longer than
+//! the kernels run.
 
 use cudarc::driver::CudaGraph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::{Gpu, GpuError, failed};
 
-/// Recorded launches, with the addresses and numbers that they had.
+/// Recorded launches with their arguments.
 pub struct Recording {
     graph: CudaGraph,
 }
 
-// SAFETY: a graph may be used from any thread, one at a time; launching takes it mutably.
+// SAFETY: a graph may be used from any thread, by one at a time; `replay` borrows it mutably.
 unsafe impl Send for Recording {}
 
 impl Gpu {
-    /// Records the kernels that `launch` asks for, instead of running them. It may only launch kernels: copies and new memory
-    /// end in an error, and so does waiting.
+    /// Records the kernels that `launch` enqueues, instead of running them. It may only launch kernels: copying, allocating and waiting are
+    /// errors.
     ///
     /// # Errors
     /// Those of `launch`, and [`GpuError`].
@@ -31,8 +31,8 @@ impl Gpu {
         Ok(Recording { graph })
     }
 
-    /// Launches what was recorded. Callers see to it that every buffer whose address was recorded is there still, and long
-    /// enough for what lists and numbers within them say, as they do where kernels are launched one by one.
+    /// Launches the recorded kernels. Callers ensure that every buffer whose address was recorded still exists, and is long enough for the
+    /// indices and counts in the buffers, as with kernels that are launched one by one.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -10,16 +10,16 @@ use super::scores::{Reduction, ScoreWorkspace, Scores};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 use spattn_kernels::GPU_ROW_WIDTHS;
 
-/// Candidates that a block of a scoring kernel takes.
+/// Candidates for each block of a scoring kernel.
 const TILE: usize = 256;
-/// Most query heads that one takes.
+/// Most query heads for each block.
 const MOST_QUERIES: usize = 8;
 /// Candidates of a block where tensor cores score.
 const MMA_TILE: usize = 1024;
-/// Queries of all rows that one product on tensor cores takes.
+/// Queries of all rows in one product on tensor cores.
 const MMA_QUERIES: usize = 16;
 
-/// What scoring kernels read: addresses of rows `[d]`, and where they lie.
+/// Arguments of scoring kernels: addresses of the rows `[d]` that are scored, and their layout.
 struct ScoreArgs {
     kind: &'static str,
     upper: u64,
@@ -31,7 +31,7 @@ struct ScoreArgs {
     storage: Storage,
 }
 
-/// Queries that they read: addresses of the first row, of the numbers of rows, and how many these are.
+/// Queries for scoring kernels: addresses of the first row and of the row indices, and the number of these.
 struct QueryArgs {
     from: u64,
     rest: u64,
@@ -42,7 +42,8 @@ struct QueryArgs {
 }
 
 impl Gpu {
-    /// `q·k` of the queries of some rows with the keys of `tokens`, into lists by query head, or by KV head if they are reduced.
+    /// Scores of keys: `q·k` for the queries of a range of rows and the keys of `tokens`, into lists by query head, or by KV head if they
+    /// are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -72,8 +73,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, room)
     }
 
-    /// The largest `q·k` that a key within each page's bounds can have, into lists by query head, or by KV head if they are
-    /// reduced.
+    /// Scores of pages: the largest `q·k` that a key within the bounds of each page can have, into lists by query head, or by KV head if
+    /// they are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -102,8 +103,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, room)
     }
 
-    /// Products of queries that were made of others with the rows of an index, of the same width, into lists by query head,
-    /// or by KV head if they are reduced. Queries of KV heads, which were added up before, count as reduced to their sum.
+    /// Scores of index rows: products of projected queries with rows of the same width, into lists by query head, or by KV head if they are
+    /// reduced. Queries that were already summed for each KV head count as reduced by [`Sum`](Reduction::Sum).
     ///
     /// # Errors
     /// [`GpuError`].
@@ -158,7 +159,7 @@ impl Gpu {
         }
     }
 
-    /// Whether tensor cores score rows so wide.
+    /// Whether tensor cores score rows of `d` numbers.
     fn fits_tiles(storage: Storage, d: usize) -> bool {
         storage != Storage::F32 && GPU_ROW_WIDTHS.contains(&d)
     }
@@ -176,7 +177,7 @@ impl Gpu {
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
         let group = heads / kv_heads;
         let on_tiles = Self::fits_tiles(storage, d);
-        // What one product does not take is reduced afterwards.
+        // Groups that do not fit in one product are reduced afterwards.
         let at_once = reduction.filter(|_| on_tiles && group <= MMA_QUERIES);
         let out = room.resized(self, rows, (heads, kv_heads), columns, at_once)?;
         self.score_into(asking, scored, at_once, out)?;
@@ -186,7 +187,7 @@ impl Gpu {
         }
     }
 
-    /// [`score`](Self::score) where there is room, reduced only if tensor cores score.
+    /// [`score`](Self::score) into memory that is already reserved; only tensor cores reduce here.
     fn score_into(
         &self,
         asking: &QueryArgs,
@@ -217,11 +218,11 @@ impl Gpu {
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
         launch.arg(&head_stride).arg(&columns).arg(&d).arg(&to).arg(&out_stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows of queries, what is scored, and the scores lie inside buffers as checked by the callers.
+        // SAFETY: the callers have checked that rows of queries, scored rows and scores lie inside their buffers.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
     }
 
-    /// [`score`](Self::score) on tensor cores; there is room for the scores, reduced or not.
+    /// [`score`](Self::score) on tensor cores, into memory that is already reserved; reduced or not.
     fn score_tiles(
         &self,
         asking: &QueryArgs,
@@ -246,13 +247,13 @@ impl Gpu {
             launch.arg(&some).arg(&places).arg(&upper).arg(&lower).arg(&head_stride).arg(&columns).arg(&reduced);
             launch.arg(&to).arg(&out_stride);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: the callers have checked rows of queries, what is scored, and the scores.
+            // SAFETY: the callers have checked rows of queries, scored rows and scores.
             unsafe { launch.launch(grid) }.map_err(failed("scoring"))?;
         }
         Ok(())
     }
 
-    /// What the scores of the query heads of each of `kv_heads` groups reduce to, into lists by KV head.
+    /// Reduces the scores of the query heads of each of `kv_heads` groups, into lists by KV head.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -277,12 +278,12 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&stride).arg(&group).arg(&columns).arg(&largest).arg(&to);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both hold `rows` rows of their lists, of one stride.
+        // SAFETY: both hold `rows` rows of their lists, with the same stride.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("reducing scores"))
     }
 
-    /// Sums of the scores by query head of each run of `size` columns, as if each had so many where the last has fewer, into lists by
-    /// query head, or by KV head if they are reduced.
+    /// Sums of scores over runs of `size` columns, into lists by query head, or by KV head if they are reduced. The sum of a shorter last
+    /// run is scaled up to `size` columns.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -307,7 +308,7 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&from_stride).arg(&columns).arg(&size).arg(&to).arg(&stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both hold `rows * lists` lists, of as many columns and of as many runs.
+        // SAFETY: both hold `rows * lists` lists, one of columns and one of runs.
         unsafe { launch.launch(grid) }.map_err(failed("adding up scores"))?;
         match reduction {
             Some(reduction) => room.reduce(self, kv_heads, reduction),
@@ -315,7 +316,7 @@ impl Gpu {
         }
     }
 
-    /// Bounds of the pages of a layer's keys, into `lower` and `upper` as [`PageBounds`] has them.
+    /// Computes the bounds of the pages of a layer's keys, into `lower` and `upper` with the layout of [`PageBounds`].
     ///
     /// # Errors
     /// [`GpuError`].
@@ -340,7 +341,7 @@ impl Gpu {
         let function = self.function("page_bounds", &format!("page_bounds_{}", storage.name()))?;
         let grid = (pages.count() as u32, kv_heads as u32, 1);
         let block = (d.next_multiple_of(32) as u32, 1, 1);
-        // A page may be longer than all there is.
+        // A page may be longer than the range of tokens.
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (tokens, d) = (pages.tokens.len() as u32, d as i32);
         let mut launch = self.stream.launch_builder(&function);

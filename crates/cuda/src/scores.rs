@@ -16,7 +16,7 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Makes room for `lists` lists of `columns` scores in each of `rows` rows.
+    /// Reserves memory for `lists` lists of `columns` scores in each of `rows` rows.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -25,7 +25,7 @@ impl Scores {
         gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns))
     }
 
-    /// Copies one list to the host.
+    /// Copies one list of scores to the host.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -49,10 +49,10 @@ impl Scores {
         gpu.upload_to(self.buffer.as_mut().expect("scores were not reserved"), 0, &padded)
     }
 
-    /// Rows and lists of each.
+    /// Number of rows, and of lists in each.
     ///
     /// # Panics
-    /// If there are not so many columns.
+    /// If the lists do not have `columns` columns.
     pub(super) fn shape(&self, columns: usize) -> (usize, usize) {
         assert_eq!(self.columns, columns, "a score for each column");
         (self.rows, self.lists)
@@ -67,7 +67,7 @@ impl Scores {
         columns.next_multiple_of(WIDE)
     }
 
-    /// Bytes of one row of so many lists.
+    /// Bytes of one row of `lists` lists.
     pub fn row_bytes(lists: usize, columns: usize) -> usize {
         4 * lists * Self::stride_of(columns)
     }
@@ -78,23 +78,23 @@ impl Scores {
     }
 }
 
-/// Room for scores by query head, and for what those of each group come to.
+/// Memory for scores by query head, and for the reduced scores of each group.
 #[derive(Debug, Default)]
 pub struct ScoreWorkspace {
     by_head: Scores,
     by_group: Scores,
-    /// What is kept of the scores of each tile.
+    /// Two numbers for each tile of scores.
     tiles: Option<Buffer>,
 }
 
 impl ScoreWorkspace {
-    /// What was scored last: by query head, or as [`Reduction`] made it.
+    /// The last scores: by query head, or by KV head if they were reduced.
     pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
         if reduction.is_some() { &self.by_group } else { &self.by_head }
     }
 
-    /// Room for the scores of query heads and, of as many columns, for what those of each group come to; and for two numbers of each of
-    /// `tiles` tiles of a query head.
+    /// Reserves memory for scores by query head, for as many columns of reduced scores by KV head, and for two numbers for each of `tiles`
+    /// tiles of a query head. Returns the three addresses.
     pub(super) fn resized_both(
         &mut self,
         gpu: &Gpu,
@@ -109,17 +109,17 @@ impl ScoreWorkspace {
         Ok([self.by_head.address(), self.by_group.address(), self.tiles(rows, heads, tiles)])
     }
 
-    /// The address of the numbers of tiles.
+    /// Address of the tiles' numbers.
     pub(super) fn tiles(&self, rows: usize, heads: usize, tiles: usize) -> u64 {
         reserved(&self.tiles, "numbers of tiles").address(0, 8 * rows * heads * tiles)
     }
 
-    /// Makes of the scores by query head what those of each group come to.
+    /// Reduces the scores by query head.
     pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
         gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
     }
 
-    /// Room for the scores of `heads` query heads, or what those of `kv_heads` groups come to.
+    /// Reserves memory for the scores of `heads` query heads, or for reduced scores of `kv_heads` KV heads if there is a reduction.
     pub(super) fn resized(
         &mut self,
         gpu: &Gpu,
@@ -135,17 +135,17 @@ impl ScoreWorkspace {
     }
 }
 
-/// How the scores of a group's heads become one.
+/// How the scores of a group's query heads become one score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// Added.
+    /// Their sum.
     Sum,
-    /// The largest.
+    /// Their maximum.
     Max,
 }
 
 impl Reduction {
-    /// As kernels name it, or the lack of one.
+    /// The kernels' number for a reduction, or for none.
     pub(super) fn number(reduction: Option<Self>) -> i32 {
         match reduction {
             None => 0,

@@ -7,30 +7,30 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, PinnedHost
 /// Bytes that are downloaded at a time.
 pub(super) const LANDING: usize = 16 << 20;
 
-/// Pages that the device copies from while the host goes on. Copies from other pages wait for the stream.
+/// Pinned memory for copies to the device: the host goes on while they run. Copies from other memory wait for the stream.
 pub(super) struct Staging {
     slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
     next: usize,
 }
 
 impl Staging {
-    /// How many copies may be under way.
+    /// How many copies may run at the same time.
     const SLOTS: usize = 32;
-    /// Bytes of each.
+    /// Bytes of a slot.
     const SLOT: usize = 1 << 18;
-    /// What is longer is copied from where it is.
+    /// Longer data are copied without staging.
     pub(super) const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
 
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         let slot = || {
-            // SAFETY: bytes need no initial value; every byte that is copied is written before.
+            // SAFETY: bytes need no initial value, and every byte is written before it is copied.
             let pages = unsafe { context.alloc_pinned(Self::SLOT) }?;
             Ok((pages, context.new_event(None)?))
         };
         Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
     }
 
-    /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
+    /// Copies bytes to an address, in the order of the stream. Waits only if all slots are in use.
     pub(super) fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
         let mut pieces = bytes.chunks(Self::SLOT).enumerate();
         pieces.try_for_each(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream))
@@ -43,7 +43,7 @@ impl Staging {
         copied.synchronize()?;
         let pages = &mut pages.as_mut_slice()?[..bytes.len()];
         pages.copy_from_slice(bytes);
-        // SAFETY: the caller has checked the range behind the address; the pages are not written again before `copied`.
+        // SAFETY: the caller has checked the range behind the address; the slot is not written again before its event `copied` has passed.
         unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
         copied.record(stream)
     }

@@ -1,4 +1,4 @@
-//! When the device came to which point of its work.
+//! Measures when the device reaches marked points of its work.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUevent_flags;
 
 use super::{Gpu, GpuError, failed};
 
-/// Points in the order of the stream; events are used again.
+/// Marks in the order of the stream. Events are reused.
 #[derive(Debug, Default)]
 pub struct Timeline {
     events: Vec<CudaEvent>,
@@ -15,12 +15,12 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Forgets all marks.
+    /// Removes all marks.
     pub fn clear(&mut self) {
         self.marks = 0;
     }
 
-    /// The time from each mark to the next, once the device has come to the last.
+    /// The time from each mark to the next. Waits until the device has reached the last one.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -34,7 +34,7 @@ impl Timeline {
 }
 
 impl Gpu {
-    /// Marks what has been asked for so far.
+    /// Adds a mark behind all work that is enqueued so far.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,73 +1,73 @@
 //! [`TokenLists`]: the tokens that a device selected, as [`Attention`](super::Attention) attends them.
 //!
-//! Kernels write the lists, and can select candidates only, so that the host need not look at them.
+//! Kernels write only candidates to the lists, so the lists need no check on the host.
 
 use super::buffer::reserved;
 use super::{Buffer, Gpu, GpuError};
 
-/// Lists take memory in steps of this many bytes, so that those that grow with the context do not move at every step.
+/// Lists are allocated in steps of this many bytes, so that lists that grow with the context are not reallocated at every step.
 const LIST_STEP: usize = 1 << 18;
-/// Numbers of lists are stored in multiples of this many bytes.
+/// Counts of lists are stored in multiples of this many bytes.
 const WIDE: usize = 4;
 
-/// Lists of tokens that a device selected, `[row][list][most]`, and how many each has.
+/// Lists of tokens selected on the device, `[row][list][most]`, and the number of tokens in each list.
 #[derive(Debug, Default)]
 pub struct TokenLists {
     tokens: Option<Buffer>,
     counts: Option<Buffer>,
-    /// What each token's logit is lowered by.
+    /// What is subtracted from each token's logit.
     weights: Option<Buffer>,
-    /// How many entries of an index each list took.
+    /// How many index entries were read for each list.
     entries: Option<Buffer>,
-    /// What each query head's picks leave over, and what stands for that.
+    /// For each query head, the share of the mass that its selection leaves over; and the value that represents what was not selected.
     shares: Option<Buffer>,
     values: Option<Buffer>,
-    /// Query heads, KV heads and the width of a value, where something is left over.
+    /// Query heads, KV heads and channels of a value, if something is left over.
     rest: Option<[usize; 3]>,
     rows: usize,
     layout: TokenListLayout,
-    /// All tokens of each row lie below this one.
+    /// For each row, a position above all its tokens.
     ends: Vec<usize>,
 }
 
-/// What lists of tokens say, and how long they are.
+/// What lists of tokens hold, and how long they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenListLayout {
     /// Lists of a row.
     lists: usize,
-    /// Tokens of a list at most.
+    /// Most tokens of a list.
     most: usize,
-    /// Tokens that a list probably has, by which work is cut evenly.
+    /// Expected number of tokens of a list, by which work is divided evenly.
     expected: usize,
-    /// Whether lists also say what each token's logit is lowered by.
+    /// Whether lists also hold what is subtracted from each token's logit.
     is_weighted: bool,
-    /// Whether lists also say how many entries of an index were read for them.
+    /// Whether lists also count the index entries that were read for them.
     is_counted: bool,
 }
 
 impl TokenListLayout {
-    /// `lists` lists of a row, each of `most` tokens.
+    /// `lists` lists for each row, of `most` tokens each.
     pub fn new(lists: usize, most: usize) -> Self {
         Self { lists, most, expected: most, is_weighted: false, is_counted: false }
     }
 
-    /// As long as it takes: about `expected` tokens.
+    /// Lists whose lengths depend on the data: about `expected` tokens.
     pub fn expecting(self, expected: usize) -> Self {
         Self { expected: expected.min(self.most), ..self }
     }
 
-    /// With the number of entries of an index that were read.
+    /// Lists that also count the index entries that were read.
     pub fn counted(self) -> Self {
         Self { is_counted: true, ..self }
     }
 
-    /// With what each token's logit is lowered by, and [counted](Self::counted).
+    /// Lists that also hold what is subtracted from each token's logit, and are [counted](Self::counted).
     pub fn weighted(self) -> Self {
         Self { is_weighted: true, ..self.counted() }
     }
 }
 
-/// One of [`TokenLists`].
+/// One list of [`TokenLists`].
 #[derive(Debug, Clone, Copy)]
 pub struct TokenList<'a> {
     lists: &'a TokenLists,
@@ -75,7 +75,7 @@ pub struct TokenList<'a> {
 }
 
 impl TokenLists {
-    /// Reserves lists of this layout for rows whose tokens lie below `ends`, one for each row. A launcher has to write all of them.
+    /// Reserves lists of this layout for rows whose tokens are below `ends`, one for each row. A launcher must write all of them.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -94,8 +94,8 @@ impl TokenLists {
         Ok(())
     }
 
-    /// Makes room for what the picks of `heads` query heads of each row leave over, as a share of their exponentials and those of
-    /// what was not picked, and for a value `[d]` of each KV head that stands for it.
+    /// Reserves what the selections of `heads` query heads of each row leave over: a share of the mass of the selected and the unselected
+    /// tokens together, and for each KV head a value `[d]` that represents the unselected tokens.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -106,7 +106,7 @@ impl TokenLists {
         gpu.reserve(&mut self.values, 4 * kv_heads * d)
     }
 
-    /// Where shares `[row][head]` of some rows and the values `[kv_head][d]` are.
+    /// Addresses of the shares `[row][head]` from row `first` on, and of the values `[kv_head][d]`.
     pub(super) fn rests(&self, first: usize, rows: usize) -> [u64; 2] {
         let [heads, kv_heads, d] = self.rest.expect("something is left over");
         assert!(first + rows <= self.rows, "rows up to {} of {}", first + rows, self.rows);
@@ -115,7 +115,7 @@ impl TokenLists {
         [shares.address(4 * first * heads, 4 * rows * heads), values]
     }
 
-    /// Where the share that a query head of a row leaves over is, and the value that stands for it; `None` if nothing is left over.
+    /// Addresses of the share that a query head of a row leaves over, and of the value that represents it; `None` if nothing is left over.
     ///
     /// # Panics
     /// If there is no such row or head.
@@ -126,7 +126,7 @@ impl TokenLists {
         Some([shares + 4 * head as u64, values + (4 * (head / (heads / kv_heads)) * d) as u64])
     }
 
-    /// Copies to the host the shares that the query heads of a row leave over.
+    /// Copies the shares that the query heads of a row leave over to the host.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -140,7 +140,7 @@ impl TokenLists {
         Ok(shares)
     }
 
-    /// Becomes one row, with the lists of a row of `from`, which are not weighted and leave nothing over.
+    /// Becomes a copy of one row of `from`, without weights and without shares left over.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -159,40 +159,40 @@ impl TokenLists {
         Ok(())
     }
 
-    /// All tokens lie below this one.
+    /// A position above all tokens.
     pub fn end(&self) -> usize {
         self.ends.iter().copied().max().unwrap_or(0)
     }
 
-    /// Rows.
+    /// Number of rows.
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Whether lists say how many entries of an index were read for them.
+    /// Whether lists count the index entries that were read for them.
     pub(super) fn is_counted(&self) -> bool {
         self.layout.is_counted
     }
 
-    /// Lists of a row.
+    /// Number of lists in a row.
     pub fn lists(&self) -> usize {
         self.layout.lists
     }
 
-    /// Tokens that a list has at most.
+    /// Most tokens of a list.
     pub fn most(&self) -> usize {
         self.layout.most
     }
 
-    /// Tokens that a list probably has.
+    /// Expected number of tokens of a list.
     pub fn expected(&self) -> usize {
         self.layout.expected
     }
 
-    /// A list of a row.
+    /// One list of a row.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such list.
     pub fn list(&self, row: usize, list: usize) -> TokenList<'_> {
         assert!(row < self.rows && list < self.layout.lists, "list {list} of row {row}");
         TokenList { lists: self, index: row * self.layout.lists + list }
@@ -210,13 +210,13 @@ impl TokenLists {
         Ok(list)
     }
 
-    /// Copies to the host what the logits of one list are lowered by.
+    /// Copies what is subtracted from the logits of one list to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If nothing is lowered.
+    /// If the lists have no weights.
     pub fn download_weights(&self, gpu: &Gpu, row: usize, list: usize) -> Result<Vec<f32>, GpuError> {
         assert!(self.layout.is_weighted, "lists of tokens alone");
         let (mut count, index) = ([0u32], self.list(row, list).index);
@@ -226,13 +226,13 @@ impl TokenLists {
         Ok(weights)
     }
 
-    /// Copies to the host how many entries of an index one list took.
+    /// Copies the number of index entries that were read for one list to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If they are not counted.
+    /// If the lists do not count them.
     pub fn download_entries(&self, gpu: &Gpu, row: usize, list: usize) -> Result<u32, GpuError> {
         assert!(self.layout.is_counted, "lists of tokens alone");
         let (mut entries, index) = ([0u32], self.list(row, list).index);
@@ -240,7 +240,7 @@ impl TokenLists {
         Ok(entries[0])
     }
 
-    /// Where the weights of all lists from a row on are.
+    /// Address of the weights of all lists from a row on.
     pub(super) fn weights(&self, row: usize) -> u64 {
         assert!(self.layout.is_weighted, "lists of tokens alone");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
@@ -248,17 +248,17 @@ impl TokenLists {
         weights.address(4 * first * self.layout.most, 4 * rows * self.layout.lists * self.layout.most)
     }
 
-    /// Where the numbers of entries of all lists from a row on are.
+    /// Address of the index entry counts of all lists from a row on.
     pub(super) fn entries(&self, row: usize) -> u64 {
         assert!(self.layout.is_counted, "lists of tokens alone");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
         reserved(&self.entries, "entry counts").address(4 * first, 4 * rows * self.layout.lists)
     }
 
-    /// Checks that there is room for `most` tokens below `end` in each of so many rows and lists.
+    /// Checks that the lists have at least `rows` rows of `lists` lists, each with memory for `most` tokens below `end`.
     ///
     /// # Panics
-    /// If there is not.
+    /// If they do not.
     pub(super) fn assert_room(&self, [rows, lists]: [usize; 2], most: usize, end: usize) {
         assert!(self.rows >= rows && self.layout.lists == lists, "{rows} rows of {lists} lists");
         assert!(
@@ -269,7 +269,7 @@ impl TokenLists {
         );
     }
 
-    /// Addresses of tokens and counts from a row on.
+    /// Addresses of the tokens and of the counts from a row on.
     pub(super) fn addresses(&self, row: usize) -> [u64; 2] {
         let (rows, first) = (self.rows - row, row * self.layout.lists);
         let (tokens, counts) = (reserved(&self.tokens, "token lists"), reserved(&self.counts, "list lengths"));
@@ -279,29 +279,29 @@ impl TokenLists {
 }
 
 impl TokenList<'_> {
-    /// Tokens that it has at most.
+    /// Most tokens of the list.
     pub fn most(&self) -> usize {
         self.lists.layout.most
     }
 
-    /// Tokens that it probably has.
+    /// Expected number of tokens of the list.
     pub fn expected(&self) -> usize {
         self.lists.layout.expected
     }
 
-    /// All its tokens lie below this one.
+    /// A position above all its tokens.
     pub(super) fn end(&self) -> usize {
         self.lists.ends[self.index / self.lists.layout.lists]
     }
 
-    /// Where its tokens and their count are.
+    /// Addresses of its tokens and of their count.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let TokenLists { tokens, counts, layout: TokenListLayout { most, .. }, .. } = self.lists;
         let (tokens, counts) = (reserved(tokens, "token lists"), reserved(counts, "list lengths"));
         [tokens.address(4 * self.index * most, 4 * most), counts.address(4 * self.index, 4)]
     }
 
-    /// Where what its logits are lowered by is; 0 if they are not.
+    /// Address of what is subtracted from its logits; 0 if nothing is.
     pub(super) fn weights(&self) -> u64 {
         let TokenLists { weights, layout: TokenListLayout { most, is_weighted, .. }, .. } = self.lists;
         let weights = weights.as_ref().filter(|_| *is_weighted);

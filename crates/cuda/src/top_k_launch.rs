@@ -34,14 +34,14 @@ fn cluster_of(lists: usize, columns: usize) -> usize {
 }
 
 impl Gpu {
-    /// The tokens of the pages with the largest scores, ascending; of equal scores the earlier page. `chosen` says how many
-    /// pages for each row of `lists`, of which the scores are those from row `first` on.
+    /// Selects the tokens of the pages with the largest scores, in ascending order; of equal scores the earlier page. `chosen` has the
+    /// number of pages for each row of `lists`. The scores are those of the rows from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If `lists` have no room for them, or scores and pages do not fit.
+    /// If `lists` have no memory for them, or scores and pages do not match.
     pub fn top_pages(
         &self,
         scores: &Scores,
@@ -91,15 +91,15 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
     }
 
-    /// The tokens of the fewest pages with the largest scores that have a share of the mass of all, and of `least` pages at least,
-    /// ascending; of equal scores the earlier page. A page's mass is `exp(scale * score)`. Rows of `lists` from `first` on are those of
-    /// the scores.
+    /// Selects the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, and at least `least`
+    /// pages, in ascending order; of equal scores the earlier page. A page's mass is `exp(scale * score)`. The scores are those of the rows
+    /// of `lists` from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If `lists` have no room for all, or scores and pages do not fit.
+    /// If `lists` have no memory for all tokens, or scores and pages do not match.
     pub fn top_share(
         &self,
         scores: &Scores,

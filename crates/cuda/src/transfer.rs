@@ -16,7 +16,7 @@ use spattn_kernels::Rows as StoredRows;
 const COPIED: usize = 1 << 18;
 
 impl Gpu {
-    /// Memory of so many bytes, all zero.
+    /// Allocates memory of `bytes` bytes, all zero.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -33,7 +33,7 @@ impl Gpu {
         }
     }
 
-    /// Makes `buffer` at least so large; what it held is lost where it has to grow.
+    /// Makes `buffer` at least `bytes` long. If it has to grow, its content is lost.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -54,7 +54,7 @@ impl Gpu {
         Ok(buffer.as_mut().expect("it was just reserved"))
     }
 
-    /// Copies numbers to the device, into memory of their own.
+    /// Copies numbers to the device, into a new buffer.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -64,7 +64,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Copies numbers to the device, from byte `offset` of a buffer on.
+    /// Copies numbers to the device, to byte `offset` of a buffer and on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -86,7 +86,7 @@ impl Gpu {
         self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
     }
 
-    /// Copies rows to the device as they are stored, from byte `offset` of a buffer on.
+    /// Copies rows to the device in their storage type, to byte `offset` of a buffer and on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -101,27 +101,27 @@ impl Gpu {
         }
     }
 
-    /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.
+    /// Copies numbers to the host, from byte `offset` of a buffer on. Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// [`GpuError`]; whatever went wrong on the device since the last time shows here.
+    /// [`GpuError`]; errors of earlier work on the device are returned here too.
     ///
     /// # Panics
-    /// If the buffer does not hold so many.
+    /// If the buffer has fewer bytes.
     pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
         let len = size_of_val(numbers);
         let from = buffer.address(offset, len);
-        // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
+        // SAFETY: `Plain` numbers have no padding, and any bytes are valid.
         let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
         self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
         let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
         let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
         for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
             let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
-            // SAFETY: the range lies inside the buffer as checked above, and the pages are not touched before it is over.
+            // SAFETY: the range lies inside the buffer as checked above, and the pinned memory is not touched before the copy is done.
             unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
             self.synchronize()?;
-            // Pages that are new to the process are slow to be written to first.
+            // Several threads copy: the first write to pages that are new to the process is slow.
             match may_deal() {
                 true => {
                     let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));

@@ -1,4 +1,4 @@
-//! A tree search for the blocks of keys that some queries score highest.
+//! A tree search for the blocks of keys with the highest scores.
 
 use std::ops::Range;
 
@@ -11,40 +11,40 @@ use super::scores::Scores;
 use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block, and branches that it scores.
+/// Threads of a block of threads, and branches that it scores.
 const THREADS: u32 = 128;
 const BRANCHES: usize = 64;
-/// Most queries that search together on tensor cores.
+/// Most queries that can search together on tensor cores.
 const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
-/// Rounds of a search at most.
+/// Most rounds of a search.
 const ROUNDS: usize = 32;
-/// Bytes of a span of blocks.
+/// Bytes of a span of blocks of keys.
 const SPAN_BYTES: usize = 8;
 
-/// What is searched, and how a branch is scored.
+/// What is searched, and how branches are scored.
 #[derive(Debug, Clone)]
 pub struct Tree {
-    /// Candidates.
+    /// The candidates.
     pub tokens: Range<usize>,
     /// Tokens of a block.
     pub size: usize,
-    /// Of a block that stands for a branch a key of each so many is scored.
+    /// Every how many keys of a branch's representative block one is scored.
     pub stride: usize,
-    /// Whether that is the last of these, instead of the first.
+    /// Whether the last of every `stride` keys is scored, instead of the first.
     pub last: bool,
-    /// Where in a branch the block is that stands for it, from 0 for the first to 1 for the last.
+    /// Which block represents a branch: from 0 for the first to 1 for the last.
     pub representative: f64,
 }
 
 impl Tree {
-    /// Blocks.
+    /// Number of blocks.
     pub fn blocks(&self) -> usize {
         self.tokens.len().div_ceil(self.size)
     }
 
-    /// Rounds until each of `keep` chunks is a block.
+    /// Number of rounds until each of `keep` chunks is one block.
     pub fn rounds(&self, keep: usize) -> u32 {
         match keep < self.blocks() {
             true => self.blocks().div_ceil(keep.max(1)).next_power_of_two().trailing_zeros(),
@@ -79,11 +79,11 @@ impl DeviceTree {
     }
 }
 
-/// Room for what lies between the rounds of a search.
+/// Memory for the state between the rounds of a search.
 #[derive(Debug, Default)]
 pub struct TreeWorkspace {
     spans: [Option<Buffer>; 2],
-    /// Keys that were scored for each list by round; zero between searches.
+    /// How many keys were scored, for each list and round; zero between searches.
     scored: Option<Buffer>,
     scores: Scores,
     kept: TokenLists,
@@ -122,7 +122,7 @@ impl Gpu {
         assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
         let columns = 2 * searched;
         room.scores.resize(self, rows, count, columns)?;
-        // Rows that search nothing are picked for as well, all there is.
+        // Rows that keep all blocks do not search, but `top_pages` runs for them too and keeps every column.
         let longest = if most < blocks { searched } else { columns };
         room.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
         for spans in &mut room.spans {
@@ -150,7 +150,7 @@ impl Gpu {
         };
         let branches = self.function("tree_search", &name)?;
         let slots = Pages { tokens: 0..columns, size: 1 };
-        // Rows that keep more than others are done sooner: a chunk of one block stays what it is.
+        // Rows that keep more blocks finish earlier: a chunk of one block stays as it is.
         let least = keeps.numbers().iter().map(|keep| *keep as usize).filter(|keep| (1..blocks).contains(keep)).min();
         for round in 0..least.map_or(0, |least| tree.rounds(least)) {
             let [kept_at, _] = kept.addresses(0);
@@ -162,7 +162,7 @@ impl Gpu {
             launch.arg(&span_most).arg(&to).arg(&stride).arg(&of_round);
             let grid = (columns.div_ceil(BRANCHES) as u32, count as u32, rows as u32);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: queries, keys, spans, what was kept and scores are as long as checked and made above.
+            // SAFETY: queries, keys, spans, kept blocks and scores are as long as checked and reserved above.
             unsafe { launch.launch(grid) }.map_err(failed("searching"))?;
             self.top_pages(scores, keeps, 0, &slots, kept)?;
             std::mem::swap(&mut before, &mut after);
@@ -175,7 +175,7 @@ impl Gpu {
         launch.arg(&tokens).arg(&token_most).arg(&counts).arg(&scored).arg(&entries);
         let grid =
             LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: spans, what was kept and lists are as long as checked and made above.
+        // SAFETY: spans, kept blocks and lists are as long as checked and reserved above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching"))
     }
 }

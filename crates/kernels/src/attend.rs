@@ -1,7 +1,7 @@
 //! Attention of a group of queries over stored rows: contiguous ranges, gathered lists, given weights.
 //!
 //! All parts are folded into one [`Accumulator`] by the online softmax, so that a selection made of
-//! several pieces (sink, window, picks, tail) comes out as one softmax over their union.
+//! several pieces (sink, window, selection, tail) comes out as one softmax over their union.
 
 use std::ops::Range;
 
@@ -58,12 +58,12 @@ impl Accumulator {
         self.max.len()
     }
 
-    /// Log of the sum of exponentials seen by query `h`; `-inf` if nothing was attended.
+    /// Log of the sum of exponentials that query `h` attended; `-inf` if it attended nothing.
     pub fn log_sum_exp(&self, h: usize) -> f32 {
         self.max[h] + self.sum[h].ln()
     }
 
-    /// Folds in, for query `h`, a partial attention known by its log-sum-exp and its output.
+    /// Adds to query `h` a partial attention, given as its log-sum-exp and its normalised output.
     pub fn merge(&mut self, h: usize, log_sum_exp: f32, output: &[f32]) {
         if log_sum_exp == f32::NEG_INFINITY {
             return;
@@ -77,7 +77,7 @@ impl Accumulator {
         }
     }
 
-    /// Folds in what the same queries attended elsewhere.
+    /// Adds the partial sums of `other`, which holds the same queries over other tokens.
     pub fn absorb(&mut self, other: &Accumulator) {
         assert_eq!((self.d, self.queries()), (other.d, other.queries()), "partial sums of the same queries");
         for h in 0..self.queries() {
@@ -95,7 +95,7 @@ impl Accumulator {
         }
     }
 
-    /// Folds all of `other` (one query) into query `h`.
+    /// Adds `other`, which holds one query, to query `h`.
     pub fn merge_query(&mut self, h: usize, other: &Accumulator) {
         let mut output = vec![0.0; self.d];
         other.finish(&mut output);
@@ -135,7 +135,7 @@ pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], lo
     });
 }
 
-/// Attends `tokens` tokens into `acc`: at once, or [piece](PIECE) by piece, each on a thread, and all folded in in their order.
+/// Attends `tokens` tokens into `acc`. More than one [piece](PIECE) is dealt out to threads; partial sums are added in the pieces' order.
 fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>, &mut Accumulator) + Sync) {
     if tokens <= PIECE {
         return attend(0..tokens, acc);
@@ -157,7 +157,7 @@ pub fn weighted_list(values: Rows, tokens: &[u32], weights: &[f32], out: &mut [f
     weighted_lists(values, tokens, weights, 1, out);
 }
 
-/// As [`weighted_list`], for several sets of weights `[set][token]` and outputs `[set][d]`: rows are read once for all.
+/// As [`weighted_list`], for several sets of weights `[set][token]` and outputs `[set][d]`: each row is read once for all sets.
 ///
 /// # Panics
 /// If a token is out of range, or there are not as many weights and outputs.
@@ -169,21 +169,20 @@ pub fn weighted_lists(values: Rows, tokens: &[u32], weights: &[f32], sets: usize
 }
 
 dispatch! {
-    /// Adds columns of the weighted rows to `out: [set][column]`, as many as it has; `place` is the width of rows and the first of
-    /// these columns.
+    /// Adds the weighted rows' columns to `out: [set][column]`. `place` is the width of a row and the first of these columns; how many
+    /// columns there are is the length of `out`'s rows.
     fn weighted_rows[T: Elem](
         data: &[T], place: (usize, usize), tokens: &[u32], weights: &[f32], out: &mut [&mut [f32]],
     ) = weighted_rows_kernel
 }
 
-/// Columns whose sums stay in registers while the rows go by.
+/// Columns whose sums stay in registers while all rows are added.
 const SUMS: usize = 64;
-/// Columns of wider rows, whose sums stay in the nearest cache, so that of each row memory is read in long stretches: of all sets
-/// together.
+/// Columns, over all sets, whose sums stay in the first-level cache. Rows wider than this are read in long stretches.
 const WIDE: usize = 2048;
 
-/// Adds `width` columns of the weighted rows, from the `first` of the data on, to those of `out: [set][column]` from the `to`-th
-/// on, four rows at a time, each in its order.
+/// Adds columns `first..first + width` of the weighted rows to columns `to..to + width` of `out: [set][column]`. Four rows at a time are
+/// added, in the order of `tokens`.
 #[inline(always)]
 fn add_wide_rows<T: Elem>(
     data: &[T],
@@ -254,7 +253,7 @@ unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(
 /// Which rows a kernel walks over.
 trait Walk: Copy + Send + Sync {
     fn len(self) -> usize;
-    /// Row of the `i`-th token; within the range checked by the public functions for `i < len`.
+    /// Row of the `i`-th token. For `i < len`, the public functions have checked that it is in range.
     fn row(self, i: usize) -> usize;
 }
 
@@ -353,12 +352,11 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
     }
 }
 
-/// Keys of the first block that are asked for before they are needed. After that the values of a block are asked for while its keys
-/// are read, and the keys of the next while its values are: memory takes longer than a few rows do, neither a list nor the end of a
-/// page of memory can be foreseen by the processor, and what is asked for a block ahead comes while there is something to compute.
+/// Keys of the first block that are prefetched ahead of their use. Later, a block's values are prefetched while its keys are read, and the
+/// next block's keys while its values are read. The hardware prefetcher can follow neither a list nor the end of a page of memory.
 const AHEAD: usize = 16;
 
-/// Asks for the row of a token, if there is one of this number.
+/// Prefetches the row of the `token`-th walked token, if there is one.
 ///
 /// # Safety
 /// The CPU supports `S`.
@@ -369,7 +367,7 @@ unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: u
         let row = rows.as_ptr().wrapping_add(walk.row(token) * d).cast::<u8>();
         let mut byte = 0;
         while byte < d * T::BYTES {
-            // SAFETY: an address that need not exist (`S` is supported: caller).
+            // SAFETY: a prefetch may take any address, even an invalid one (`S` is supported: caller).
             unsafe { S::prefetch(row.wrapping_add(byte)) };
             byte += LINE;
         }
@@ -485,7 +483,7 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
     H
 }
 
-/// `C` vectors of columns from `c`; returns how many columns that were.
+/// Adds `C` vectors of columns, from column `c` on; returns how many columns these are.
 ///
 /// # Safety
 /// `c + C * LANES <= d`, walked rows lie in `k` and `v`, the CPU supports `S`.
@@ -511,7 +509,7 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
                 *s = S::load(out.as_ptr().add(h * d + c + j * S::LANES));
             }
         }
-        // Keys of the next block are asked for once, by the first queries: a share of them while these columns are added.
+        // The first queries prefetch the next block's keys: each pass over columns a share of them.
         let passes = d.div_ceil(C * S::LANES);
         let asked = begin + n + c / (C * S::LANES) * n / passes;
         let mut until_next = if h == 0 { 0 } else { n };
@@ -542,7 +540,7 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
     C * S::LANES
 }
 
-/// A single column, for widths that are no multiple of the lanes; returns 1.
+/// As [`weigh_columns`] for a single column, where fewer than a vector's lanes are left; returns 1.
 ///
 /// # Safety
 /// Walked rows lie in `v` (checked again by indexing).
@@ -578,7 +576,7 @@ mod tests {
         (0..n).map(|_| rng.random_range(-2.0..2.0)).collect()
     }
 
-    /// Softmax attention in f64 over `tokens` with logits lowered by `bias`.
+    /// Softmax attention in f64 over `tokens`; `bias` is subtracted from logits.
     fn reference(q: &[f32], k: &[f32], v: &[f32], d: usize, tokens: &[u32], bias: &[f32]) -> Vec<f32> {
         q.chunks(d)
             .flat_map(|q| {
@@ -676,7 +674,7 @@ mod tests {
             }
             weighted_list(Rows::Bf16(&rows), &tokens, &weights, &mut out);
             assert_eq!(out, expected, "{count} of {n} rows of {d}");
-            // Three sets at once are what each is by itself.
+            // Three sets together equal each set by itself.
             let (weights, mut together) = (noise(3 * count, 7), noise(3 * d, 8));
             let mut apart = together.clone();
             for (weights, out) in weights.chunks_exact(count).zip(apart.chunks_exact_mut(d)) {
@@ -749,8 +747,8 @@ mod tests {
         assert_close(&out, &reference(&q, &k, &v, d, &all, &[]), "merge");
     }
 
-    /// Long stretches and lists are dealt out in pieces: whatever was attended before stays in the sum, the last piece may be
-    /// short, and bits are those of any other number of threads.
+    /// Long ranges and lists are split in pieces. The sum keeps what was attended before, the last piece may be short, and the number of
+    /// threads changes no bit.
     #[test]
     fn long_contexts_are_attended_in_pieces_to_the_same_bits_on_any_threads() {
         let (g, d, n) = (3, 16, 2 * PIECE + 1001);

@@ -1,29 +1,29 @@
-//! Products of queries with rows whose numbers are codes of a few bits, stored column by column in groups of tokens.
+//! Dot products of queries with quantised rows, stored as codes of 2 or 4 bits, column by column in groups of tokens.
 //!
-//! Codes are unpacked in registers, once for the queries of a group. Every sum goes over the columns in their order, and
-//! factors are rounded to where products with a code are exact, so that all instruction sets give the same bits, whether they
-//! fuse a multiplication with an addition or not.
+//! Codes are unpacked in registers, once for all queries of a group. Every sum goes over the columns in order, and factors are rounded so
+//! that a product with a code is exact. All instruction sets therefore give the same bits, whether or not they fuse a multiplication with
+//! an addition.
 
 use super::simd::{Simd, dispatch};
 
-/// Tokens of a group.
+/// Tokens in a full group.
 pub const GROUP: usize = 128;
 
-/// What the codes of a column stand for within a group: `min + step · code`.
+/// The values that a column's codes stand for within a group: `min + step · code`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CodeRange {
     /// The least value.
     pub min: f32,
-    /// Distance between two codes.
+    /// Distance between the values of neighbouring codes.
     pub step: f32,
 }
 
-/// One group: `tokens` of them, no more than [`GROUP`].
+/// One group of at most [`GROUP`] tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct CodeGroup<'a> {
-    /// For each column the codes of all tokens, from the lowest bits up, each column in whole bytes.
+    /// For each column, the codes of all tokens, packed from the lowest bits up. Each column takes whole bytes.
     pub codes: &'a [u8],
-    /// Of each column.
+    /// One for each column.
     pub ranges: &'a [CodeRange],
     /// Bits of a code: 2 or 4.
     pub bits: usize,
@@ -31,20 +31,20 @@ pub struct CodeGroup<'a> {
     pub tokens: usize,
 }
 
-/// By what the codes of a group are multiplied, for some queries.
+/// Factors for some queries, by which the codes of a group are multiplied.
 #[derive(Debug, Clone, Default)]
 pub struct Factors {
-    /// `Σ_column query · min` of each query.
+    /// `Σ_column query · min`, one for each query.
     pub least: Vec<f32>,
-    /// `query · step`, `[query][column]`, in so many bits fewer than a number has that a product with a code is exact.
+    /// `query · step`, `[query][column]`, rounded so that a product with a code is exact in f32.
     pub steps: Vec<f32>,
 }
 
 impl Factors {
-    /// Those of `queries: [query][ranges.len()]`.
+    /// Sets the factors for `queries: [query][ranges.len()]`.
     ///
     /// # Panics
-    /// If the queries are not whole.
+    /// If `queries` is not whole queries.
     pub fn set(&mut self, queries: &[f32], ranges: &[CodeRange]) {
         assert!(queries.len().is_multiple_of(ranges.len()), "whole queries");
         self.least.clear();
@@ -61,7 +61,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn set_factors_kernel<S: Simd>(queries: &[f32], ranges: &[CodeRange], least: &mut [f32], steps: &mut [f32]) {
     let columns = ranges.len();
-    // Queries beside each other, so that no sum waits for another.
+    // Sums of several queries are independent: no addition waits for another.
     for (column, range) in ranges.iter().enumerate() {
         for (query, least) in least.iter_mut().enumerate() {
             *least += queries[query * columns + column] * range.min;
@@ -74,8 +74,8 @@ unsafe fn set_factors_kernel<S: Simd>(queries: &[f32], ranges: &[CodeRange], lea
     }
 }
 
-/// The nearest number whose last four bits are zeros: a product with a code of four bits or fewer is then exact, so that it
-/// does not matter whether adding it is fused with it.
+/// Rounds to the nearest number whose last four bits are zero. A product with a code of at most four bits is then exact, so fusing it with
+/// the addition makes no difference.
 #[inline(always)]
 fn shortened(x: f32) -> f32 {
     const SPARE: u32 = 15;
@@ -95,7 +95,7 @@ pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [&mut [f3
     if bytes == whole {
         return all_sums(group.codes, group.bits, factors, group.tokens, out, first);
     }
-    // Vectors of codes are read: the last group is filled up.
+    // Codes are read as whole vectors, so a short last group is padded.
     let mut filled = vec![0; columns * whole];
     for (to, from) in filled.chunks_exact_mut(whole).zip(group.codes.chunks_exact(bytes)) {
         to[..bytes].copy_from_slice(from);
@@ -104,7 +104,7 @@ pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [&mut [f3
 }
 
 dispatch! {
-    /// Sums of whole groups, of which the first `tokens` are put out.
+    /// Computes the sums of whole groups; writes the first `tokens` of them.
     fn all_sums[](codes: &[u8], bits: usize, factors: &Factors, tokens: usize, out: &mut [&mut [f32]], to: usize)
         = all_sums_kernel
 }
@@ -121,10 +121,10 @@ unsafe fn all_sums_kernel<S: Simd>(
     let mut query = 0;
     while query < factors.least.len() {
         let left = factors.least.len() - query;
-        // SAFETY: so many queries are left; the CPU supports `S` (caller).
+        // SAFETY: `left` queries remain, and each arm takes no more; the CPU supports `S` (caller).
         let took = unsafe {
             match (bits, left) {
-                // As many as have their sums in registers.
+                // As many queries as have their sums in registers.
                 (4, 4..) if S::LANES == 16 => sums::<S, 2, 4>(codes, factors, query, tokens, out, to),
                 (4, 2..) => sums::<S, 2, 2>(codes, factors, query, tokens, out, to),
                 (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, to),
@@ -137,7 +137,7 @@ unsafe fn all_sums_kernel<S: Simd>(
     }
 }
 
-/// The sums of `QUERIES` queries from `first_query` on, with `PER_BYTE` codes to a byte. Returns how many queries.
+/// Computes the sums for `QUERIES` queries from `first_query` on, with `PER_BYTE` codes in a byte. Returns `QUERIES`.
 ///
 /// # Safety
 /// The CPU supports `S`.
@@ -157,8 +157,8 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
     let steps = &factors.steps[first_query * columns..][..QUERIES * columns];
     let mut scores = [[0.0f32; GROUP]; QUERIES];
     for first in (0..bytes).step_by(2 * S::LANES) {
-        // SAFETY: lanes divide 16, and a column has 32 or 64 bytes, so both vectors lie in every column, and their codes
-        // in the group; factors were just counted. The CPU supports `S` (caller).
+        // SAFETY: lanes divide 16, and a column has 32 or 64 bytes, so both vectors lie within every column and their codes within the
+        // group. The number of factors was asserted above. The CPU supports `S` (caller).
         unsafe {
             let mut sums = [[[S::splat(0.0); PER_BYTE]; 2]; QUERIES];
             for (sums, least) in sums.iter_mut().zip(least) {
@@ -169,7 +169,8 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
                 let codes = [S::load_codes::<PER_BYTE>(own), S::load_codes::<PER_BYTE>(own.add(S::LANES))];
                 for (query, sums) in sums.iter_mut().enumerate() {
                     let step = S::splat(*steps.get_unchecked(query * columns + column));
-                    // By reference: what hands out vectors may be compiled without these instructions, and is then a call each.
+                    // By reference: an iterator that moves vectors may be compiled without these instructions, and then costs a call for
+                    // each.
                     for (sums, codes) in sums.iter_mut().zip(&codes) {
                         for (sum, code) in sums.iter_mut().zip(codes) {
                             *sum = S::fma(step, *code, *sum);
@@ -190,7 +191,7 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
     QUERIES
 }
 
-/// Stores the first lane of each vector, then the second of each, and so on.
+/// Stores the vectors interleaved: the first lane of each, then the second lane of each, and so on.
 ///
 /// # Safety
 /// `PER_BYTE · LANES` numbers are writable at `to`, `PER_BYTE` is 2 or 4, and the CPU supports `S`.
@@ -244,7 +245,7 @@ mod tests {
                         f32::from(byte >> (bit % 8) & ((1 << bits) - 1))
                     };
                     let step = |column: usize| {
-                        // The nearest number with four bits fewer, by arithmetic.
+                        // The nearest number with four bits fewer, computed in f64.
                         let x = f64::from(query[column] * ranges[column].step);
                         if x == 0.0 {
                             return 0.0;

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::simd::{Simd, dispatch};
 
-/// Elements below which an operation is not worth splitting over threads.
+/// An operation on fewer elements is not split over threads.
 const PARALLEL_ELEMENTS: usize = 1 << 17;
 
 /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
@@ -65,7 +65,7 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
         // SAFETY: `i + LANES <= whole <= len` of all three; the CPU supports `S` (caller).
         unsafe {
             let x = S::load(gate.as_ptr().add(i));
-            // Beyond this bound e^-x would overflow; silu is 0 there to f32 precision.
+            // Clamped, because e^-x overflows below about −88; silu is practically 0 there.
             let minus = S::mul(S::max(x, S::splat(-80.0)), S::splat(-1.0));
             let denominator = S::add(S::splat(1.0), S::exp(minus));
             S::store(out.as_mut_ptr().add(i), S::mul(S::div(x, denominator), S::load(up.as_ptr().add(i))));
@@ -77,7 +77,7 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `out[i] = 1 / (1 + e^(−x[i]))` to about 1e-7; below −80 as at −80, so never 0.
+/// `out[i] = 1 / (1 + e^(−x[i]))` to about 1e-7. Below −80, `x` counts as −80, so the result is never 0.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -98,7 +98,7 @@ unsafe fn sigmoid_kernel<S: Simd>(x: &[f32], out: &mut [f32]) {
     while i < whole {
         // SAFETY: `i + LANES <= whole <= len` of both; the CPU supports `S` (caller).
         unsafe {
-            // Beyond this bound e^-x would overflow.
+            // Clamped, because e^-x overflows below about −88.
             let minus = S::mul(S::max(S::load(x.as_ptr().add(i)), S::splat(-80.0)), S::splat(-1.0));
             let denominator = S::add(S::splat(1.0), S::exp(minus));
             S::store(out.as_mut_ptr().add(i), S::div(S::splat(1.0), denominator));

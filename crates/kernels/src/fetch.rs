@@ -1,17 +1,17 @@
-//! Asking for memory before it is read.
+//! Prefetching: memory is requested before it is read.
 
-/// Bytes that come from memory together.
+/// Bytes in a cache line.
 const LINE: usize = 64;
 
-/// Asks for `items`, which will be read soon, so that reads of many places far apart wait for memory together rather than one
-/// after the other. Changes nothing but times; does nothing on processors other than x86-64.
+/// Prefetches `items`, so that reads at many distant places wait for memory together, not one after the other. A hint only; does nothing on
+/// processors other than x86-64.
 #[inline(always)]
 pub fn ask_for<T>(items: &[T]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let first = items.as_ptr().cast::<i8>();
-        // The first line is entered somewhere in its middle.
+        // `items` may begin in the middle of a cache line.
         let before = first.addr() % LINE;
         for byte in (0..size_of_val(items) + before).step_by(LINE) {
             // SAFETY: a hint reads nothing, whatever the address, and every x86-64 has the instruction.

@@ -1,46 +1,45 @@
 //! Hamming distances of packed bit signatures: XOR and population count over words of 32 bits.
 //!
-//! Words are stored by plane, `[word][row]`, so that a register holds the same word of many rows and no
-//! sum runs across lanes, however wide a signature is. A block of rows stays in the cache while every
-//! query of a group passes it. The loops are plain; they are compiled for each instruction set, of which
+//! Words are stored by plane, `[word][row]`, so that a register holds the same word of many rows, and no sum runs across lanes. A block of
+//! rows stays in the cache while all queries of a group are compared with it. The loops are plain Rust, compiled for each instruction set;
 //! AVX-512 with `vpopcntdq` counts sixteen words at once.
 
 use super::pieces::deal_columns;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Isa, isa};
 
-/// Rows worked on together.
+/// Rows compared with all queries at a time.
 const BLOCK: usize = 1024;
 
-/// What scores of rows at one distance are raised by, so that they have an order: less than 1, and the same for all queries.
+/// Offsets below 1 that order rows at the same distance. A row's offset depends on its place and the seed, not on the query.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TieBreakOffsets {
-    /// Fixes the permutation of all numbers of 32 bits by which places are ordered.
+    /// Seed of the permutation of all 32-bit numbers that ranks places.
     pub seed: u64,
     /// Place of the first row.
     pub place: u32,
-    /// Bits of a place's rank that count; with none nothing is raised.
+    /// How many high bits of a place's rank count; 0 turns offsets off.
     pub levels: u32,
-    /// What one level raises by.
+    /// The offset for each level.
     pub unit: f32,
 }
 
 impl TieBreakOffsets {
-    /// The rank of a place: for each seed a permutation of all numbers of 32 bits.
+    /// The rank of a place, by a permutation of all 32-bit numbers that the seed fixes.
     #[inline(always)]
     fn rank(self, place: u32) -> u32 {
         mixed(mixed(place ^ self.seed as u32) ^ (self.seed >> 32) as u32)
     }
 
-    /// What the row at `place` is raised by.
+    /// The offset of the row at `place`.
     #[inline(always)]
     fn of(self, place: u32) -> f32 {
-        // Through i32: levels are few, and the conversion of signed words is one instruction.
+        // Through i32, which levels fit: x86 converts signed words in one instruction.
         (self.rank(place) >> (32 - self.levels)).cast_signed() as f32 * self.unit
     }
 }
 
-/// The finishing step of MurmurHash3 for 32 bits, which is invertible.
+/// The finalizer of 32-bit MurmurHash3, which is invertible.
 #[inline(always)]
 fn mixed(mut x: u32) -> u32 {
     x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
@@ -48,8 +47,8 @@ fn mixed(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// `out[q][r] = raise(r) − distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as
-/// `planes: [words][rows]`; exact up to 2²⁴ bits.
+/// `out[q][r] = offset(r) − distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as `planes: [words][rows]`; exact
+/// up to 2²⁴ bits.
 ///
 /// # Panics
 /// If the slices do not have these shapes, or `words` is 0.
@@ -61,10 +60,10 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Tie
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
-/// The sums over all queries of what [`hamming_scores`] gives, `[rows]`: exact, so to the bit what adding those in any order gives.
+/// The sums over all queries of what [`hamming_scores`] gives, `[rows]`. They are exact, so the order of addition changes no bit.
 ///
 /// # Panics
-/// As there.
+/// As [`hamming_scores`].
 pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
     assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
@@ -73,7 +72,7 @@ pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBr
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
-/// Those of the rows from the `first` on, as many as there is room for: by query, or their sums if there is one place for all.
+/// Scores of the rows from `first` on, as many as `out`'s rows are long: one row of `out` for each query, or a single one for their sum.
 fn scores_from(
     first: usize,
     queries: &[u32],
@@ -136,7 +135,7 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Tie
                 *raise = raises.of(place.wrapping_add(row));
             }
         }
-        // Queries whose distances are added.
+        // Queries whose distances are summed into one output row.
         let together = queries.len() / words / out.len().max(1);
         for (queries, out) in queries.chunks_exact(together * words).zip(&mut *out) {
             distances.fill(0);
@@ -220,7 +219,7 @@ mod tests {
         assert_eq!(out, [0.0, 0.0]);
     }
 
-    /// The published values of MurmurHash3's 32-bit variant for no bytes and these seeds, which are its finishing step alone.
+    /// The published values of 32-bit MurmurHash3 for an empty input and these seeds, which is the finalizer alone.
     #[test]
     fn places_are_mixed_as_murmur_hash_finishes() {
         assert_eq!([0, 1, 0xffff_ffff].map(super::mixed), [0, 0x514e_28b7, 0x81f1_6f39]);
@@ -233,7 +232,7 @@ mod tests {
         assert_eq!(ranks.len(), 100_000, "a permutation");
     }
 
-    /// Rows of one signature: what is left of their scores is the raise alone, and it hangs on the place, not on the piece.
+    /// All rows have the query's signature, so scores are the offsets alone. They depend on the place, not on the piece.
     #[test]
     fn raises_are_those_of_places_in_any_piece() {
         let rows = 20_000;
@@ -241,7 +240,7 @@ mod tests {
         let mut out = vec![f32::NAN; 2 * rows];
         hamming_scores(&[7, 6], &vec![7; rows], 1, raises, &mut out);
         for (row, score) in out[..rows].iter().enumerate() {
-            // By the definition, in other words.
+            // The definition, written differently.
             let finish = |x: u32| {
                 let x = (x ^ (x >> 16)).wrapping_mul(2_246_822_507);
                 let x = (x ^ (x >> 13)).wrapping_mul(3_266_489_909);

@@ -1,18 +1,18 @@
-//! What becomes of the program when the system gives no more memory.
+//! How the program ends when the system has no more memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 
-/// The system's allocator, as the program's `#[global_allocator]`: where there is no more memory, the program says so in one line
-/// and ends with exit status 1, as it does where a disk is full. The standard library would abort it. What is known to be too
-/// large is refused before ([`memory::check`](spattn_base::memory::check)); this is for what nobody foresaw.
+/// The system's allocator, as the program's `#[global_allocator]`. If memory runs out, the program prints one line and ends with exit
+/// status 1, as it does if a disk is full; the standard library would abort it. Predictable shortages are refused earlier
+/// ([`memory::check`](spattn_base::memory::check)); this handles the others.
 #[derive(Debug)]
 pub struct OrEnd;
 
-// SAFETY: all is passed on to the system's allocator and back as it is, but for null pointers, which never come back.
+// SAFETY: all calls are forwarded unchanged to the system's allocator. A null pointer is never returned: the program ends instead.
 unsafe impl GlobalAlloc for OrEnd {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller promises what `System` asks for.
+        // SAFETY: the caller keeps the contract of `alloc`, which is that of `System`.
         there(unsafe { System.alloc(layout) }, layout.size())
     }
 
@@ -22,7 +22,7 @@ unsafe impl GlobalAlloc for OrEnd {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above; what this gave is of `System`.
+        // SAFETY: as above; `memory` came from `System`.
         there(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
@@ -39,7 +39,7 @@ fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Ends the program. Nothing here allocates, and no lock is taken that may be held.
+/// Ends the program. Nothing here allocates or takes a lock that may be held.
 #[cold]
 fn end(bytes: usize) -> ! {
     let mut line = [0; 256];
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn memory_that_is_had_is_the_systems() {
         let layout = Layout::array::<u64>(1000).unwrap();
-        // SAFETY: the layout is not empty, and each block is given back once, with the layout that it has then.
+        // SAFETY: the layout is not empty, and each block is freed once, with its current layout.
         unsafe {
             let zeros = OrEnd.alloc_zeroed(layout);
             assert!((0..8000).all(|i| *zeros.add(i) == 0));

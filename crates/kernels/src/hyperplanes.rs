@@ -1,7 +1,7 @@
-//! On which side of many hyperplanes vectors lie: the bits of random-projection hashes.
+//! Tells on which side of many hyperplanes vectors lie: the bits of random-projection hashes.
 //!
-//! The projections are a matrix product with a short inner dimension, so it runs on the register tiles
-//! of the blocked product (lanes across planes, no sums across lanes), and only signs leave the cache.
+//! The projections are a matrix product with a short inner dimension. It runs on the register tiles of the blocked product (lanes across
+//! planes, no sums across lanes), and only signs leave the cache.
 
 use super::prefill::product;
 use super::simd::{Simd, dispatch};
@@ -94,6 +94,8 @@ unsafe fn side_bits_kernel<S: Simd>(planes: &Hyperplanes, vectors: &[f32], bits:
     }
 }
 
+/// A bit for each positive element of `row`.
+///
 /// # Safety
 /// `row` holds at least `PANEL` elements; the CPU supports `S`.
 #[inline(always)]
@@ -120,7 +122,7 @@ mod tests {
             .collect()
     }
 
-    /// Bits against `f64` projections; a projection that rounding could turn over is left out.
+    /// Compares bits with `f64` projections, except for projections so small that rounding could flip their sign.
     fn check(rows: usize, count: usize, d: usize) {
         let (x, normals) = (noise(rows * d, 1), noise(count * d, 2));
         let planes = Hyperplanes::new(&normals, d);

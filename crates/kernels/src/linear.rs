@@ -1,8 +1,8 @@
 //! Matrix products of activations with stored weights, for one row (decoding) to thousands (prefill).
 //!
-//! Weights stay in their storage type and are widened in registers. Each output is one dot product in
-//! a fixed order of summation, so a row's result does not depend on which rows it was batched with;
-//! that is what lets runs of many methods share a step and still be reproducible one by one.
+//! Weights stay in their storage type and are widened in registers. Each output is one dot product in a fixed order of summation, so a
+//! row's result does not depend on the other rows of its batch. Methods can therefore share a step, and each result can still be reproduced
+//! alone.
 
 use rayon::prelude::*;
 
@@ -11,15 +11,15 @@ use super::rows::Elem;
 use super::simd::{Simd, dispatch};
 use spattn_base::clock;
 
-/// Multiply-adds below which a product is not worth splitting over threads.
+/// A product with fewer multiply-adds is not split over threads.
 const PARALLEL_WORK: usize = 1 << 22;
-/// Rows and columns of activations worked on together, so that they stay in the second-level cache
-/// while the weights stream past. Part of the order of summation: partial sums are per column block.
+/// Rows and columns of activations in a block, which stays in the second-level cache while weights stream past. The column block is part of
+/// the order of summation: partial sums are per block.
 const ROW_BLOCK: usize = 64;
 const COLUMN_BLOCK: usize = 1024;
-/// Bytes from what is multiplied to what is asked for meanwhile.
+/// How many bytes ahead of the multiplication weights are prefetched.
 const AHEAD: usize = 8192;
-/// Bytes of four rows below which nothing is asked for: what takes time there are sums over lanes.
+/// If four rows have fewer bytes than this, nothing is prefetched: sums over lanes take most of the time then.
 const NARROW: usize = 512;
 
 /// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
@@ -36,7 +36,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
         dots(x, w, columns, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs });
         return;
     }
-    // A few chunks a thread even out unequal progress; the multiple of four keeps register tiles whole.
+    // A few chunks per thread even out their progress. A multiple of four keeps register tiles whole.
     let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
     let base = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs };
     w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
@@ -57,8 +57,7 @@ pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     });
 }
 
-/// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; each
-/// the same bits as from [`scores`].
+/// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; the same bits as from [`scores`].
 ///
 /// # Panics
 /// If a token is out of range or the slices do not have these shapes.
@@ -75,7 +74,7 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
-    /// Rows from what is multiplied to what is asked for.
+    /// How many rows ahead of the multiplication keys are prefetched.
     const ROWS_AHEAD: usize = 16;
     const LINE: usize = 64;
     let d = query.len();
@@ -83,7 +82,7 @@ unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], toke
         for later in tokens.iter().skip(first + ROWS_AHEAD).take(4) {
             let row = keys.as_ptr().wrapping_add(*later as usize * d).cast::<u8>();
             for byte in (0..d * T::BYTES).step_by(LINE) {
-                // SAFETY: an address that need not exist; the CPU supports `S` (caller).
+                // SAFETY: a prefetch may take any address, even an invalid one; the CPU supports `S` (caller).
                 unsafe { S::prefetch(row.wrapping_add(byte)) };
             }
         }
@@ -133,8 +132,8 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
     assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
     if rows == 1 {
-        // The row stays near whatever the order: weights are read one after the other, as memory likes it. Every sum goes
-        // over the same spans in the same order.
+        // A single row stays in the cache in any order, so weights are read in the order of memory. Every sum still goes over the same
+        // spans in the same order.
         let spans = |first: usize| first..(first + COLUMN_BLOCK).min(columns);
         for o in (0..outputs).step_by(4) {
             for first_column in (0..columns).step_by(COLUMN_BLOCK) {
@@ -175,6 +174,8 @@ struct Block<'a, T> {
 }
 
 impl<T: Elem> Block<'_, T> {
+    /// Adds the products of `rows` rows to all outputs.
+    ///
     /// # Safety
     /// `rows` rows exist in `x` and in the output; the CPU supports `S`.
     #[inline(always)]
@@ -196,8 +197,7 @@ impl<T: Elem> Block<'_, T> {
         }
     }
 
-    /// Asks for this span of four outputs that come after those from `o` on, as far as there are so many: the next ones, or
-    /// some further on if rows are narrow.
+    /// Prefetches this span of the weights of four later outputs, as far as they exist. How much later depends on the width of a row.
     ///
     /// # Safety
     /// The CPU supports `S`.
@@ -212,7 +212,7 @@ impl<T: Elem> Block<'_, T> {
         for output in o..(o + 4).min(self.outputs) {
             let row = self.w.as_ptr().wrapping_add(output * self.columns + self.span.start).cast::<u8>();
             for byte in (0..self.span.len() * T::BYTES).step_by(LINE) {
-                // SAFETY: an address that need not exist (`S` is supported: caller).
+                // SAFETY: a prefetch may take any address, even an invalid one (`S` is supported: caller).
                 unsafe { S::prefetch(row.wrapping_add(byte)) };
             }
         }
@@ -224,7 +224,7 @@ impl<T: Elem> Block<'_, T> {
     /// Rows `r..r + R` exist in `x` and in the output, `o < outputs`; the CPU supports `S`.
     #[inline(always)]
     unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) -> usize {
-        // The last outputs repeat a row rather than take another path: same order of summation everywhere.
+        // The last outputs repeat a row instead of taking another path: the order of summation is the same everywhere.
         let last = self.outputs - 1;
         let starts =
             [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * self.columns + self.span.start);

@@ -1,14 +1,14 @@
-//! Products of two f32 matrices that are both in memory as they are, for training small networks.
+//! Products of two f32 matrices in row-major order, for training small networks.
 //!
-//! The register tiles are those of the blocked attention; a result is one sum in a fixed order, so it does
-//! not depend on threads. Work is left to one thread: what trains side by side is many small networks.
+//! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: many small networks
+//! are trained in parallel.
 
 use super::prefill::product;
 use super::simd::{Simd, dispatch};
 
-/// Columns of a pass over the rows.
+/// Columns of `b` in a pass over the rows.
 const PANEL: usize = 64;
-/// Rows of a pass over the panels, so that both stay in the cache.
+/// Rows of `a` in a pass over the panels, so that both stay in the cache.
 const ROWS: usize = 192;
 
 /// `out[r][c] = Σ_k a[r][k] · b[k][c]` for `a: [rows][depth]` and `b: [depth][width]`.

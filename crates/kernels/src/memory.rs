@@ -1,12 +1,11 @@
-//! How memory is laid out for reads at places far apart.
+//! Memory layout for reads at distant places.
 
-/// Asks the system to back `memory` by large pages, before it is written to for the first time: each read of a row far from the
-/// last one then finds its page sooner. Changes nothing but times; does nothing for little memory, and where the system has
-/// no such pages or does not give them.
+/// Advises the system to back `memory` by large pages, which makes random reads faster. To be called before memory is first written. A hint
+/// only: nothing is done for little memory, or where the system has no large pages.
 pub fn in_large_pages<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
-        /// Of a large page, of which there must be some to be worth it.
+        /// Bytes in a large page. Memory of fewer than two is left alone.
         const LARGE: usize = 2 << 20;
         let bytes = size_of_val(memory);
         if bytes < 2 * LARGE {
@@ -18,16 +17,15 @@ pub fn in_large_pages<T>(memory: &mut [T]) {
             return;
         }
         let inside = (bytes - before) / LARGE * LARGE;
-        // SAFETY: the range lies within `memory`, which is borrowed exclusively, and this advice leaves what is in it as it is.
-        // Where it is refused, nothing has changed.
+        // SAFETY: the range lies within `memory`, which is borrowed exclusively, and this advice does not change its contents. If the
+        // advice is refused, nothing changes.
         let _ = unsafe { rustix::mm::madvise(start.add(before).cast(), inside, rustix::mm::Advice::LinuxHugepage) };
     }
     #[cfg(not(target_os = "linux"))]
     let _ = memory;
 }
 
-/// Whether large pages were asked for what is in the middle of `memory`: the system says so of each mapping. For tests of what is
-/// built on this.
+/// Whether large pages were requested for the mapping that holds the middle of `memory`. For tests.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
 pub fn is_asked_for<T>(memory: &[T]) -> bool {

@@ -1,14 +1,13 @@
-//! Long contexts in pieces, dealt out to threads: with more cores than KV heads, all of them work on one step.
+//! Splits long contexts into pieces and deals them out to threads: with more cores than KV heads, all cores work on one step.
 //!
-//! Pieces are the same whatever the number of threads, and so are the bits of what comes out.
+//! Pieces do not depend on the number of threads, so results do not either.
 
 use spattn_base::clock;
 
-/// Tokens of a piece. No more than so many are not worth a second thread.
+/// Tokens in a piece. A context of no more than one piece stays on one thread.
 pub const PIECE: usize = 8192;
 
-/// Fills the columns of `out: [row][columns]`, [`PIECE`] of them at a time: `work` gets the first of its columns, and all rows'
-/// parts that begin there.
+/// Fills `out: [row][columns]`, [`PIECE`] columns at a time. `work` gets the piece's first column, and the piece's part of every row.
 ///
 /// # Panics
 /// If `out` is not whole rows.

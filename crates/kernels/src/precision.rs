@@ -1,23 +1,23 @@
-//! In what numbers prompts and weights are multiplied: a choice for the whole process, as the instruction set is.
+//! The precision of matrix products for prompts and weights: one choice for the whole process, as the instruction set is.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What factors of matrix products are rounded to; sums are f32 in both.
+/// What factors of matrix products are rounded to. Sums are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MatmulPrecision {
     /// Nothing is rounded.
     #[default]
     F32,
-    /// Both factors are rounded to bf16, so that processors with [instructions](super::tiles) for it multiply faster.
+    /// Both factors are rounded to bf16, which is faster on processors with [instructions](super::tiles) for it.
     Bf16,
 }
 
 impl MatmulPrecision {
-    /// All there are.
+    /// Both precisions.
     pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
-    /// As users and manifests call it.
+    /// Its name in flags and manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -34,12 +34,12 @@ impl fmt::Display for MatmulPrecision {
 
 static BF16: AtomicBool = AtomicBool::new(false);
 
-/// Chooses for weights that are loaded and prompts that are read from now on. To be called before a model is loaded, once.
+/// Sets the precision for weights loaded and prompts read from now on. To be called once, before a model is loaded.
 pub fn set_matmul_precision(precision: MatmulPrecision) {
     BF16.store(precision == MatmulPrecision::Bf16, Ordering::Relaxed);
 }
 
-/// What was chosen last; f32 if nothing was.
+/// The precision that was set last; f32 if none was.
 pub fn matmul_precision() -> MatmulPrecision {
     if BF16.load(Ordering::Relaxed) { MatmulPrecision::Bf16 } else { MatmulPrecision::F32 }
 }

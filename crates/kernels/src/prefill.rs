@@ -1,5 +1,5 @@
-//! Attention of many query rows at once, blocked: no `n × n` matrix in memory. Causal over all tokens, or over those
-//! that a block of rows is to see.
+//! Blocked attention of many query rows at once, without an `n × n` matrix in memory. It is causal over all tokens, or over the tokens that
+//! each row may see.
 //!
 //! Keys are packed once into transposed panels and values into panels, so that both products run as
 //! register-tiled `C += A·B`; the softmax between them is the online one. Work is split over
@@ -16,10 +16,10 @@ use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
 use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
 
-/// Keys between two rescalings of the running sums, of products in f32.
+/// Keys in a block, after which running sums are rescaled, for products in f32.
 const KEY_BLOCK: usize = 128;
-/// The same of products in bf16, for which putting down and taking up sums costs more: weights of this many keys, keys and values fit
-/// the second level of the cache.
+/// The same for products in bf16. Larger, because storing and reloading sums costs more there; a block's weights, keys and values fit the
+/// second-level cache.
 const TILED_KEYS: usize = 512;
 /// Widest panel of columns.
 const PANEL: usize = 64;
@@ -35,9 +35,9 @@ pub struct PackedHead {
 enum Packed {
     F32(Panels),
     Bf16 {
-        /// An output for each token.
+        /// One output for each token.
         keys: RightTiles,
-        /// A column for each token, up to whole blocks.
+        /// One column for each token, padded to whole blocks.
         values: RightTiles,
     },
 }
@@ -68,7 +68,7 @@ impl PackedHead {
         }
     }
 
-    /// Packs the rows that `tokens` names of `[token][d]`, in that order.
+    /// Packs the rows of `[token][d]` that `tokens` names, in that order.
     pub fn gathered(keys: Rows, values: Rows, d: usize, tokens: &[u32]) -> Self {
         let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
         Self::new(Rows::F32(&keys), Rows::F32(&values), d)
@@ -116,18 +116,18 @@ impl Panels {
     }
 }
 
-/// What a query row sees of packed tokens: the first `common` of them, a stretch behind those, and single ones between.
+/// What a query row sees among packed tokens: the first `common`, a contiguous stretch after those, and single tokens between the two.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowVisibility {
-    /// Tokens at the front that it sees.
+    /// How many tokens it sees at the front.
     pub common: usize,
-    /// Further tokens that it sees; none of the front.
+    /// A range of further tokens that it sees, behind the front.
     pub stretch: Range<usize>,
-    /// Further tokens that it sees, ascending by place, all behind the front and before the stretch.
+    /// Single tokens that it sees, ascending, all behind the front and before the stretch.
     pub singles: Vec<ScatteredToken>,
 }
 
-/// A packed token that a row sees by itself.
+/// A single packed token that a row sees.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScatteredToken {
     /// Its place among the packed tokens.
@@ -137,19 +137,19 @@ pub struct ScatteredToken {
 }
 
 impl ScatteredToken {
-    /// One that stands for itself alone.
+    /// A token that represents only itself.
     pub fn plain(place: usize) -> Self {
         Self { place, log_weight: 0.0 }
     }
 }
 
 impl RowVisibility {
-    /// Of the first `common` packed tokens and a stretch.
+    /// Sees the first `common` packed tokens and a stretch.
     pub fn new(common: usize, stretch: Range<usize>) -> Self {
         Self { common, stretch, singles: Vec::new() }
     }
 
-    /// Of tokens in ascending places: as many as possible at the front, then as many as possible in the stretch.
+    /// Sees these tokens, given in ascending places: as many as possible become the front, then as many as possible the stretch.
     pub fn of(seen: &[ScatteredToken]) -> Self {
         let is_plain = |(single, place): &(&ScatteredToken, usize)| **single == ScatteredToken::plain(*place);
         let common = seen.iter().zip(0..).take_while(is_plain).count();
@@ -164,19 +164,19 @@ impl RowVisibility {
         front.map(ScatteredToken::plain).chain(self.singles.iter().copied()).chain(stretch.map(ScatteredToken::plain))
     }
 
-    /// How many tokens the row sees.
+    /// Number of tokens that the row sees.
     pub fn tokens(&self) -> usize {
         self.common + self.stretch.len() + self.singles.len()
     }
 
-    /// End of the packed tokens that the row may see.
+    /// End of the range of packed tokens that the row sees.
     fn end(&self) -> usize {
         let single = self.singles.last().map_or(0, |single| single.place + 1);
         self.common.max(self.stretch.end).max(single)
     }
 
-    /// Gives what a row does not see of a block of logits, the first of which is of token `start`, no weight, and single
-    /// tokens theirs; whether the row sees any. Logits will be multiplied by `scale`.
+    /// Masks a block of logits, whose first one belongs to token `start`: hidden tokens get `-inf`, single tokens their log weight. Logits
+    /// are multiplied by `scale` later. Returns whether the row sees any token of the block.
     fn mask(&self, start: usize, scale: f32, logits: &mut [f32]) -> bool {
         let within = |token: usize| token.clamp(start, start + logits.len()) - start;
         let (common, stretch) = (within(self.common), within(self.stretch.start)..within(self.stretch.end));
@@ -199,7 +199,7 @@ impl RowVisibility {
         true
     }
 
-    /// The single tokens at these places.
+    /// The single tokens in this range of places.
     fn singles_of(&self, places: Range<usize>) -> &[ScatteredToken] {
         if self.singles.is_empty() {
             return &[];
@@ -208,7 +208,7 @@ impl RowVisibility {
         &self.singles[before(places.start)..before(places.end)]
     }
 
-    /// Whether single tokens are in order, and between front and stretch.
+    /// Whether single tokens are ascending, and between front and stretch.
     fn is_sound(&self) -> bool {
         let places = self.singles.iter().map(|single| single.place);
         let end = if self.stretch.is_empty() { usize::MAX } else { self.stretch.start };
@@ -264,7 +264,7 @@ pub fn sliding_attention(
     });
 }
 
-/// Attention of some rows of one query head, each over what it sees of the packed tokens, which is at least one.
+/// Attention of some rows of one query head. Each row sees at least one of the packed tokens.
 ///
 /// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written.
 pub fn block_attention<'a>(
@@ -287,7 +287,7 @@ pub fn block_attention<'a>(
     }
 }
 
-/// At most as many query rows of one head as are worked on together.
+/// A block of query rows of one head.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     /// `[rows][heads][d]`.
@@ -316,7 +316,7 @@ impl Tile<'_> {
 }
 
 dispatch! {
-    /// Attends by these products.
+    /// Attends a tile with these products.
     fn attend_by[P: Products](tile: Tile, kv: &PackedHead, products: P, out: &mut [f32]) = attend_tile_kernel
 }
 
@@ -327,25 +327,25 @@ trait Products {
     /// The unit of [the maximum](Self::weigh) of logits.
     const MAX_UNIT: f32;
 
-    /// Logits of all rows with the `keys` from `start` on; any where there are no tokens.
+    /// Logits of all rows with `keys` keys from `start` on. Beyond the last token, any values.
     ///
     /// # Safety
     /// The CPU supports `S`.
     unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize);
 
-    /// Those of a row, and what they are still to be multiplied by.
+    /// A row of logits, and the scale they must still be multiplied by.
     fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32);
 
-    /// Makes a row's logits weights, as [`softmax_block`] does.
+    /// Turns a row's logits into weights, as [`softmax_block`] does.
     ///
     /// # Safety
     /// The CPU supports `S`.
     unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32;
 
-    /// Makes them weights of nothing.
+    /// Sets a row's weights to 0.
     fn hide(&mut self, row: usize, keys: usize);
 
-    /// Adds the values of the block by these weights to `acc: [rows][d]`.
+    /// Adds the block's values, multiplied by the weights, to `acc: [rows][d]`.
     ///
     /// # Safety
     /// The CPU supports `S`.
@@ -357,7 +357,7 @@ struct ByVectors<'a> {
     panels: &'a Panels,
     /// Scaled, `[rows][d]`.
     q: Vec<f32>,
-    /// Then weights, `[rows][KEY_BLOCK]`.
+    /// Turned into weights in place, `[rows][KEY_BLOCK]`.
     logits: Vec<f32>,
 }
 
@@ -412,8 +412,8 @@ impl Products for ByVectors<'_> {
     }
 }
 
-/// Products in bf16. Queries are rounded as they are, logits scaled after that; weights are rounded as they are multiplied with
-/// values, and summed as they were.
+/// Products in bf16. Queries are rounded unscaled, and logits are scaled afterwards. Weights are summed in f32, and rounded only for the
+/// product with values.
 struct ByTiles<'a> {
     keys: &'a RightTiles,
     values: &'a RightTiles,
@@ -499,7 +499,7 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
                 cap_logits(logits, scale, cap);
             }
             if !sight.mask(start, scale, logits) {
-                // Nothing of this block is visible to this row: no weight, and no change of its sums.
+                // The row sees nothing of this block: weights are 0, and its sums stay.
                 products.hide(i, keys);
                 continue;
             }
@@ -525,7 +525,7 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
     }
 }
 
-/// [`softmax_block`] of logits that are still to be multiplied by `scale`, for weights that will be rounded; `max` is in units of ln 2.
+/// [`softmax_block`] of logits that are not scaled yet, for weights that will be rounded. `max` is in units of ln 2.
 ///
 /// # Safety
 /// `logits.len()` is a multiple of `S::LANES`; the CPU supports `S`.
@@ -688,13 +688,13 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    /// Numbers that bf16 has, so that only weights are rounded where products are in bf16.
+    /// Numbers that bf16 represents exactly, so that with bf16 products only weights are rounded.
     fn noise(n: usize, seed: u64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         (0..n).map(|_| bf16::from_f32(rng.random_range(-2.0..2.0)).to_f32()).collect()
     }
 
-    /// How far an output may be off: a weight is off by 2^-9 of itself at most where it is rounded to bf16, and values are below 2.
+    /// The largest error of an output: rounding a weight to bf16 changes it by at most 2^-9 of itself, and values are below 2.
     fn bound(precision: MatmulPrecision) -> f32 {
         match precision {
             MatmulPrecision::F32 => 2e-5,
@@ -702,7 +702,7 @@ mod tests {
         }
     }
 
-    /// Row by row with the decode kernel, which has a reference of its own.
+    /// Computed row by row with the decode kernel, which has its own reference.
     fn row_by_row(q: &[f32], kv: &[(Vec<f16>, Vec<f16>)], heads: usize, d: usize, rows: usize, scale: f32) -> Vec<f32> {
         let tokens = kv[0].0.len() / d;
         let group = heads / kv.len();
@@ -768,7 +768,7 @@ mod tests {
             noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>()
         });
         let (k, v) = (half(2), half(3));
-        // Every third token, packed; a front, and stretches that begin within it, far behind it, or hold nothing.
+        // Every third token, packed. Stretches begin within the front, far behind it, or are empty.
         let packed_tokens: Vec<u32> = (0..tokens as u32).step_by(3).collect();
         let gather = |rows: &[f16]| Rows::F16(rows).gather(&packed_tokens, d);
         let (packed_k, packed_v) = (gather(&k), gather(&v));
@@ -802,7 +802,7 @@ mod tests {
     fn rows_see_single_tokens_with_their_weights() {
         let (tokens, d, rows) = (500, 32, 60);
         let (q, k, v) = (noise(rows * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
-        // Every row has single tokens of its own, over several blocks; some rows have nothing else.
+        // Each row has its own single tokens, over several blocks; some rows see nothing else.
         let shapes = [(3, 450..460), (0, 470..470), (130, 400..500), (40, 499..500)];
         for (precision, (common, stretch)) in
             MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.clone().map(|shape| (precision, shape)))

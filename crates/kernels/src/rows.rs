@@ -1,4 +1,4 @@
-//! Views of `[token][d]` rows in any storage type, the form in which kernels take keys and values.
+//! Views of `[token][d]` rows in any storage type: kernels take keys and values in this form.
 
 use half::{bf16, f16};
 
@@ -71,7 +71,7 @@ impl Elem for bf16 {
     }
 }
 
-/// Rows `[token][d]`, contiguous, of one KV head, in the type they are stored in.
+/// Contiguous rows `[token][d]` of one KV head, in their storage type.
 #[derive(Debug, Clone, Copy)]
 pub enum Rows<'a> {
     /// 32-bit floats.
@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Writes the row of `token`, `out.len()` wide, as f32.
+    /// Writes the row of `token` to `out` as f32; a row is `out.len()` wide.
     pub fn read(&self, token: usize, out: &mut [f32]) {
         let d = out.len();
         with_rows!(self, data => {
@@ -145,7 +145,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Rows of two places seen as one: those of the first come before those of the second.
+/// Rows of two slices, seen as one sequence: first those of the front, then those of the back.
 #[derive(Debug, Clone, Copy)]
 pub struct Joined<'a> {
     front: Rows<'a>,
@@ -154,28 +154,28 @@ pub struct Joined<'a> {
 }
 
 impl<'a> Joined<'a> {
-    /// Rows of `d` numbers each.
+    /// Joins rows that are `d` wide.
     pub fn new(front: Rows<'a>, back: Rows<'a>, d: usize) -> Self {
         Self { front, back, d }
     }
 
-    /// Rows of one place.
+    /// Rows of a single slice.
     pub fn one(rows: Rows<'a>, d: usize) -> Self {
         Self { front: rows, back: rows.slice(0..0, d), d }
     }
 
-    /// The first place, if it holds all of these tokens.
+    /// The front, if it holds all of `tokens`.
     pub fn holding(&self, tokens: &[u32]) -> Option<Rows<'a>> {
         let front = (self.front.elements() / self.d) as u32;
         tokens.iter().all(|token| *token < front).then_some(self.front)
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn tokens(&self) -> usize {
         self.front.elements() / self.d + self.back.elements() / self.d
     }
 
-    /// Bytes of one number.
+    /// Bytes of one element.
     pub fn elem_bytes(&self) -> usize {
         self.front.elem_bytes()
     }
@@ -192,7 +192,7 @@ impl<'a> Joined<'a> {
         }
     }
 
-    /// The two places.
+    /// Front and back.
     pub fn pieces(&self) -> [Rows<'a>; 2] {
         [self.front, self.back]
     }

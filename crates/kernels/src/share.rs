@@ -1,25 +1,26 @@
-//! The fewest of the largest scores that have a share of the mass, the scores being logits.
+//! Selects the fewest largest scores that together have a given share of the softmax mass; scores are logits.
 
 use super::simd::{Simd, dispatch};
 use super::topk::{Cut, Found, above, all, ordered, top_k};
 
-/// Scores that a row is cut by: the mass above some of them tells between which two the share is reached. One more than
-/// they is a product of the bounds that are tried at a time, so that as many rounds are needed for every row.
+/// Scores in the sample that a row is searched by. The share is reached between two neighbours of the sample, which are found by their
+/// masses. The count plus one is a product of `TRIED` + 1 for each round (4 = `TRIED` in the first), so every row needs the same number of
+/// rounds.
 const CUTS: usize = 4 * 5 * 5 * 5 - 1;
-/// Rounds in which the masses above these are told.
+/// Rounds of the search.
 const ROUNDS: usize = 4;
-/// Bounds tried in a round.
+/// Bounds whose masses are computed in a round.
 const TRIED: usize = 4;
-/// Rows shorter than this are sorted.
+/// Rows shorter than this are sorted whole.
 const LEAST_CUT: usize = 4 * CUTS;
 
-/// Positions, ascending, of the fewest largest scores that have a share `p` of the mass, and `least` of them at least; of
-/// equal scores the earlier.
+/// Ascending positions of the fewest largest scores that have a share `p` of the mass, but at least `least` of them. Among equal scores the
+/// earlier win.
 ///
-/// A score's mass is `e^(scale · score)`; scores that are not numbers have none. If the largest is infinite no other has any.
+/// A score's mass is `e^(scale · score)`. NaN has no mass. If the largest score is infinite, no other score has any mass.
 ///
-/// No more is sorted than lies between two neighbours of a sample. Which sample that is changes no more than rounding:
-/// what is above both is summed up in the order of the row.
+/// Only scores between two neighbours of a sample are sorted. The choice of the sample changes no more than rounding: masses above both
+/// neighbours are summed in the order of the row.
 pub fn top_share(scores: &[f32], scale: f32, p: f64, least: usize) -> Vec<u32> {
     if p >= 1.0 || least >= scores.len() {
         return (0..scores.len() as u32).collect();
@@ -34,9 +35,9 @@ pub fn top_share(scores: &[f32], scale: f32, p: f64, least: usize) -> Vec<u32> {
     if picked.len() < least { top_k(scores, least) } else { picked }
 }
 
-/// Passes over a row of so many scores, each of four bytes a score: scores are written, and read to find the largest, to
-/// be weighed and to be picked; weights are written, and read with scores as often as masses are told. In a short row
-/// scores are sorted instead, in as many passes as halves can be merged.
+/// How many passes over a row of `scores` scores are made, of four bytes a score. Scores are written once, and read three times: to find
+/// the largest, to weigh, and to pick. Weights are written once, and read together with scores in every round. A short row is sorted
+/// instead, in as many passes as a merge sort makes.
 pub fn share_passes(scores: usize) -> u64 {
     let told = if scores < LEAST_CUT { 1 } else { ROUNDS };
     let sorted = if scores < LEAST_CUT { scores.next_power_of_two().trailing_zeros() } else { 0 };
@@ -46,22 +47,22 @@ pub fn share_passes(scores: usize) -> u64 {
 /// Scores with their weights.
 struct Row<'a> {
     scores: &'a [f32],
-    /// The largest is 1.
+    /// Relative to the largest, which is 1.
     weights: &'a [f32],
 }
 
-/// Where a share is reached: not above `high`, but from `low` on.
+/// Bounds of the score at which a share is reached: below `high`, and at `low` or above.
 struct Between {
     low: f32,
     high: f32,
-    /// Mass from `high` on.
+    /// Mass of all scores from `high` on.
     above: f64,
-    /// Mass to be reached.
+    /// Mass to reach.
     wanted: f64,
 }
 
 impl Row<'_> {
-    /// The fewest largest that have a share `p`.
+    /// Positions of the fewest largest scores that have a share `p`.
     fn cover(&self, p: f64) -> Vec<u32> {
         let between = self.between(p);
         let found = if between.low > f32::MIN { above(self.scores, between.low.next_down()) } else { all(self.scores) };
@@ -69,7 +70,7 @@ impl Row<'_> {
         found.keep(cut)
     }
 
-    /// The last score that is needed, of those found.
+    /// The last score needed, among those found.
     fn cut(&self, found: &Found, between: &Between) -> Cut {
         let high = ordered(between.high);
         let mut undecided: Vec<(u32, u32)> =
@@ -87,14 +88,14 @@ impl Row<'_> {
         Cut { key: last, equal }
     }
 
-    /// The neighbours in a sample between which a share `p` is reached; all of a short row.
+    /// The neighbours in a sample between which a share `p` is reached; for a short row, infinite bounds.
     fn between(&self, p: f64) -> Between {
         if self.scores.len() < LEAST_CUT {
             let wanted = p * self.masses([f32::NEG_INFINITY; TRIED])[0];
             return Between { low: f32::NEG_INFINITY, high: f32::INFINITY, above: 0.0, wanted };
         }
         let cuts = self.sample();
-        // As if the sample began above and ended below all scores.
+        // As if the sample had an infinite score in front and a negative infinite one at its end.
         let score =
             |i: usize| if i == 0 { f32::INFINITY } else { cuts.get(i - 1).copied().unwrap_or(f32::NEG_INFINITY) };
         let mut width = CUTS.div_ceil(TRIED);
@@ -120,21 +121,21 @@ impl Row<'_> {
         Between { low: score(first + 1), high: score(first), above, wanted }
     }
 
-    /// Scores at equal distances, the largest first.
+    /// A sample at equal distances, largest first.
     fn sample(&self) -> Vec<f32> {
         let mut sample: Vec<f32> = (0..CUTS).map(|i| self.scores[i * self.scores.len() / CUTS]).collect();
         sample.sort_unstable_by_key(|score| std::cmp::Reverse(ordered(*score)));
         sample
     }
 
-    /// Mass of all scores from each bound on. What has a score less never has the greater mass, whatever is rounded.
+    /// The mass of all scores from each bound on. Rounding never gives a higher bound the greater mass.
     fn masses(&self, bounds: [f32; TRIED]) -> [f64; TRIED] {
         masses(self.scores, self.weights, bounds)
     }
 }
 
 dispatch! {
-    /// Puts out the weight of every score, and returns the largest score.
+    /// Writes the weight of every score; returns the largest score.
     fn weigh[](scores: &[f32], scale: f32, weights: &mut Vec<f32>) -> f32 = weigh_kernel
 }
 
@@ -155,7 +156,7 @@ unsafe fn weigh_kernel<S: Simd>(scores: &[f32], scale: f32, weights: &mut Vec<f3
         let blocks = whole / block * block;
         for first in (0..blocks).step_by(block) {
             for (i, chain) in chains.iter_mut().enumerate() {
-                // In this order, of which the second is taken if the first is not a number.
+                // The order matters: `max` returns its second operand if the first is NaN.
                 *chain = S::max(S::load(scores.as_ptr().add(first + i * S::LANES)), *chain);
             }
         }
@@ -184,7 +185,7 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn masses_kernel<S: Simd>(scores: &[f32], weights: &[f32], bounds: [f32; TRIED]) -> [f64; TRIED] {
-    /// Vectors that are added up before a sum goes on in 64 bits.
+    /// Vectors summed in f32 before the sum is added in f64.
     const STRETCH: usize = 8;
     assert_eq!(scores.len(), weights.len(), "a weight of each score");
     let whole = scores.len() / S::LANES * S::LANES;
@@ -218,8 +219,7 @@ unsafe fn masses_kernel<S: Simd>(scores: &[f32], weights: &[f32], bounds: [f32; 
 mod tests {
     use super::*;
 
-    /// By a sort of all, and sums in 64 bits: how many it takes at least and at most, as far as rounding may tell, and
-    /// the order in which they are taken.
+    /// By a full sort and f64 sums: the least and the greatest count that rounding allows, and all positions in the order of selection.
     fn sorted(scores: &[f32], scale: f32, p: f64) -> (usize, usize, Vec<u32>) {
         let mut order: Vec<u32> = (0..scores.len() as u32).collect();
         order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));

@@ -1,7 +1,7 @@
-//! The vector types kernels are written over, and the choice among them at run time.
+//! The vector types that kernels are generic over, and the choice of one at run time.
 //!
-//! A kernel is one generic `#[inline(always)]` function over [`Simd`]; [`dispatch!`] instantiates it
-//! for AVX-512, AVX2 + FMA + F16C and portable code, and picks by what the CPU has.
+//! A kernel is one generic `#[inline(always)]` function over [`Simd`]. [`dispatch!`] compiles it for AVX-512, for AVX2 + FMA + F16C, and as
+//! portable code, and calls the best one that the CPU supports.
 
 use std::sync::OnceLock;
 
@@ -18,7 +18,7 @@ pub trait Simd: Copy + 'static {
     const LANES: usize;
     /// Rows of A in the register tile of the blocked product.
     const TILE_ROWS: usize;
-    /// Rows that are multiplied with four others at once: as many as there are registers for the sums and for what is multiplied.
+    /// Rows multiplied with four others at once: as many as registers allow for sums and factors.
     const DOT_ROWS: usize;
     /// Vectors across B in the register tile.
     const TILE_VECTORS: usize;
@@ -27,10 +27,9 @@ pub trait Simd: Copy + 'static {
     unsafe fn load(ptr: *const f32) -> Self::V;
     unsafe fn load_f16(ptr: *const u16) -> Self::V;
     unsafe fn load_bf16(ptr: *const u16) -> Self::V;
-    /// Codes of `8 / PER_BYTE` bits, whose lowest bits come first, of `LANES` bytes: the first of each byte, the second of
-    /// each, and so on.
+    /// Loads `LANES` bytes of codes of `8 / PER_BYTE` bits, lowest bits first. Vector `i` holds the `i`-th code of each byte.
     unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE];
-    /// Lanes of both in turn: those of the lower halves, then those of the upper ones.
+    /// Interleaves two vectors: first their lower halves, then their upper halves.
     unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
     unsafe fn store(ptr: *mut f32, v: Self::V);
     /// `a * b + c`
@@ -40,27 +39,27 @@ pub trait Simd: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sum(v: Self::V) -> f32;
-    /// The sums of four vectors, each the bits that [`sum`](Self::sum) gives.
+    /// The sums of four vectors, to the same bits as [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn sum_each(v: [Self::V; 4]) -> [f32; 4] {
-        // No closures: what is not inlined is compiled without these instructions.
+        // No closures: one that is not inlined would be compiled without these instructions.
         // SAFETY: value operations only (caller's contract).
         unsafe { [Self::sum(v[0]), Self::sum(v[1]), Self::sum(v[2]), Self::sum(v[3])] }
     }
-    /// The sums of sixteen vectors, as of four.
+    /// The sums of sixteen vectors, to the same bits as [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn sum_all(v: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
         // SAFETY: value operations only (caller's contract).
         unsafe { [Self::sum_each(v[0]), Self::sum_each(v[1]), Self::sum_each(v[2]), Self::sum_each(v[3])] }
     }
-    /// Writes the lanes of `v` whose bit in `mask` is set, and `first` plus their places, one behind the other.
+    /// Writes the lanes of `v` whose bit in `mask` is set to `kept`, without gaps, and their lane numbers plus `first` to `places`.
     ///
     /// # Safety
     /// `LANES` elements are writable at both pointers, whatever the mask.
     #[inline(always)]
     unsafe fn keep(mask: u32, v: Self::V, first: u32, kept: *mut f32, places: *mut u32) {
         let mut lanes = [0.0f32; 16];
-        // SAFETY: no more than sixteen lanes; as many elements are written as bits are set (caller).
+        // SAFETY: there are at most sixteen lanes, and one element is written for each bit set (caller).
         unsafe {
             Self::store(lanes.as_mut_ptr(), v);
             let (mut left, mut at) = (mask, 0);
@@ -72,14 +71,14 @@ pub trait Simd: Copy + 'static {
             }
         }
     }
-    /// Asks for the cache line at `ptr`, which need not exist, to come as near as the second level: it will be read soon. What
-    /// is asked for there leaves the few places in which the first level waits to the reads themselves.
+    /// Prefetches the cache line at `ptr`, which may be invalid, to the second-level cache. The first level's few pending requests stay
+    /// free for the reads themselves.
     #[inline(always)]
     unsafe fn prefetch<T>(_ptr: *const T) {}
     unsafe fn maximum(v: Self::V) -> f32;
     /// `2^n` for integral `n` in -126..=127, times `p`.
     unsafe fn scale_by_power_of_two(p: Self::V, n: Self::V) -> Self::V;
-    /// To the nearest integer.
+    /// Rounds to the nearest integer.
     unsafe fn round(v: Self::V) -> Self::V;
 
     /// `e^x` for `x <= 88`, to about 2 units in the last place; 0 below -87.3 (so for `-inf`).
@@ -90,7 +89,7 @@ pub trait Simd: Copy + 'static {
             const LOWEST: f32 = -87.3;
             let clamped = Self::max(x, Self::splat(LOWEST));
             let n = Self::round(Self::mul(clamped, Self::splat(std::f32::consts::LOG2_E)));
-            // ln 2 in two parts, so that the reduced argument is exact.
+            // ln 2 in two parts, to keep the reduced argument precise.
             let r = Self::fma(n, Self::splat(-0.693_359_4), clamped);
             let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
             let mut p = Self::splat(1.987_569_1e-4);
@@ -103,7 +102,7 @@ pub trait Simd: Copy + 'static {
             Self::zero_below(x, Self::splat(LOWEST), e)
         }
     }
-    /// `2^x` for `x <= 127`, to 3 parts in a million; 0 below -126 (so for `-inf`).
+    /// `2^x` for `x <= 127`, with a relative error below 3e-6; 0 below -126 (so for `-inf`).
     #[inline(always)]
     unsafe fn exp2_rough(x: Self::V) -> Self::V {
         // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
@@ -112,7 +111,7 @@ pub trait Simd: Copy + 'static {
             let clamped = Self::max(x, lowest);
             let n = Self::round(clamped);
             let r = Self::fma(n, Self::splat(-1.0), clamped);
-            // The polynomial of fourth degree whose largest relative error over half a unit on each side is least.
+            // The fourth-degree polynomial with the least maximal relative error on [-1/2, 1/2].
             let mut p = Self::splat(9.570_099e-3);
             for c in [5.591_786e-2, 0.240_247_44, 0.693_121_8, 0.999_999_3] {
                 p = Self::fma(p, r, Self::splat(c));
@@ -122,11 +121,11 @@ pub trait Simd: Copy + 'static {
     }
     /// `v` where `x >= bound`, else 0.
     unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
-    /// One bit a lane, the first lowest: 1 where `v > 0`.
+    /// One bit for each lane, the first lane's bit lowest: 1 where `v > 0`.
     unsafe fn positive(v: Self::V) -> u32;
 }
 
-/// Portable fallback: eight lanes that the compiler vectorises as it can.
+/// Portable fallback: eight lanes, vectorised by the compiler where it can.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -310,7 +309,7 @@ mod x86 {
         unsafe fn sum_each(v: [__m512; 4]) -> [f32; 4] {
             unsafe {
                 let quads = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
-                // Within each lane of 128 bits: what is two places further on, then what is one.
+                // Within each 128-bit lane, add the number two places on, then the one next to it.
                 let pairs = _mm512_add_ps(quads, _mm512_permute_ps::<0b01_00_11_10>(quads));
                 let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
                 let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
@@ -322,12 +321,12 @@ mod x86 {
         #[inline(always)]
         unsafe fn sum_all(v: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
             unsafe {
-                // No closures: what is not inlined is compiled without these instructions.
+                // No closures: one that is not inlined would be compiled without these instructions.
                 let first = quarters(halves(v[0][0], v[0][1]), halves(v[0][2], v[0][3]));
                 let second = quarters(halves(v[1][0], v[1][1]), halves(v[1][2], v[1][3]));
                 let third = quarters(halves(v[2][0], v[2][1]), halves(v[2][2], v[2][3]));
                 let fourth = quarters(halves(v[3][0], v[3][1]), halves(v[3][2], v[3][3]));
-                // Lane `j` of 128 bits holds four numbers of `v[i][j]`: pairs of two rows, and then one of each.
+                // The `j`-th 128-bit lane holds four numbers of `v[i][j]`; they are paired over two rows, then over four.
                 let (even, odd) = (eighths(first, second), eighths(third, fourth));
                 let low = _mm512_shuffle_ps::<0b10_00_10_00>(even, odd);
                 let high = _mm512_shuffle_ps::<0b11_01_11_01>(even, odd);
@@ -375,7 +374,7 @@ mod x86 {
         }
     }
 
-    /// The upper half of each added to its lower half: eight numbers of `a`, then eight of `b`.
+    /// Adds the upper half of each vector to its lower half: eight numbers of `a`, then eight of `b`.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -388,7 +387,7 @@ mod x86 {
         }
     }
 
-    /// The same of what [`halves`] gives: four numbers of each of four vectors.
+    /// Adds the halves of what [`halves`] returns: four numbers for each of four vectors.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -401,7 +400,7 @@ mod x86 {
         }
     }
 
-    /// The same of what [`quarters`] gives: two numbers of each of eight vectors.
+    /// Adds the halves of what [`quarters`] returns: two numbers for each of eight vectors.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -535,10 +534,10 @@ mod x86 {
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};
 
-/// Lowers the choice of the instruction set.
+/// Environment variable that limits the instruction set.
 const ISA_VARIABLE: &str = "SPATTN_ISA";
 
-/// The instruction sets kernels are compiled for.
+/// The instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
     #[cfg(target_arch = "x86_64")]
@@ -548,9 +547,9 @@ pub(super) enum Isa {
     Portable,
 }
 
-/// The best instruction set of this CPU, looked up once.
+/// The best instruction set of this CPU, detected once.
 ///
-/// `SPATTN_ISA=avx2|portable` lowers the choice, to test or compare the other paths.
+/// `SPATTN_ISA=avx2|portable` chooses a lower one, to test or compare the other paths.
 pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| detect(std::env::var(ISA_VARIABLE).ok().as_deref()))
@@ -579,7 +578,7 @@ pub(super) fn is_avx512() -> bool {
     isa_name() == "avx512"
 }
 
-/// Whether an instruction set was asked for.
+/// Whether the environment names an instruction set.
 pub(super) fn is_lowered() -> bool {
     std::env::var_os(ISA_VARIABLE).is_some_and(|asked| !asked.is_empty())
 }
@@ -599,10 +598,10 @@ fn name_of(isa: Isa) -> &'static str {
     }
 }
 
-/// Makes sure that `SPATTN_ISA` is left out, empty, or an instruction set of this CPU.
+/// Checks that `SPATTN_ISA` is unset, empty, or an instruction set of this CPU.
 ///
 /// # Errors
-/// A [`UsageError`] with what it may be; it is never a reason to fall back to another set in silence.
+/// A [`UsageError`] that lists the valid values. An invalid value never falls back to another set silently.
 pub fn check_isa() -> Result<(), UsageError> {
     let asked = std::env::var_os(ISA_VARIABLE).filter(|asked| !asked.is_empty());
     let available = available();
@@ -616,7 +615,7 @@ pub fn check_isa() -> Result<(), UsageError> {
     }
 }
 
-/// The instruction sets of this CPU, the best first.
+/// The instruction sets of this CPU, best first.
 fn available() -> Vec<&'static str> {
     let all = ["avx512", "avx2", "portable"];
     let is_here = |name: &&str| name_of(detect(Some(name))) == *name;
@@ -625,8 +624,8 @@ fn available() -> Vec<&'static str> {
 
 /// Defines a safe function `$name` that runs the generic kernel `$kernel::<S, ..>` with the best `S`.
 ///
-/// The kernel must be `#[inline(always)] unsafe fn` whose only safety requirement is that the CPU
-/// supports `S`; it checks its slices itself.
+/// The kernel must be an `#[inline(always)] unsafe fn` whose only safety requirement is that the CPU supports `S`; it checks its slices
+/// itself.
 macro_rules! dispatch {
     ($(#[$doc:meta])* $vis:vis fn $name:ident [$($g:ident : $bound:path),*] ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $kernel:ident) => {
         $(#[$doc])*
@@ -668,7 +667,7 @@ mod tests {
     use super::*;
 
     dispatch! {
-        /// Sums of sixteen vectors: one by one, four at a time, all at once.
+        /// Sums of sixteen vectors: one by one, four at a time, and all at once.
         fn sums[](numbers: &[f32; 256]) -> [[f32; 16]; 3] = sums_kernel
     }
 
@@ -693,7 +692,7 @@ mod tests {
     }
 
     dispatch! {
-        /// Powers of two of as many numbers.
+        /// Replaces numbers by powers of two.
         fn powers[](numbers: &mut [f32; 160]) = powers_kernel
     }
 
@@ -720,7 +719,7 @@ mod tests {
     }
 
     dispatch! {
-        /// What is kept of vectors by masks, in two lists with room for a vector more.
+        /// What `keep` writes for each vector and mask; each list has room for one more vector.
         fn kept[](numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) = kept_kernel
     }
 
@@ -730,7 +729,7 @@ mod tests {
         let (mut values, mut places, mut count) = (vec![f32::NAN; room], vec![u32::MAX; room], 0);
         for (i, mask) in masks.iter().enumerate() {
             let mask = mask & ((1u64 << S::LANES) - 1) as u32;
-            // SAFETY: a vector is there, and there is room for one; the CPU supports `S` (caller).
+            // SAFETY: a whole vector is readable, and both lists have room for one more; the CPU supports `S` (caller).
             unsafe {
                 let v = S::load(numbers.as_ptr().add(i * S::LANES));
                 S::keep(mask, v, (i * S::LANES) as u32, values.as_mut_ptr().add(count), places.as_mut_ptr().add(count));
@@ -741,14 +740,14 @@ mod tests {
     }
 
     dispatch! {
-        /// Codes of each byte's bits from the lowest on, two and four a byte, in turn.
+        /// The codes of each byte, from the lowest bits on, with two and with four codes to a byte.
         fn unpacked[](bytes: &[u8; 16]) -> [Vec<f32>; 2] = unpacked_kernel
     }
 
     #[inline(always)]
     unsafe fn unpacked_kernel<S: Simd>(bytes: &[u8; 16]) -> [Vec<f32>; 2] {
         let (mut two, mut four) = (vec![f32::NAN; 2 * S::LANES], vec![f32::NAN; 4 * S::LANES]);
-        // SAFETY: no more than sixteen lanes, and as many vectors as are stored; the CPU supports `S` (caller).
+        // SAFETY: there are at most sixteen lanes, and as many vectors as are stored; the CPU supports `S` (caller).
         unsafe {
             let [a, b] = S::load_codes::<2>(bytes.as_ptr());
             for (i, v) in S::interleave(a, b).into_iter().enumerate() {
@@ -784,7 +783,7 @@ mod tests {
 
     #[test]
     fn sums_of_many_vectors_are_the_bits_of_each() {
-        // Sizes so different that every order of addition has other bits.
+        // Magnitudes so different that every order of addition gives other bits.
         let numbers = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 10f32.powi(i as i32 % 9));
         let [single, four, all] = sums(&numbers).map(|sums| sums.map(f32::to_bits));
         assert_eq!((four, all), (single, single));
@@ -795,7 +794,7 @@ mod tests {
         let masks = [0, 0xffff, 0b1, 0x8000_8080, 0b1010_0110, 0];
         let numbers: Vec<f32> = (0..16 * masks.len()).map(|i| i as f32 + 0.5).collect();
         let (values, places) = kept(&numbers, &masks);
-        // Numbers tell their own places, and lanes of a mask are those of the vector that it is for.
+        // Each number is its own place, and each mask selects lanes of its own vector.
         let lanes = lanes();
         let expected: Vec<u32> = (0..masks.len() * lanes)
             .filter(|place| masks[place / lanes] >> (place % lanes) & 1 == 1)

@@ -1,10 +1,10 @@
-//! Softmax of a row of logits, for those who want the weights themselves rather than what they weigh.
+//! Softmax of a row of logits, for callers that need the weights themselves.
 
 use super::attend::softmax_block;
 use super::simd::{Simd, dispatch};
 
 dispatch! {
-    /// Turns logits into their softmax, in place; at least one of them has to be finite.
+    /// Turns logits into their softmax, in place. At least one must be finite.
     pub fn softmax[](logits: &mut [f32]) = softmax_kernel
 }
 

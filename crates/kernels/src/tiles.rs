@@ -1,11 +1,11 @@
-//! Products of matrices in bf16 with sums in f32, in the tiles that processors have instructions for.
+//! Matrix products in bf16 with sums in f32, by the tile instructions that processors have.
 //!
-//! Both factors are packed into tiles of [`ROWS`] rows and [`DEPTH`] columns, padded with zeros: the left one row by row, the right
-//! one (whose rows are the outputs) by pairs of columns. A tile of the one times a tile of the other is an instruction of its own
-//! on processors with AMX, 128 with `vdpbf16ps`, and a loop elsewhere, which is slower than products in f32.
+//! Both factors are packed into tiles of [`ROWS`] rows and [`DEPTH`] columns, padded with zeros: the left factor row by row, the right
+//! factor (whose rows are the outputs) by pairs of columns. The product of two tiles takes one instruction with AMX, 128 with `vdpbf16ps`,
+//! and elsewhere a loop, which is slower than products in f32.
 //!
-//! An output is one sum over all columns in an order that its place does not change: results depend neither on which rows were
-//! multiplied together nor on threads. They do depend on the [`Unit`], as those of other kernels on the instruction set.
+//! An output is one sum over all columns, in an order that does not depend on its place: neither batching nor threads change a bit. Results
+//! do depend on the [`Unit`], as those of other kernels depend on the instruction set.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -18,25 +18,24 @@ use rayon::prelude::*;
 use super::rows::Elem;
 use super::simd::{self, Simd, dispatch};
 
-/// Rows of a tile of the left factor, and outputs of one of the right factor.
+/// Rows of a left tile, and outputs of a right tile.
 pub const ROWS: usize = 16;
 /// Columns of a tile.
 pub const DEPTH: usize = 32;
-/// Numbers of a tile.
+/// Numbers in a tile.
 const TILE: usize = ROWS * DEPTH;
-/// Tiles of outputs that are multiplied together; right factors are padded to as many.
+/// Tiles of outputs that are multiplied together; right factors are padded to a multiple of this.
 const PAIR: usize = 2;
 /// Outputs of a pair of tiles.
 pub const PAIR_OUTPUTS: usize = PAIR * ROWS;
-/// Tiles of columns after which sums are put down, so that what is read again and again stays near: with a pair of tiles on
-/// each side 64 KiB.
+/// Tiles of columns after which sums are stored, so that the factors stay in the cache: with a pair of tiles on each side, 64 KiB.
 const SPAN: usize = 16;
-/// Rows and outputs whose sums are put down and taken up again while they are in the second level of the cache.
+/// Rows and outputs in a block whose sums stay in the second-level cache while they are stored and reloaded.
 const NEAR: (usize, usize) = (512, 8 * PAIR_OUTPUTS);
-/// Multiply-adds below which a product is not worth splitting over threads.
+/// A product with fewer multiply-adds is not split over threads.
 const PARALLEL_WORK: usize = 1 << 22;
 
-/// What multiplies tiles.
+/// What multiplies tiles: an instruction set, or a loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Intel's matrix extensions: a product of two tiles is one instruction.
@@ -48,7 +47,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As it is called in manifests.
+    /// Its name in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx_bf16",
@@ -58,12 +57,12 @@ impl Unit {
     }
 }
 
-/// The best unit of this processor; `SPATTN_ISA` lowers it as it does other kernels, `avx512` to `vdpbf16ps`.
+/// The best unit of this processor. `SPATTN_ISA` limits it as it limits other kernels; `avx512` allows `vdpbf16ps`.
 pub fn unit() -> Unit {
     units()[0]
 }
 
-/// The units of this processor, the best first, looked up once.
+/// The units of this processor, best first, detected once.
 fn units() -> &'static [Unit] {
     static UNITS: OnceLock<Vec<Unit>> = OnceLock::new();
     UNITS.get_or_init(|| {
@@ -101,12 +100,12 @@ impl LeftTiles {
         tiles
     }
 
-    /// Puts the first `rows` of `x`, `stride` apart, into the first rows.
+    /// Copies the first `rows` rows of `x`, `stride` apart, into the factor's first rows.
     pub fn put(&mut self, x: &[f32], stride: usize, rows: usize) {
         (0..rows).for_each(|row| self.put_row(row, &x[row * stride..][..self.columns]));
     }
 
-    /// Puts numbers into the first columns of a row.
+    /// Copies numbers into the first columns of a row.
     pub fn put_row(&mut self, row: usize, x: &[f32]) {
         assert!(row < self.rows && x.len() <= self.columns, "a row that is there");
         let of_tile = self.row_tile_len();
@@ -122,13 +121,13 @@ fn put_rows(x: &[f32], columns: usize, to: &mut [u16]) {
     x.chunks(columns).enumerate().for_each(|(row, x)| put_row(x, to, row));
 }
 
-/// Puts numbers into a row of a tile of rows.
+/// Rounds numbers into one row of a tile of rows.
 fn put_row(x: &[f32], to: &mut [u16], row: usize) {
     assert!(x.len().div_ceil(DEPTH) * TILE <= to.len() && row < ROWS, "room for the row");
     let mut done = 0;
     if unit() != Unit::Loop {
         done = x.len() / DEPTH;
-        // SAFETY: the unit has the instructions; so many whole lines are in `x`, and their tiles in `to`.
+        // SAFETY: every unit but the loop has these instructions; `done` whole lines are in `x`, and their tiles in `to`.
         unsafe { x86::round_lines(x.as_ptr(), to[row * DEPTH..].as_mut_ptr(), done) };
     }
     for (x, tile) in x[done * DEPTH..].chunks(DEPTH).zip(to[done * TILE..].chunks_exact_mut(TILE)) {
@@ -136,8 +135,7 @@ fn put_row(x: &[f32], to: &mut [u16], row: usize) {
     }
 }
 
-/// The bits of the nearest bf16, to even where two are as near; NaN stays NaN. As `bf16::from_f32`, in a form that compilers make
-/// vectors of.
+/// The bits of the nearest bf16, ties to even; NaN stays NaN. Same as `bf16::from_f32`, in a form that compilers vectorise.
 #[inline(always)]
 fn rounded(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -155,7 +153,7 @@ pub struct RightTiles {
 }
 
 impl RightTiles {
-    /// Rows of `w: [outputs][columns]`, rounded to bf16 if they are not.
+    /// Packs the rows of `w: [outputs][columns]`, rounded to bf16.
     pub fn of_rows<T: Elem>(w: &[T], columns: usize) -> Self {
         let mut tiles = Self::zeros(w.len() / columns, columns);
         let of_tile = tiles.output_tile_len();
@@ -172,8 +170,8 @@ impl RightTiles {
         tiles
     }
 
-    /// Columns of `x: [columns][outputs]`, rounded to bf16 if they are not: the transpose of [`of_rows`](Self::of_rows), with columns
-    /// of zeros up to a multiple of `whole`.
+    /// Packs the columns of `x: [columns][outputs]`, rounded to bf16: the transpose of [`of_rows`](Self::of_rows). Columns of zeros are
+    /// added up to a multiple of `whole`.
     pub fn of_columns<T: Elem>(x: &[T], outputs: usize, whole: usize) -> Self {
         let mut tiles = Self::zeros(outputs, (x.len() / outputs).next_multiple_of(whole));
         let of_tile = tiles.output_tile_len();
@@ -194,17 +192,17 @@ impl RightTiles {
         Self { data: vec![0; tiles * TILE], outputs, columns }
     }
 
-    /// Outputs, not those of the padding.
+    /// Number of outputs, without padding.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Columns, not those of the padding.
+    /// Number of columns, without padding.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Bytes stored, those of the padding among them.
+    /// Bytes stored, with padding.
     pub fn bytes(&self) -> usize {
         size_of_val(self.data.as_slice())
     }
@@ -212,7 +210,7 @@ impl RightTiles {
     /// One row as f32.
     ///
     /// # Panics
-    /// If there is no such row, or `out` is no row.
+    /// If `output` is out of range, or `out` is not as long as a row.
     pub fn read_row(&self, output: usize, out: &mut [f32]) {
         assert!(output < self.outputs && out.len() == self.columns, "a row that is there");
         let of_tile = &self.data[output / ROWS * self.output_tile_len()..];
@@ -226,18 +224,18 @@ impl RightTiles {
     }
 }
 
-/// Where a number of an output tile is.
+/// Where an output's column lies within the tiles of 16 outputs.
 #[inline(always)]
 fn place(output: usize, column: usize) -> usize {
     let (tile, within) = (column / DEPTH, column % DEPTH);
     tile * TILE + within / 2 * (2 * ROWS) + output * 2 + within % 2
 }
 
-/// Sums, row after row.
+/// Sums in row-major order.
 #[derive(Clone, Copy)]
 struct Sums {
     ptr: *mut f32,
-    /// Numbers from a row to the next.
+    /// Distance between rows, in numbers.
     stride: usize,
 }
 
@@ -275,41 +273,40 @@ fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
     (0..w.outputs.div_ceil(chunk)).into_par_iter().for_each(|i| of(i * chunk..((i + 1) * chunk).min(w.outputs)));
 }
 
-/// A part of a product: the first `rows` rows and `depth` columns of `x` times `outputs` of `w`, of which the columns from `first` on are
-/// those of `x`.
+/// A part of a product: the first `rows` rows and `depth` columns of `x`, times the `outputs` and the columns from `first` on of `w`.
 #[derive(Debug)]
 pub struct Part<'a> {
     /// The left factor.
     pub x: &'a LeftTiles,
-    /// How many of its rows count.
+    /// How many of its rows are multiplied.
     pub rows: usize,
     /// The right factor.
     pub w: &'a RightTiles,
-    /// Which of its outputs count, those of the padding perhaps among them.
+    /// Which of its outputs are multiplied; may include padding.
     pub outputs: Range<usize>,
-    /// The first of its columns that count.
+    /// The first of its columns that is multiplied.
     pub first: usize,
-    /// How many columns count, up to whole tiles.
+    /// How many columns are multiplied, rounded up to whole tiles.
     pub depth: usize,
-    /// Whether sums are added to what is there.
+    /// Whether products are added to the sums in `out`.
     pub adds: bool,
 }
 
-/// What multiplies on this thread, for as long as it is there: AMX has to be set up, and given up again.
+/// A right to multiply on this thread. It configures AMX, and releases it when dropped.
 #[derive(Debug)]
 pub struct Multiplier {
     unit: Unit,
-    /// It is of this thread.
+    /// Makes the type stay on its thread.
     _here: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// Multipliers of this thread that use AMX.
+    /// How many multipliers of this thread use AMX.
     static USERS: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Multiplier {
-    /// By the best [`unit()`].
+    /// Uses the best [`unit()`].
     #[expect(clippy::new_without_default, reason = "it sets up the processor")]
     pub fn new() -> Self {
         Self::of(unit())
@@ -329,11 +326,11 @@ impl Multiplier {
         Self { unit, _here: PhantomData }
     }
 
-    /// Multiplies on this thread. Row `r` of the part begins at `r · stride` of `out`.
+    /// Multiplies on this thread. Row `r` of the part is written from `r · stride` of `out` on.
     ///
     /// # Panics
-    /// If the factors do not have so many rows, outputs and columns, `outputs` or `first` is not at the beginning of a pair of tiles or
-    /// of a tile, or `out` is too short.
+    /// If the factors do not have these rows, outputs and columns, if `outputs` does not start at a pair of tiles or `first` at a tile, or
+    /// if `out` is too short.
     pub fn multiply(&self, part: &Part, out: &mut [f32], stride: usize) {
         let Part { x, rows, w, ref outputs, first, depth, adds } = *part;
         let (depth, padded) = (depth.div_ceil(DEPTH), w.outputs.next_multiple_of(PAIR_OUTPUTS));
@@ -344,7 +341,7 @@ impl Multiplier {
         assert!(out.len() >= (rows - 1) * stride + outputs.len(), "room for the sums");
         let sums = Sums { ptr: out.as_mut_ptr().wrapping_sub(outputs.start), stride };
         let (unit, outputs, first) = (self.unit, outputs.clone(), first / DEPTH);
-        // SAFETY: all of this was asserted, and `out` is borrowed exclusively; the unit is set up while this is there.
+        // SAFETY: all of this was asserted, and `out` is borrowed exclusively; the unit stays configured while `self` lives.
         unsafe { Product { unit, x, rows, w, outputs, first, depth, sums, adds }.run() };
     }
 }
@@ -368,9 +365,9 @@ struct Product<'a> {
     x: &'a LeftTiles,
     rows: usize,
     w: &'a RightTiles,
-    /// From the beginning of a pair of tiles on.
+    /// Starts at a pair of tiles.
     outputs: Range<usize>,
-    /// The first tile of columns of `w`; that of `x` is its first.
+    /// The first tile of columns in `w`; in `x` it is tile 0.
     first: usize,
     /// Tiles of columns.
     depth: usize,
@@ -391,7 +388,7 @@ impl Product<'_> {
         }
     }
 
-    /// Rows and outputs from these on whose sums stay near.
+    /// Multiplies the block of rows and outputs that begins here; its sums stay in the cache.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -455,10 +452,10 @@ impl Product<'_> {
 #[derive(Clone, Copy)]
 struct Tiles {
     left: *const u16,
-    /// Numbers from a tile of rows to the next.
+    /// Distance between tiles of rows, in numbers.
     left_stride: usize,
     right: *const u16,
-    /// Numbers from a tile of outputs to the next.
+    /// Distance between tiles of outputs, in numbers.
     right_stride: usize,
     depth: usize,
 }
@@ -488,14 +485,14 @@ impl Tiles {
 }
 
 impl Sums {
-    /// Those of the `i`-th tile of rows.
+    /// The sums of the `i`-th tile of rows.
     fn row(self, i: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(i * ROWS * self.stride), ..self }
     }
 }
 
 dispatch! {
-    /// A tile of rows, pair of columns by pair of columns.
+    /// Multiplies one tile of rows, column pair by column pair.
     fn looped[](tiles: Tiles, sums: Sums, adds: bool) = looped_kernel
 }
 
@@ -539,9 +536,9 @@ mod x86 {
 
     use super::{DEPTH, ROWS, Sums, TILE, Tiles};
 
-    /// Bytes of a tile's row in memory.
+    /// Bytes of a tile's row.
     const LINE: usize = 64;
-    /// Rows of sums that are in registers at once.
+    /// Rows whose sums are in registers at a time.
     const HIGH: usize = 8;
 
     pub fn has_avx512_bf16() -> bool {
@@ -553,7 +550,7 @@ mod x86 {
     pub fn take_amx() -> bool {
         const BF16: u32 = 1 << 22;
         const TILES: u32 = 1 << 24;
-        /// The system call, what it is asked for, and the state of tiles, as Linux numbers them.
+        /// Linux's numbers for the system call, its request, and the tile state.
         const ARCH_PRCTL: usize = 158;
         const REQUEST_PERMISSION: usize = 0x1023;
         const TILE_DATA: usize = 18;
@@ -562,7 +559,7 @@ mod x86 {
             return false;
         }
         let mut result = ARCH_PRCTL;
-        // SAFETY: this call takes numbers alone, and changes nothing but whether tiles may be used.
+        // SAFETY: the call takes only numbers, and changes only whether this process may use tiles.
         unsafe {
             asm!("syscall", inlateout("rax") result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
                 lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -575,7 +572,7 @@ mod x86 {
         false
     }
 
-    /// Shapes of the tile registers, as the processor takes them.
+    /// Shapes of the tile registers, in the format of `ldtilecfg`.
     #[repr(C, align(64))]
     struct Shapes {
         palette: u8,
@@ -585,7 +582,7 @@ mod x86 {
         rows: [u8; 16],
     }
 
-    /// Makes all tile registers 16 rows of 64 bytes.
+    /// Gives all tile registers 16 rows of 64 bytes.
     ///
     /// # Safety
     /// The process may use AMX ([`take_amx`]).
@@ -594,11 +591,11 @@ mod x86 {
         row_bytes[..8].fill(LINE as u16);
         rows[..8].fill(ROWS as u8);
         let shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: reads 64 bytes. Nothing that a compiler makes uses these registers.
+        // SAFETY: reads 64 bytes. No code that a compiler generates uses these registers.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly)) };
     }
 
-    /// Lets the tile registers go, so that they need not be kept when threads change.
+    /// Releases the tile registers, so that they need not be saved when threads are switched.
     ///
     /// # Safety
     /// The process may use AMX.
@@ -607,8 +604,8 @@ mod x86 {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Asks for the 16 lines of the tile after the next, which need not exist: rows come from the second level of the cache, where
-    /// outputs that were just multiplied are still in the first.
+    /// Prefetches the 16 lines of the tile after the next to the first-level cache; the address may be invalid. Rows come from the second
+    /// level, while outputs are still in the first.
     macro_rules! ahead {
         ($tile:literal) => {
             concat!(
@@ -621,13 +618,13 @@ mod x86 {
         };
     }
 
-    /// Two tiles of rows.
+    /// Multiplies two tiles of rows.
     ///
     /// # Safety
     /// As [`Tiles::multiply`].
     pub unsafe fn amx_tall(tiles: Tiles, sums: Sums, adds: bool) {
-        // SAFETY: reads `depth` tiles of 1 KiB from four places (what is asked for beyond is not read), and reads and writes four blocks
-        // of 16 rows of 64 bytes, all of which are there (caller).
+        // SAFETY: reads `depth` tiles of 1 KiB from four places (prefetches beyond them read nothing), and reads and writes four blocks of
+        // 16 rows of 64 bytes. All of these exist (caller).
         unsafe {
             asm!(
                 "test {adds:e}, {adds:e}",
@@ -680,7 +677,7 @@ mod x86 {
         }
     }
 
-    /// One tile of rows.
+    /// Multiplies one tile of rows.
     ///
     /// # Safety
     /// As [`Tiles::multiply`].
@@ -723,7 +720,7 @@ mod x86 {
         }
     }
 
-    /// Rounds `lines` times [`DEPTH`] numbers into rows of tiles, one after the other.
+    /// Rounds `lines` lines of [`DEPTH`] numbers into one row of consecutive tiles.
     ///
     /// # Safety
     /// The numbers and the rows are there.
@@ -739,7 +736,7 @@ mod x86 {
         }
     }
 
-    /// One tile of rows by vectors.
+    /// Multiplies one tile of rows with vector instructions.
     ///
     /// # Safety
     /// As [`Tiles::multiply`].

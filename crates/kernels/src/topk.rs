@@ -2,15 +2,15 @@
 
 use super::simd::{Simd, dispatch};
 
-/// Scores looked at to guess where the k-th largest lies.
+/// Scores in the sample that estimates the k-th largest.
 const SAMPLE: usize = 512;
 
 /// Positions of the `k` largest scores, ascending; equal scores favour the lower position.
 ///
 /// `k` above the length selects everything. Not-a-number counts as smallest.
 ///
-/// A sample at equal distances gives a bound that a little more than `k` scores exceed; one pass over all scores picks
-/// those, and only among them is the k-th found. What comes out does not depend on the guess, only the time does.
+/// A sample at equal distances gives a bound that a little more than `k` scores exceed. One pass over all scores collects those, and the
+/// k-th is found among them. The sample affects the time, not the result.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     if k >= scores.len() {
         return (0..scores.len() as u32).collect();
@@ -27,7 +27,7 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     found.keep(Cut { key, equal })
 }
 
-/// Positions, ascending, of scores that may be among the largest, and what each is [ordered] by.
+/// Ascending positions of scores that may be among the largest, with their [ordered] keys.
 ///
 /// [ordered]: ordered
 pub(super) struct Found {
@@ -35,19 +35,19 @@ pub(super) struct Found {
     pub keys: Vec<u32>,
 }
 
-/// Where those that are picked end.
+/// The last selected score.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut {
-    /// What the last one is [ordered] by.
+    /// Its [ordered] key.
     ///
     /// [ordered]: ordered
     pub key: u32,
-    /// How many that are equal to it are picked, the first ones.
+    /// How many scores with this key are selected, the earlier ones first.
     pub equal: usize,
 }
 
 impl Found {
-    /// Positions down to a cut.
+    /// The positions that the cut selects.
     pub fn keep(self, cut: Cut) -> Vec<u32> {
         let Self { mut positions, keys } = self;
         let (mut keys, mut equal) = (keys.iter(), cut.equal);
@@ -63,7 +63,7 @@ impl Found {
     }
 }
 
-/// At least `k` scores that no other exceeds.
+/// At least `k` scores that include the `k` largest.
 fn candidates(scores: &[f32], k: usize) -> Found {
     if let Some(bound) = bound(scores, k) {
         let found = above(scores, bound);
@@ -80,11 +80,11 @@ pub(super) fn all(scores: &[f32]) -> Found {
     Found { positions: (0..scores.len() as u32).collect(), keys }
 }
 
-/// A bound that at least `k` scores exceed, most likely, and not many more; `None` if a sample does not pay.
+/// A bound that, most likely, at least `k` scores exceed, and not many more. `None` if a sample would not pay.
 fn bound(scores: &[f32], k: usize) -> Option<f32> {
     let share = k as f64 / scores.len() as f64;
     let expected = share * SAMPLE as f64;
-    // Three standard deviations and a few beyond what is expected, so that a second pass is rare.
+    // Three standard deviations and three more than expected, so that a second pass is rare.
     let rank = (expected + 3.0 * (expected * (1.0 - share)).sqrt() + 3.0).ceil() as usize;
     if scores.len() < 4 * SAMPLE || 2 * rank > SAMPLE {
         return None;
@@ -95,21 +95,21 @@ fn bound(scores: &[f32], k: usize) -> Option<f32> {
     value.is_finite().then(|| value.next_down())
 }
 
-/// Bits that order as the numbers do; not-a-number is the smallest.
+/// Bits that sort as the numbers do. NaN sorts with negative infinity.
 pub(super) fn ordered(score: f32) -> u32 {
     let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
     let bits = score.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
-/// The number of [`ordered`] bits.
+/// The number whose [`ordered`] bits these are.
 fn sample_value(ordered: u32) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }
 
 dispatch! {
-    /// The `k`-th largest of at least `k` keys, which are looked at once for each of their bits: sums without a branch are
-    /// sooner done than a partition with many that cannot be foreseen.
+    /// The `k`-th largest of at least `k` keys, found bit by bit. Each bit takes a pass that counts keys without branching, which is faster
+    /// than a partition with unpredictable branches.
     fn largest[](keys: &[u32], k: usize) -> u32 = largest_kernel
 }
 
@@ -130,18 +130,18 @@ unsafe fn largest_kernel<S: Simd>(keys: &[u32], k: usize) -> u32 {
 }
 
 dispatch! {
-    /// Every score above `bound`, which is finite.
+    /// All scores above `bound`, which must be finite.
     pub(super) fn above[](scores: &[f32], bound: f32) -> Found = above_kernel
 }
 
 #[inline(always)]
 unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
-    /// Scores between two looks at the room that is left.
+    /// Scores between two reservations of room.
     const STRETCH: usize = 1024;
     let (mut positions, mut kept) = (Vec::<u32>::new(), Vec::<f32>::new());
     let (whole, mut count) = (scores.len() / S::LANES * S::LANES, 0);
     for begin in (0..whole).step_by(STRETCH) {
-        // Whole vectors are written behind what is kept.
+        // Whole vectors are written at the end, so room for one more is needed.
         positions.reserve(STRETCH + S::LANES);
         kept.reserve(STRETCH + S::LANES);
         for first in (begin..whole.min(begin + STRETCH)).step_by(S::LANES) {
@@ -155,7 +155,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
                 count += over.count_ones() as usize;
             }
         }
-        // SAFETY: so many have been written, and there is room for more.
+        // SAFETY: `count` elements have been written, and the room for them was reserved.
         unsafe {
             positions.set_len(count);
             kept.set_len(count);
@@ -165,7 +165,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
         positions.push(at as u32);
         kept.push(*score);
     }
-    // What exceeds a number is one.
+    // NaN exceeds no bound, so all kept scores are numbers.
     let mut keys = Vec::with_capacity(kept.len());
     for score in kept {
         keys.push(ordered(score));
@@ -174,8 +174,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
 }
 
 dispatch! {
-    /// Adds `offsets` to every row of `rows: [n][offsets]`, and puts out the position of each row's largest sum, the
-    /// first among equals.
+    /// Adds `offsets` to every row of `rows: [n][offsets]`, and appends the position of each row's largest sum, the first among equals.
     pub fn argmax_rows[](rows: &mut [f32], offsets: &[f32], found: &mut Vec<u32>) = argmax_rows_kernel
 }
 
@@ -245,7 +244,7 @@ mod tests {
         let wave = |i: usize| (i as f32 * 0.7).sin() * (i as f32 * 0.013).cos();
         let rows: [Vec<f32>; 8] = [
             (0..n).map(wave).collect(),
-            // What the sample sees is all low, or all high.
+            // The sample sees only low scores, or only high ones.
             (0..n).map(|i| if (0..SAMPLE).any(|s| s * n / SAMPLE == i) { -9.0 } else { wave(i) }).collect(),
             (0..n).map(|i| if (0..SAMPLE).any(|s| s * n / SAMPLE == i) { 9.0 } else { wave(i) }).collect(),
             (0..n).map(|i| -((i * 7 % 32) as f32)).collect(),

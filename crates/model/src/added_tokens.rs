@@ -1,8 +1,8 @@
-//! Special and added tokens that stand beside `tokenizer.json`, as transformers reads them.
+//! Special and added tokens from files beside `tokenizer.json`, read as in transformers.
 //!
-//! `tokenizer_config.json` may list them under `added_tokens_decoder`. Where it does not, transformers reads
-//! `special_tokens_map.json`, which wins over `tokenizer_config.json`, and `added_tokens.json`. What of them `tokenizer.json`
-//! does not have as an added token becomes one, so that it is never split.
+//! `tokenizer_config.json` may list them under `added_tokens_decoder`. If it does not, transformers reads `added_tokens.json` and
+//! `special_tokens_map.json`, which has priority over `tokenizer_config.json`. A token of these files that `tokenizer.json` does not have
+//! as an added token becomes one, so that it is never split.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,18 +13,18 @@ use super::texts::{ModelTexts, TextFile, object, token_text};
 use spattn_base::error::UsageError;
 use spattn_base::foreign::contain;
 
-/// The key of `tokenizer_config.json` that makes the older files needless.
+/// If `tokenizer_config.json` has this key, the older files are not read.
 const DECODER: &str = "added_tokens_decoder";
-/// The keys of special tokens, as transformers knows them.
+/// The keys of special tokens in transformers.
 const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// The keys of lists of further special tokens.
 const LISTS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
-/// Tokens that a note names, the rest is counted.
+/// How many tokens a note shows; the others are counted.
 const SHOWN: usize = 4;
-/// Characters of a token that a note shows.
+/// How many characters of a token a note shows.
 const LONGEST: usize = 60;
 
-/// `tokenizer_config.json`, with what `special_tokens_map.json` says where that is read.
+/// `tokenizer_config.json`, and `special_tokens_map.json` if it is read.
 ///
 /// # Errors
 /// A file that is no JSON object, with its name.
@@ -36,17 +36,17 @@ pub(super) fn settings(files: &ModelTexts) -> Result<Map<String, Value>, UsageEr
     Ok(settings)
 }
 
-/// Whether the older files are read beside a `tokenizer_config.json` of this text.
+/// Whether the older files are read, if `tokenizer_config.json` has this text.
 pub(super) fn needs_older_files(tokenizer_config: Option<&str>) -> bool {
-    // A malformed one is told of when it is read.
+    // A malformed file is reported when it is read.
     let settings = tokenizer_config.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
     settings.is_none_or(|settings| !settings.contains_key(DECODER))
 }
 
-/// Adds the tokens that `tokenizer.json` lacks or does not mark; returns what the user should know, a line each.
+/// Adds the tokens that `tokenizer.json` lacks or has as plain ones. Returns notes for the user, one line each.
 ///
 /// # Errors
-/// A file that is malformed, with its name.
+/// A malformed file, with its name.
 pub(super) fn add(
     inner: &mut tokenizers::Tokenizer,
     files: &ModelTexts,
@@ -56,7 +56,7 @@ pub(super) fn add(
     let known = inner.get_added_tokens_decoder();
     let (file, mut listed) = listed(files, settings)?;
     if !settings.contains_key(DECODER) {
-        // Of the older file, ids that tokenizer.json lists itself do not count.
+        // Entries of `added_tokens.json` whose ids `tokenizer.json` lists too are dropped: its own entries count.
         listed.retain(|id, _| !known.contains_key(id));
     }
     let is_lacking = |token: &&AddedToken| inner.token_to_id(&token.content).is_none();
@@ -82,7 +82,7 @@ pub(super) fn add(
     Ok(notes)
 }
 
-/// Normalisers of the file are run on tokens, and may be such as their own code did not expect.
+/// Adds tokens. The file's normalizer runs on them; if that panics, it is an error.
 fn extend(inner: &mut tokenizers::Tokenizer, files: &ModelTexts, tokens: Vec<AddedToken>) -> Result<(), UsageError> {
     if tokens.is_empty() {
         return Ok(());
@@ -94,7 +94,7 @@ fn extend(inner: &mut tokenizers::Tokenizer, files: &ModelTexts, tokens: Vec<Add
     Ok(())
 }
 
-/// The tokens with ids of `tokenizer_config.json`, or else of `added_tokens.json`, in the order of ids; and which file they are of.
+/// The tokens of `tokenizer_config.json`, or else of `added_tokens.json`, by id; and the name of that file.
 fn listed(
     files: &ModelTexts,
     settings: &Map<String, Value>,
@@ -139,8 +139,8 @@ fn special_texts(settings: &Map<String, Value>) -> impl Iterator<Item = &str> {
     named.chain(lists).filter_map(token_text)
 }
 
-/// Marks special tokens that `tokenizer.json` has as plain ones. One that it does not have at all would be a row of the
-/// embeddings that nobody trained, or none.
+/// Marks special tokens that `tokenizer.json` has as plain ones. Tokens that it lacks are not added: their rows of the embeddings would be
+/// untrained, or missing.
 fn mark_special(
     inner: &mut tokenizers::Tokenizer,
     files: &ModelTexts,
@@ -155,7 +155,7 @@ fn mark_special(
     extend(inner, files, unmarked)
 }
 
-/// Notes on special tokens that the tokenizer does not have.
+/// Notes on special tokens that the tokenizer lacks.
 fn unknown(inner: &tokenizers::Tokenizer, files: &ModelTexts, settings: &Map<String, Value>) -> Vec<String> {
     let note = |(key, effect): (&str, &str)| {
         let text = settings.get(key).and_then(token_text).filter(|text| inner.token_to_id(text).is_none())?;

@@ -1,7 +1,7 @@
-//! Chat templates: a conversation becomes the text the model was trained to see.
+//! Chat templates: render a conversation as the text that the model was trained on.
 //!
 //! Templates are Jinja written for Python; [`jinja`](super::jinja) runs them, so that the text equals that of Hugging Face's
-//! `apply_chat_template`. Tokens are the business of [`tokenizer`](super::tokenizer).
+//! `apply_chat_template`. [`tokenizer`](super::tokenizer) turns it into tokens.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
@@ -12,14 +12,14 @@ use spattn_base::error::UsageError;
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// Whose turn it is: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text of the turn.
     pub content: String,
 }
 
 impl Message {
-    /// What the assistant is told before all turns.
+    /// A system prompt.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".to_owned(), content: content.into() }
     }
@@ -30,7 +30,7 @@ impl Message {
     }
 }
 
-/// A chat template that was read.
+/// A parsed chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     template: Template,
@@ -38,18 +38,18 @@ pub struct ChatTemplate {
     tokens: Vec<(String, String)>,
 }
 
-/// What a user can do about a template that does not work.
+/// What a user can do if a template does not work.
 const HINT: &str = "--no-chat leaves the template out; or mend the template in a copy of the model's folder";
 
-/// Characters of a fault that are shown: a template may raise a message of any length.
+/// How many characters of a fault are shown: a template may raise a message of any length.
 const SHOWN: usize = 300;
 
 impl ChatTemplate {
-    /// Reads a template; `file` names it in errors, `bos` and `eos` are the texts of the special
-    /// tokens it may print (`bos_token`, `eos_token`).
+    /// Parses a template. `file` names it in errors; `bos` and `eos` are the texts of the special tokens that it may print (`bos_token`,
+    /// `eos_token`).
     ///
     /// # Errors
-    /// A syntax error or what is not supported, with its line.
+    /// A syntax error, or something that is not supported, with its line.
     pub fn parse(source: &str, file: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, UsageError> {
         let template = Template::parse(source).map_err(|fault| told(file, "cannot be read", &fault))?;
         let mut chat = Self { template, file: file.to_owned(), tokens: Vec::new() };
@@ -59,7 +59,7 @@ impl ChatTemplate {
         Ok(chat)
     }
 
-    /// The same with the text of another special token that it may print, such as `unk_token`.
+    /// Adds the text of another special token that it may print, such as `unk_token`.
     pub fn with_token(mut self, name: &str, token: &str) -> Self {
         self.tokens.push((name.to_owned(), token.to_owned()));
         self
@@ -70,12 +70,12 @@ impl ChatTemplate {
         &self.file
     }
 
-    /// The text of a conversation, up to the place where the assistant's answer starts.
+    /// Renders a conversation, up to the place where the assistant's answer starts.
     ///
-    /// `variables` are further names the template may look at, such as `enable_thinking`.
+    /// `variables` are further variables of the template, such as `enable_thinking`.
     ///
     /// # Errors
-    /// If the template refuses the conversation (`raise_exception`), fails, or takes too much time or memory.
+    /// If the template refuses the conversation (`raise_exception`), fails, or exceeds a limit.
     pub fn render(
         &self,
         messages: &[Message],
@@ -85,7 +85,7 @@ impl ChatTemplate {
         let null = serde_json::Value::Null;
         context.insert("messages".to_owned(), serde_json::to_value(messages).unwrap_or(null.clone()));
         context.insert("add_generation_prompt".to_owned(), true.into());
-        // Present but empty, as the reference passes them.
+        // Defined but empty, as in transformers.
         context.insert("tools".to_owned(), null.clone());
         context.insert("documents".to_owned(), null);
         for (name, token) in &self.tokens {
@@ -94,13 +94,13 @@ impl ChatTemplate {
         self.template.render(&context).map_err(|fault| told(&self.file, "fails", &fault))
     }
 
-    /// An error about what the template does, with a hint.
+    /// An error about the template, with a hint.
     pub fn fault(&self, what: &str) -> UsageError {
         UsageError::new(format!("{}: the chat template {what}", self.file)).hint(HINT)
     }
 }
 
-/// A fault as one line of bounded length, without characters that a terminal would act on.
+/// A fault as one line of limited length, without control characters that a terminal would obey.
 fn told(file: &str, how: &str, fault: &Fault) -> UsageError {
     let line = fault.line.map_or(String::new(), |line| format!("line {line}: "));
     let plain = |c: char| if c.is_control() { ' ' } else { c };

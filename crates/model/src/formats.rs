@@ -1,23 +1,23 @@
-//! Checkpoints in formats that are not read, called by their names: by the files of a folder or repository, by the settings
-//! of `config.json`, or by the tensors.
+//! Recognises checkpoint formats that cannot be read, by the files of a folder or repository, by the settings of `config.json`, or by the
+//! tensors.
 //!
-//! Without this they would be told of as a file or a tensor that is missing, as if something were broken.
+//! Without this, the error would name a missing file or tensor, as if something were broken.
 
 use serde_json::Value;
 use spattn_base::error::UsageError;
 
 use super::files::{FOLDER_HINT, INDEX_FILE, SINGLE_FILE};
 
-/// What a checkpoint is, and what to do about it.
+/// A format, and what the user can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
-    /// What it is, to follow `it is` or `it holds`.
+    /// Name of the format, to follow `it is` or `it holds`.
     pub what: &'static str,
     /// What the user can do.
     pub hint: &'static str,
 }
 
-/// The base of a quantised model is what can be read.
+/// For a quantised model: its base model can be read.
 const UNQUANTISED: &str = "give the model that it was quantised from, in BF16, F16 or F32";
 const MERGE: &str = "merge it into its base model (peft: `merge_and_unload()`, then `save_pretrained`) and give that folder, or give \
                      the base model";
@@ -33,13 +33,13 @@ const ORIGINAL: Format = Format {
     hint: "give the repository in the Hugging Face layout (often its name ends in `-hf`), or convert it with transformers",
 };
 
-/// A format, and which names of files, in small letters, are its own.
+/// A format, and a test for names of its files, in lower case.
 struct Files {
     format: Format,
     has: fn(&str) -> bool,
 }
 
-/// What comes first is told of.
+/// The first match is reported.
 const FILES: [Files; 13] = [
     Files { format: GGUF, has: |name| name.ends_with(".gguf") || name.starts_with("ggml") },
     Files {
@@ -96,18 +96,18 @@ const FILES: [Files; 13] = [
 ];
 
 fn is_any(name: &str, endings: &[&str]) -> bool {
-    // The arguments of a training lie beside many a model.
+    // Many models come with the arguments of their training.
     name != "training_args.bin" && endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Whether a file, in small letters, belongs to a PEFT adapter.
+/// Whether a file belongs to a PEFT adapter; `name` is in lower case.
 pub(super) fn is_adapter(name: &str) -> bool {
     name.starts_with("adapter_config.json") || name.starts_with("adapter_model.")
 }
 
-/// The format that files of these names are in, with the first such name; `None` if none of them says.
+/// The format of files with these names, and the first such name; `None` if no name tells.
 pub(super) fn of_files<S: AsRef<str>>(names: &[S]) -> Option<(Format, &str)> {
-    // Weights are at the top of a repository, other formats sometimes in a folder.
+    // A format's files may be in a folder of a repository.
     let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
     FILES.iter().find_map(|files| {
         let name = names.iter().map(AsRef::as_ref).find(|name| (files.has)(&last(name)))?;
@@ -115,9 +115,9 @@ pub(super) fn of_files<S: AsRef<str>>(names: &[S]) -> Option<(Format, &str)> {
     })
 }
 
-/// The error of a folder or repository without a file that every model has, with what it holds instead.
+/// The error for a folder or repository that lacks a file that every model has; says what it holds instead.
 pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
-    // Where the weights are as they should be, only the file is lacking.
+    // If the weights are in the right format, only the file is missing.
     let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
     match of_files(names).filter(|_| !has_weights) {
         Some((format, name)) => {
@@ -127,7 +127,7 @@ pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
     }
 }
 
-/// The ways to quantise that `quantization_config.quant_method` names, and what people call them.
+/// Values of `quantization_config.quant_method`, and the methods' usual names.
 const METHODS: [(&str, &str); 13] = [
     ("gptq", "GPTQ"),
     ("awq", "AWQ"),
@@ -144,13 +144,13 @@ const METHODS: [(&str, &str); 13] = [
     ("auto-round", "AutoRound"),
 ];
 
-/// The keys of `config.json` that say that weights are quantised: that of transformers, of older compressed-tensors, and of MLX.
+/// Keys of `config.json` for quantised weights: of transformers, of older compressed-tensors, and of MLX.
 pub(super) const QUANTISED_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
-/// What to do about a model that [`quantised_by`] names.
+/// The hint for a quantised model.
 pub(super) const QUANTISED_HINT: &str = "give the model that it was quantised from, in BF16, F16 or F32; or take the key out, if the weights \
                                          are not quantised";
 
-/// What a setting of one of [`QUANTISED_KEYS`] says that weights are quantised by.
+/// How weights are quantised, by the setting of one of [`QUANTISED_KEYS`].
 pub(super) fn quantised_by(key: &str, setting: &Value) -> String {
     const LONGEST: usize = 40;
     let stated = setting["quant_method"].as_str().map(|method| method.chars().take(LONGEST).collect::<String>());
@@ -174,13 +174,13 @@ fn bits(setting: &Value) -> Option<u64> {
     }
 }
 
-/// A format, and what names of tensors in it have that no other has.
+/// A format, and a test for names that only its tensors have.
 struct Tensors {
     format: Format,
     has: fn(&str) -> bool,
 }
 
-/// What comes first is told of.
+/// The first match is reported.
 const TENSORS: [Tensors; 12] = [
     Tensors {
         format: ADAPTER,
@@ -235,7 +235,7 @@ const TENSORS: [Tensors; 12] = [
     },
 ];
 
-/// The format that tensors of these names are in, with the first such name; `None` if none of them says.
+/// The format of tensors with these names, and the first such name; `None` if no name tells.
 pub(super) fn of_tensors<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<(Format, &'a str)> {
     TENSORS.iter().find_map(|tensors| Some((tensors.format, names.clone().find(|name| (tensors.has)(name))?)))
 }

@@ -1,9 +1,9 @@
-//! Chat templates that a text was put into before: told by what a template writes around the user's turn.
+//! Detects texts that have been put into a chat template already.
 //!
-//! Programs that prepare benchmarks write whole prompts (RULER's `prepare.py --model_template_type meta-chat`). Such a text in
-//! a model's own template would be a turn within a turn.
+//! Programs that prepare benchmarks may write whole prompts (RULER's `prepare.py --model_template_type meta-chat`). In a model's own
+//! template, such a text would be a turn within a turn.
 
-/// What whole prompts begin with, of whatever model: those of RULER's `template.py`, and the openings of usual templates.
+/// Beginnings of whole prompts: those of RULER's `template.py`, and of common templates.
 const OPENINGS: [&str; 29] = [
     "[INST]",
     "<s>[INST]",
@@ -33,11 +33,11 @@ const OPENINGS: [&str; 29] = [
     "<｜User｜>",
     "A chat between a curious user and an artificial intelligence assistant.",
     "You are a helpful assistant. USER:",
-    // RWKV's, which has words of the assistant before the user's.
+    // RWKV's template, which begins with a made-up exchange.
     "User: hi\n\nAssistant: Hi. I am your assistant",
 ];
 
-/// What whole prompts end with: the beginning of the answer's turn, where a system prompt may come before the user's.
+/// Ends of whole prompts: the opening of the answer. A system prompt may come before the user's turn, so the beginning may differ.
 const ENDINGS: [&str; 6] = [
     "[/INST]",
     "<|im_start|>assistant",
@@ -47,8 +47,8 @@ const ENDINGS: [&str; 6] = [
     "<｜Assistant｜>",
 ];
 
-/// Words that open the first turn and the answer's: a text that begins with the one and ends with the other is a dialogue that
-/// waits for its next turn. `Question:` and `Answer:` are not among them, as prompts of examples are written so.
+/// Words that open the first turn, and the answer. A text that begins with the first and ends with the second is a dialogue that waits for
+/// its next turn. `Question:` and `Answer:` are not listed, as few-shot prompts use them.
 const TURNS: [(&str, &str); 5] = [
     ("User:", "Assistant:"),
     ("USER:", "ASSISTANT:"),
@@ -57,25 +57,25 @@ const TURNS: [(&str, &str); 5] = [
     ("### Instruction:", "### Response:"),
 ];
 
-/// Special tokens that documents hold as well, as tags of HTML.
+/// Special tokens that also occur in documents, as HTML tags.
 const TAGS: [&str; 2] = ["<s>", "</s>"];
 
-/// What a model's own template writes.
+/// What a model's own template writes around the user's turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Around<'a> {
     /// Before the user's turn.
     pub before: &'a str,
-    /// Behind it, up to the answer.
+    /// Behind the user's turn, up to the answer.
     pub after: &'a str,
     /// The texts of the model's special tokens.
     pub special: &'a [String],
 }
 
-/// The first sign in a user's turn that it has been put into a chat template; `None` if there is none.
+/// The first sign in a user's turn that it has been put into a chat template already; `None` if there is none.
 pub fn found<'t>(user: &'t str, own: &Around<'_>) -> Option<&'t str> {
     let text = user.trim();
     let at = |mark: &str| text.find(mark).map(|at| &text[at..at + mark.len()]);
-    // A special token in the user's words ends his turn for the model.
+    // A special token in the user's turn would end the turn for the model.
     let is_own = |token: &&String| own.before.contains(token.as_str()) || own.after.contains(token.as_str());
     let is_sign = |token: &&String| !token.trim().is_empty() && !TAGS.contains(&token.as_str());
     let special = || own.special.iter().filter(is_own).filter(is_sign).find_map(|token| at(token));
@@ -86,17 +86,17 @@ pub fn found<'t>(user: &'t str, own: &Around<'_>) -> Option<&'t str> {
     special().or_else(opening).or_else(ending).or_else(dialogue).or_else(|| between(text, own))
 }
 
-/// The part of a text that it ends with.
+/// The end of the text that is as long as `ending`.
 fn last<'t>(text: &'t str, ending: &str) -> Option<&'t str> {
     text.get(text.len().checked_sub(ending.len())?..)
 }
 
-/// Whether a text ends with these words, and not in the middle of another.
+/// Whether a text ends with these words, after white space.
 fn ends_in_words(text: &str, ending: &str) -> bool {
     text.strip_suffix(ending).is_some_and(|before| before.ends_with(char::is_whitespace))
 }
 
-/// The end of a turn in a text that begins as the template's own turn does, or ends as it does.
+/// What the template writes behind a turn, if it occurs in a text that also begins like a turn of the template, or ends with it.
 fn between<'t>(text: &'t str, own: &Around<'_>) -> Option<&'t str> {
     let last = own.before.trim_end().lines().next_back().unwrap_or_default();
     let opening = own.special.iter().fold(last.to_owned(), |line, token| line.replace(token.as_str(), ""));
@@ -150,8 +150,8 @@ mod tests {
         assert!(sign(ruler, CHATML).is_some());
     }
 
-    /// The templates of `scripts/data/template.py` in NVIDIA's RULER and its forks, around a task, with and without the answer
-    /// prefix behind them; and other usual ones.
+    /// The templates in `scripts/data/template.py` of NVIDIA's RULER and its forks around a task, with and without an answer prefix; and
+    /// other common ones.
     #[test]
     fn a_text_in_any_of_rulers_templates_is_told() {
         for [before, after] in [
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Prompts as TREC's, SAMSum's, TriviaQA's, MeetingBank's and few-shot ones are written.
+    /// Prompts in the style of TREC, SAMSum, TriviaQA, MeetingBank and few-shot prompts.
     #[test]
     fn dialogues_and_examples_are_in_no_template() {
         for text in [

@@ -1,8 +1,7 @@
-//! What a `tokenizer.json` may ask for: parts that are known, texts that stay of their size, and patterns that end.
+//! Checks a `tokenizer.json`: its parts are known, its replacements do not let a text grow without limit, and its patterns end in time.
 //!
-//! A tokenizer's file is data from anyone. Its normalizer and decoder may replace text again and again, and its patterns may go back over a
-//! text without end. Both are looked at before the file is used, on its own words and on texts made up here; what a pattern does with
-//! every text cannot be known.
+//! A tokenizer's file comes from an untrusted source. Its normalizer and decoder may replace text again and again, and its patterns may
+//! backtrack without end. Both are tried before the file is used, on made-up texts; how long a pattern takes on every text cannot be known.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +9,16 @@ use fancy_regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many times longer replacements, one after the other, may make a text.
+/// How many times longer all replacements together may make a text.
 const MOST_GROWTH: f64 = 256.0;
 
-/// How long the patterns of a file may take for all texts tried.
+/// How long the patterns of a file may take on all made-up texts together.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The longest pattern, in bytes; those of known tokenizers have up to 700.
+/// The longest pattern, in bytes. Those of known tokenizers have up to 700.
 const LONGEST_PATTERN: usize = 20_000;
 
-/// How long the texts are on which patterns are tried, in characters.
+/// Length of the made-up texts, in characters.
 const TRIED: usize = 1000;
 
 #[derive(Deserialize)]
@@ -29,7 +28,7 @@ struct Parts {
     decoder: Option<Value>,
 }
 
-/// Checks the text of a `tokenizer.json`. A text that cannot be read is left to the tokenizer's own reader.
+/// Checks the text of a `tokenizer.json`. A text that is no valid JSON passes: the tokenizer's reader reports it.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -53,10 +52,10 @@ pub fn check(text: &str) -> Result<(), String> {
     try_all(&patterns)
 }
 
-/// A part of a tokenizer: its key, the key of the list that a `Sequence` of it has, and the kinds that are known.
+/// A part of a tokenizer: its key, the key of the list in a `Sequence` of such parts, and its known kinds.
 type Kinds = (&'static str, &'static str, &'static [&'static str]);
 
-/// All of them, by the tokenizers library.
+/// The parts, with the kinds of the tokenizers library.
 const KINDS: [Kinds; 5] = [
     ("model", "", &["BPE", "WordPiece", "WordLevel", "Unigram"]),
     (
@@ -120,8 +119,7 @@ const KINDS: [Kinds; 5] = [
     ),
 ];
 
-/// What the library's reader does not name: a part of a kind that it does not know. Returns what is wrong, and the kinds that
-/// there are.
+/// Finds a part whose kind the library does not know; the library's own error does not name it. Returns what is wrong, and the known kinds.
 pub fn unknown_kind(text: &str) -> Option<(String, String)> {
     let tokenizer: Value = serde_json::from_str(text).ok()?;
     KINDS.iter().find_map(|(part, list, known)| {
@@ -136,12 +134,12 @@ fn unknown_in<'a>(part: &'a Value, list: &str, known: &[&str]) -> Option<&'a str
     own.or_else(|| part[list].as_array()?.iter().find_map(|inner| unknown_in(inner, list, known)))
 }
 
-/// Whether a part replaces an empty text, which the library's own replacement gives up at.
+/// Whether a part replaces the empty text, on which the library fails.
 fn replaces_nothing(part: &Value) -> bool {
     part["type"] == "Replace" && part["pattern"]["String"] == "" || children(part).any(replaces_nothing)
 }
 
-/// How many times longer a text may be after all replacements in this part, one after the other.
+/// How many times longer a text can get by all replacements in this part, one after the other.
 fn growth(part: &Value) -> f64 {
     let own = match part["type"] == "Replace" {
         true => replacement_growth(&part["pattern"], part["content"].as_str().unwrap_or("")),
@@ -155,7 +153,7 @@ fn replacement_growth(pattern: &Value, content: &str) -> f64 {
     let content = content.chars().count() as f64;
     match pattern["String"].as_str() {
         Some(replaced) => (content / replaced.chars().count() as f64).max(1.0),
-        // Between any two characters, too.
+        // It also matches between any two characters.
         None if pattern["Regex"].as_str().is_some_and(matches_nothing) => content + 1.0,
         None => content.max(1.0),
     }
@@ -173,7 +171,7 @@ fn children(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
     }
 }
 
-/// All patterns in a part.
+/// Collects all patterns in a part.
 fn collect<'a>(part: &'a Value, patterns: &mut Vec<&'a str>) {
     patterns.extend(part["Regex"].as_str());
     children(part).for_each(|child| collect(child, patterns));
@@ -202,7 +200,7 @@ fn try_all(patterns: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Texts of one kind of character, which patterns that go back take longest for, with another at the end.
+/// Runs of one piece and then another character: on these, patterns that backtrack take longest.
 fn texts() -> Vec<String> {
     let pieces = ["a", "A", " ", "1", ".", "\n", "é", "中", "ab", "a ", "a1", "(", "Aa", " \n"];
     pieces.iter().map(|piece| piece.repeat(TRIED / piece.chars().count()) + "!").collect()
@@ -258,7 +256,7 @@ mod tests {
             let (what, hint) = named(tokenizer).unwrap();
             assert!(what == said && hint.starts_with("known: ") && hint.contains(known), "{what} {hint}");
         }
-        // What a replacement is called by, and what a vocabulary holds, are no kinds.
+        // Neither `content` nor entries of a vocabulary are kinds.
         let fine = json!({
             "model": {"type": "BPE", "vocab": {"type": 0}}, "normalizer": {"type": "Prepend", "prepend": "x"},
             "pre_tokenizer": null, "post_processor": {"type": "TemplateProcessing", "special_tokens": {"type": "x"}},
@@ -293,7 +291,7 @@ mod tests {
 
     #[test]
     fn patterns_of_known_tokenizers_pass() {
-        // Of GPT-2, and of the kind that Llama 3, Qwen 2 and GPT-4o have.
+        // Patterns of GPT-2, and of the kind that Llama 3, Qwen 2 and GPT-4o use.
         for pattern in [
             r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

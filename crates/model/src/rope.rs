@@ -1,9 +1,8 @@
-//! Rotary position embedding: frequencies of each scaling variant, tables of cos and sin, rotation.
+//! Rotary position embedding (RoPE): frequencies of each scaling variant, tables of cos and sin, rotation.
 //!
-//! All variants follow the arithmetic of the reference implementation (Hugging Face transformers),
-//! rounding to `f32` at the same places, because at position 100,000 one unit in the last place of a
-//! frequency is an angle of several thousandths. A head of `d` channels is rotated in pairs
-//! `(i, i + d/2)`. Parsing the parameters is [`config`](super::config)'s business.
+//! All variants follow the arithmetic of the reference implementation (Hugging Face transformers) and round to `f32` at the same places: at
+//! position 100,000, one unit in the last place of a frequency changes the angle by several thousandths. A head of `d` channels is rotated
+//! in pairs `(i, i + d/2)`. [`config`](super::config) parses the parameters.
 
 use std::f64::consts::PI;
 
@@ -21,8 +20,8 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// For heads of `head_dim` (even) channels; `max_positions` is the config's
-    /// `max_position_embeddings`, the trained length of `dynamic` scaling.
+    /// RoPE for heads of `head_dim` channels (even). `max_positions` is `max_position_embeddings` of the config: the trained length, for
+    /// `dynamic` scaling.
     pub fn new(config: &RopeConfig, head_dim: usize, max_positions: usize) -> Self {
         Self { config: config.clone(), head_dim, max_positions }
     }
@@ -32,13 +31,11 @@ impl Rope {
         self.head_dim
     }
 
-    /// Longest sequence up to which [`frequencies`](Self::frequencies) do not depend on the length;
-    /// `None` if they never do.
+    /// The longest sequence up to which [`frequencies`](Self::frequencies) do not depend on the length; `None` if they never do.
     ///
-    /// Only `dynamic` scaling depends on it. The reference recomputes the frequencies from the length
-    /// of the forward pass and leaves the keys that are already cached as they are. So prompt tokens
-    /// are rotated with the frequencies of the prompt's length, and each generated token with those
-    /// of the length that it makes.
+    /// Only the frequencies of `dynamic` scaling depend on it. The reference recomputes them from the length of each forward pass and
+    /// leaves cached keys as they are. So prompt tokens are rotated with the frequencies for the prompt's length, and each generated token
+    /// with those for the length including it.
     pub fn fixed_up_to(&self) -> Option<usize> {
         match self.config.scaling {
             RopeScaling::Dynamic { .. } => Some(self.max_positions),
@@ -46,8 +43,8 @@ impl Rope {
         }
     }
 
-    /// Inverse frequencies (radians a position, `head_dim / 2` of them) for a sequence of
-    /// `sequence_length` tokens, and the factor on cos and sin.
+    /// Inverse frequencies (radians per position, `head_dim / 2` of them) for a sequence of `sequence_length` tokens, and the factor on cos
+    /// and sin.
     pub fn frequencies(&self, sequence_length: usize) -> (Vec<f32>, f32) {
         let theta = self.config.theta;
         match &self.config.scaling {
@@ -70,15 +67,15 @@ impl Rope {
         }
     }
 
-    /// Writes cos and sin (`head_dim / 2` each) of one position in a sequence of `sequence_length` tokens.
+    /// Writes cos and sin (`head_dim / 2` each) for one position in a sequence of `sequence_length` tokens.
     pub fn row(&self, position: usize, sequence_length: usize, cos: &mut [f32], sin: &mut [f32]) {
         let (inverse, scaling) = self.frequencies(sequence_length);
         fill_row(&inverse, scaling, position, cos, sin);
     }
 
-    /// `theta^(2i/d)` for each pair.
+    /// `theta^(2i/d)` for each pair `i`.
     fn periods(&self, theta: f64) -> impl Iterator<Item = f32> {
-        // The reference raises in f32; f64 rounded once is the same to the last place, on any platform.
+        // The reference computes powers in f32. F64 rounded once agrees to the last place, on any platform.
         let (d, theta) = (self.head_dim, f64::from(theta as f32));
         (0..d / 2).map(move |i| theta.powf(f64::from((2 * i) as f32 / d as f32)) as f32)
     }
@@ -87,7 +84,7 @@ impl Rope {
         self.periods(theta).map(|p| 1.0 / p).collect()
     }
 
-    /// The base that NTK scaling gives a sequence longer than the trained length.
+    /// The base of NTK scaling for a sequence longer than the trained length.
     fn dynamic_theta(&self, factor: f64, sequence_length: usize) -> f64 {
         let (theta, d) = (self.config.theta, self.head_dim as f64);
         if sequence_length <= self.max_positions || self.head_dim <= 2 {
@@ -123,7 +120,7 @@ fn yarn_attention_factor(yarn: &YarnScaling) -> f64 {
     }
 }
 
-/// First and last pair of YaRN's ramp from kept to divided frequencies.
+/// First and last pair of YaRN's ramp, from unchanged frequencies to divided ones.
 fn yarn_ramp(yarn: &YarnScaling, head_dim: usize, theta: f64) -> (f64, f64) {
     let d = head_dim as f64;
     let pair_of =
@@ -133,7 +130,7 @@ fn yarn_ramp(yarn: &YarnScaling, head_dim: usize, theta: f64) -> (f64, f64) {
         (low, high) = (low.floor(), high.ceil());
     }
     let (low, high) = (low.max(0.0), high.min(d - 1.0));
-    // A ramp of no width would divide by zero.
+    // A ramp of width zero would divide by zero.
     if low == high { (low, high + 0.001) } else { (low, high) }
 }
 
@@ -160,8 +157,7 @@ impl Llama3Band {
 
 /// Cos and sin for positions `0..len`, computed once and extended on demand.
 ///
-/// The frequencies are those of one sequence length; where they depend on it
-/// ([`Rope::fixed_up_to`]), a longer sequence needs a table of its own.
+/// The frequencies are those for one sequence length. If they depend on it ([`Rope::fixed_up_to`]), a longer sequence needs another table.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     inverse: Vec<f32>,
@@ -170,7 +166,7 @@ pub struct RopeTable {
     sin: Vec<f32>,
 }
 
-/// Positions that are worth a thread of their own.
+/// Positions for each unit of parallel work.
 const PIECE: usize = 256;
 
 impl RopeTable {
@@ -217,15 +213,15 @@ impl RopeTable {
     }
 }
 
-/// Moves rotated heads to other positions, by the frequencies they were rotated with.
+/// Moves rotated heads to other positions, with the frequencies that they were rotated with.
 #[derive(Debug, Clone)]
 pub struct Turn {
     inverse: Vec<f32>,
 }
 
 impl Turn {
-    /// For vectors of a sequence of up to `sequence_length` tokens; `None` if the frequencies change within
-    /// it, so that no turn leads from one position to another.
+    /// For heads of a sequence of up to `sequence_length` tokens; `None` if the frequencies change within it, since then no turn maps one
+    /// position to another.
     pub fn new(rope: &Rope, sequence_length: usize) -> Option<Self> {
         let fixed = rope.fixed_up_to().is_none_or(|limit| sequence_length <= limit);
         fixed.then(|| Self { inverse: rope.frequencies(sequence_length).0 })

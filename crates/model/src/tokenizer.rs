@@ -1,10 +1,9 @@
-//! From a user's turn to token ids and back.
+//! Turns a user's turn into token ids, and ids into text.
 //!
-//! A prompt is rendered as one text (chat template, user's turn, opened answer) and split once, so
-//! that no token boundary is forced at the question; exactly one BOS results for every model that
-//! has one. Wrong numbers of BOS tokens and missed EOS ids are the commonest reasons for scores that
-//! do not reproduce, so both are decided here and nowhere else. Rendering is in
-//! [`chat`](super::chat).
+//! A prompt is rendered as one text (chat template, user's turn, opened answer) and split once, so that no token boundary is forced at the
+//! question. If the tokenizer adds a BOS, and the template has printed one, the prompt still begins with only one. Wrong numbers of BOS
+//! tokens and missed EOS ids are the commonest reasons for scores that do not reproduce, so both are decided here and nowhere else.
+//! Rendering is in [`chat`](super::chat).
 
 use std::collections::BTreeMap;
 
@@ -22,26 +21,26 @@ use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::foreign::contain;
 use spattn_hub::checksum::sha256_hex;
 
-/// Special tokens that end a turn in some family even where no config says so.
+/// Special tokens that end a turn in some model family, even if no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
 
-/// Special tokens beside BOS and EOS that chat templates may print by these names.
+/// Special tokens beside BOS and EOS that chat templates may print, by their keys.
 const OTHER_TOKENS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A turn of the user that occurs in no template.
+/// A user's turn that occurs in no template.
 const MARK: &str = "\u{1}the user's turn\u{1}";
 /// Another one.
 const OTHER_MARK: &str = "\u{1}another turn of the user\u{1}";
 
-/// How prompts are made.
+/// How prompts are rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizerOptions {
     /// Whether the chat template is used, if the model has one.
     pub chat: bool,
-    /// Whether templates that can switch it let the model think before it answers. Off by default:
-    /// the answers of long-context tasks are scored from their first few tokens.
+    /// Whether the model may think before it answers, if its template can switch that. Off by default: answers of long-context tasks are
+    /// scored from their first few tokens.
     pub thinking: bool,
-    /// What the chat template is told before the user's turn.
+    /// The system prompt, for the chat template.
     pub system: Option<String>,
 }
 
@@ -51,7 +50,7 @@ impl Default for TokenizerOptions {
     }
 }
 
-/// A prompt in tokens, with what is needed to find a place in it again.
+/// A prompt in tokens, with the offsets that relate tokens to its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptTokens {
     /// Token ids.
@@ -64,13 +63,13 @@ pub struct PromptTokens {
     pub user_start: usize,
     /// Bytes that the template removed from the start of the user's turn (white space).
     pub user_cut: usize,
-    /// How many BOS tokens `ids` has; 1, unless the model has none or the user wrote one.
+    /// How many BOS tokens `ids` has: 1, unless the tokenizer adds none or the user's text contains some.
     pub bos_count: usize,
 }
 
 impl PromptTokens {
-    /// Index of the first token that contains a byte of `text` at or after `byte`; the number of
-    /// tokens if none does. A token that straddles `byte` belongs to what starts there.
+    /// Index of the first token that contains a byte of `text` at or after `byte`; the number of tokens if none does. A token that
+    /// straddles `byte` counts.
     pub fn token_at(&self, byte: usize) -> usize {
         self.offsets.iter().position(|(_, end)| *end > byte).unwrap_or(self.ids.len())
     }
@@ -86,12 +85,12 @@ impl PromptTokens {
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     file: String,
-    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    /// What the tokenizer puts in front of a text: a BOS for most models.
     front: Vec<u32>,
     bos: Option<u32>,
     eos: Vec<u32>,
     chat: Option<ChatTemplate>,
-    /// SHA-256 of the template in use and of the tokens that it may print.
+    /// SHA-256 of the template in use and the special tokens that it may print.
     chat_sha256: Option<String>,
     options: TokenizerOptions,
     sha256: String,
@@ -100,10 +99,10 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a model.
+    /// Loads the tokenizer of a model.
     ///
     /// # Errors
-    /// A file that is malformed, with its name; a system prompt for which there is no chat template, or no place in it.
+    /// A malformed file, with its name; a system prompt without a chat template, or with one that ignores it.
     pub fn load(files: &ModelTexts, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
         let settings = added_tokens::settings(files)?;
         let mut notes = Vec::new();
@@ -121,7 +120,7 @@ impl Tokenizer {
                 (None, None) => {}
             }
         }
-        // What is put in front is known by now, and post-processors change offsets.
+        // `front` holds what the post-processor adds, and post-processors change offsets.
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         let mut eos = config.eos_ids.clone();
         if let Some(file) = &files.generation_config {
@@ -151,7 +150,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Makes sure that a system prompt is seen by the model.
+    /// Checks that the system prompt gets into prompts.
     fn check_system(&self) -> Result<(), UsageError> {
         let Some(system) = &self.options.system else { return Ok(()) };
         let Some(chat) = &self.chat else {
@@ -168,7 +167,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of a conversation in which the user has said this.
+    /// Renders a conversation with this user's turn.
     fn said(&self, chat: &ChatTemplate, user: &str) -> Result<String, UsageError> {
         let mut variables = Map::new();
         variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
@@ -176,7 +175,7 @@ impl Tokenizer {
         chat.render(&system.chain([Message::user(user)]).collect::<Vec<_>>(), &variables)
     }
 
-    /// Whether prompts go through a chat template.
+    /// Whether prompts are rendered with a chat template.
     pub fn has_chat(&self) -> bool {
         self.chat.is_some()
     }
@@ -186,17 +185,17 @@ impl Tokenizer {
         &self.sha256
     }
 
-    /// Digest of what `tokenizer.json` says, however it is laid out.
+    /// SHA-256 of the JSON value of `tokenizer.json`, which does not depend on its layout.
     pub fn value_sha256(&self) -> &str {
         &self.value_sha256
     }
 
-    /// Has its file known by another SHA-256: of a file that says the same.
+    /// Sets the SHA-256 that [`sha256`](Self::sha256) returns to that of another file with the same value.
     pub fn record_as(&mut self, sha256: &str) {
         sha256.clone_into(&mut self.sha256);
     }
 
-    /// What determines prompts and where answers end besides `tokenizer.json`, as a run's identity holds it.
+    /// What determines prompts and the ends of answers beside `tokenizer.json`, for a run's identity.
     pub fn identity(&self) -> Value {
         json!({
             "added_tokens_sha256": self.added_sha256(),
@@ -208,18 +207,18 @@ impl Tokenizer {
         })
     }
 
-    /// SHA-256 of the tokens that are found in a text before it is split, which further files may add to.
+    /// SHA-256 of the added tokens, which are found in a text before it is split. Other files may add to those of `tokenizer.json`.
     fn added_sha256(&self) -> String {
         let added: BTreeMap<u32, tokenizers::AddedToken> = self.inner.get_added_tokens_decoder().into_iter().collect();
         sha256_hex(json!(added).to_string().as_bytes())
     }
 
-    /// What the user should know about how the files were read, a line each.
+    /// Notes for the user on how the files were read, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// How many BOS tokens a prompt begins with: a self-check. `None` if it begins with none and the tokenizer puts none there.
+    /// How many BOS tokens a prompt begins with, for a self-check; `None` if there are none and the tokenizer adds none.
     pub fn leading_bos(&self, ids: &[u32]) -> Option<usize> {
         let bos = self.bos?;
         let leading = ids.iter().take_while(|id| **id == bos).count();
@@ -231,23 +230,23 @@ impl Tokenizer {
         self.bos
     }
 
-    /// Ids that end a generation, sorted: all that any of the model's files names, and the usual
-    /// ends of a turn where the vocabulary has them as special tokens.
+    /// Ids that end a generation, sorted: those named in any of the model's files, and the usual ends of a turn that the vocabulary has as
+    /// special tokens.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
     }
 
-    /// Number of tokens, special ones included.
+    /// Number of tokens, special tokens included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// Id of a token by its text in the vocabulary.
+    /// Id of a token with this text in the vocabulary.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The prompt for a user's turn, with the start of the answer the model continues.
+    /// The prompt for a user's turn, with the beginning of the answer that the model continues.
     ///
     /// # Errors
     /// If the chat template fails or changes the user's words, or the text cannot be split.
@@ -255,7 +254,7 @@ impl Tokenizer {
         self.encode_rendered(self.render(user, answer_prefix)?)
     }
 
-    /// The same without a chat template, even if the model has one.
+    /// As [`encode_prompt`](Self::encode_prompt), without a chat template even if the model has one.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -276,13 +275,13 @@ impl Tokenizer {
         Ok(PromptTokens { ids, offsets, text, user_start, user_cut, bos_count })
     }
 
-    /// Number of tokens of [`encode_prompt`](Self::encode_prompt), for less work. Errors as there.
+    /// Number of tokens of [`encode_prompt`](Self::encode_prompt), at less cost. Errors as there.
     pub fn count_prompt(&self, user: &str, answer_prefix: &str) -> Result<usize, UsageError> {
         let ids = self.split(&self.render(user, answer_prefix)?.text)?;
         Ok(ids.len() + if self.needs_front(&ids) { self.front.len() } else { 0 })
     }
 
-    /// Ids of a text as it is, without chat template; with what belongs in front of a text if `front`.
+    /// Ids of a text, without chat template. If `front`, what belongs in front of a text is added.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -294,7 +293,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids of a text as it is, and the byte of it where each ends; nothing is put in front.
+    /// Ids of a text, and the byte at which each token ends; nothing is put in front.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -303,12 +302,12 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(_, end)| *end).collect()))
     }
 
-    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    /// What the tokenizer puts in front of a text: a BOS for most models.
     pub fn front(&self) -> &[u32] {
         &self.front
     }
 
-    /// The text of ids, special tokens left out.
+    /// The text of ids, without special tokens.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -316,7 +315,7 @@ impl Tokenizer {
         self.run(|| self.inner.decode(ids, true))
     }
 
-    /// The text of tokens, special ones included.
+    /// The text of ids, special tokens included.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
@@ -324,7 +323,7 @@ impl Tokenizer {
         self.run(|| self.inner.decode(ids, false))
     }
 
-    /// A sign that a user's turn was put into a chat template already, where it would be put into the model's own.
+    /// A sign that a user's turn has been put into a chat template already; `None` if there is none, or the model has no template.
     ///
     /// # Errors
     /// If the chat template fails.
@@ -337,8 +336,7 @@ impl Tokenizer {
         Ok(markup::found(user, &markup::Around { before, after, special: &special }))
     }
 
-    /// Tokens of a text, counted no further than past `most`. It is split piece by piece, and where pieces meet a token or two
-    /// may be counted more than of the whole.
+    /// Counts the tokens of a text, and stops beyond `most`. The text is split in pieces, so each border may add a token or two.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -361,7 +359,7 @@ impl Tokenizer {
         !self.front.is_empty() && ids.first() != self.front.first()
     }
 
-    /// Uses the tokenizer, which may be one that its own code did not expect.
+    /// Runs the tokenizer; if it panics on an unusual file, that is an error.
     fn run<T>(&self, encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, UsageError> {
         contain(encode).map_err(|e| self.failed(&e))?.map_err(|e| self.failed(&*e))
     }
@@ -375,7 +373,7 @@ impl Tokenizer {
             return Ok(Rendered::plain(user, answer_prefix));
         };
         let mut text = self.said(chat, user)?;
-        // Where the user's turn starts is where a text that occurs nowhere else would stand.
+        // The user's turn starts where the mark, which occurs nowhere else, is rendered.
         let marked = self.said(chat, MARK)?;
         let Some(start) = marked.find(MARK) else {
             let is_left_out = marked == self.said(chat, OTHER_MARK)?;
@@ -403,7 +401,7 @@ impl Rendered {
     }
 }
 
-/// Where the first piece of a text ends: before the last white space of some tens of kilobytes, if there is any.
+/// Where the first piece of a text ends: at the last white space in its first 64 KiB if that is in their second half, else after them.
 fn piece_end(text: &str) -> usize {
     const PIECE: usize = 1 << 16;
     if text.len() <= PIECE {
@@ -413,7 +411,7 @@ fn piece_end(text: &str) -> usize {
     text[..most].rfind(char::is_whitespace).filter(|at| *at > PIECE / 2).unwrap_or(most)
 }
 
-/// Bytes missing at the start of `user` in `rendered`, which templates may trim; `None` if more changed.
+/// Bytes missing at the start of `user` in `rendered`, since templates may trim it; `None` if it was changed otherwise.
 fn cut(user: &str, rendered: &str) -> Option<usize> {
     let left = user.trim_start();
     if rendered.starts_with(user) {
@@ -437,13 +435,14 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
     if inner.get_vocab_size(true) == 0 {
         return Err(UsageError::new(format!("{}: it has no tokens", file.name)));
     }
-    // Some files carry the truncation and padding of the tokenizer's training.
+    // Some files contain truncation and padding settings from the tokenizer's training.
     inner.with_truncation(None).map_err(|e| fault(&*e))?;
     inner.with_padding(None);
     Ok(inner)
 }
 
-/// Takes out what makes the same text other tokens each time: a run is to be repeatable, and models are evaluated without it.
+/// Removes a BPE model's dropout, which splits the same text differently each time: runs must be repeatable, and models are evaluated
+/// without it. Returns a note if there was one.
 fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
     let ModelWrapper::BPE(model) = inner.get_model() else { return None };
     let dropout = model.dropout.filter(|dropout| *dropout != 0.0)?;
@@ -453,8 +452,8 @@ fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<Strin
     Some(format!("{file}: its `dropout` of {dropout} is left out, so that a text is the same tokens each time"))
 }
 
-/// What the user should know where `tokenizer_config.json` and the post-processor of `tokenizer.json` differ on what stands around
-/// a text. Transformers 5 goes by `tokenizer.json` alone; the classes of Llama and Gemma in transformers 4 by `tokenizer_config.json`.
+/// Notes where `tokenizer_config.json` and the post-processor of `tokenizer.json` disagree about BOS or EOS. Transformers 5 follows
+/// `tokenizer.json` only; the Llama and Gemma classes of transformers 4 follow `tokenizer_config.json`.
 fn front_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
     let flag = |key: &str| settings.get(key).and_then(Value::as_bool);
     let file = files.tokenizer_config.as_ref().unwrap_or(&files.tokenizer);
@@ -486,8 +485,7 @@ fn one_line(error: &dyn std::error::Error) -> String {
     error.to_string().replace('\n', " ")
 }
 
-/// The special tokens that the post-processor puts in front of a text. Those it appends are of no
-/// use to a prompt that is to be continued.
+/// The special tokens that the post-processor puts in front of a text. What it appends is ignored, since the model continues the prompt.
 fn front(inner: &tokenizers::Tokenizer, file: &str) -> Result<Vec<u32>, UsageError> {
     let failed = |e: tokenizers::Error| UsageError::new(format!("{file}: {}", one_line(&*e)));
     let encoding = contain(|| inner.encode("a", true)).map_err(|e| failed(e.into()))?.map_err(failed)?;
@@ -514,15 +512,15 @@ fn template<'a>(files: &'a ModelTexts, settings: &'a Map<String, Value>) -> Resu
     Ok(Some(Template { source, file, bos: named("bos_token"), eos: named("eos_token"), others }))
 }
 
-/// A chat template as a model's files state it.
+/// A chat template in a model's files.
 struct Template<'a> {
     source: &'a str,
-    /// Where it stands, for errors.
+    /// Its file, for errors.
     file: &'a str,
     /// The texts of the special tokens that it may print.
     bos: Option<&'a str>,
     eos: Option<&'a str>,
-    /// Further ones by name.
+    /// Other special tokens, by key.
     others: Vec<(&'static str, &'a str)>,
 }
 
@@ -537,14 +535,14 @@ impl Template<'_> {
     }
 }
 
-/// Digest of the value of a text in JSON: blanks, the order of keys and the way characters are escaped are no part of it.
+/// SHA-256 of a JSON value: spaces, the order of keys and the escaping of characters do not count.
 fn value_sha256(text: &str) -> String {
     let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
     value.sort_all_objects();
     sha256_hex(value.to_string().as_bytes())
 }
 
-/// The template in `tokenizer_config.json`: a text, or the one named `default` of a list.
+/// The template in `tokenizer_config.json`: a string, or the one named `default` in a list.
 fn stated_template<'a>(settings: &'a Map<String, Value>, file: &str) -> Result<Option<&'a str>, UsageError> {
     let fault = |what: &str| Err(UsageError::new(format!("{file}: `chat_template`: {what}")));
     match settings.get("chat_template") {

@@ -1,10 +1,10 @@
-//! How two quantities go together.
+//! Correlation of two quantities.
 
 use super::Estimate;
 use super::distributions::Z;
 
-/// Pearson's correlation with its interval by Fisher's z over the pairs; none of fewer than three pairs, or where either
-/// does not vary, and no interval of fewer than four.
+/// Pearson's correlation, with an interval by Fisher's z. `None` for fewer than three pairs, or if either quantity does not vary; no
+/// interval for fewer than four pairs.
 pub fn correlation(pairs: &[(f64, f64)]) -> Option<Estimate> {
     const LEAST: usize = 3;
     let n = pairs.len() as f64;
@@ -33,7 +33,7 @@ mod tests {
         let (low, high) = found.ends.unwrap();
         assert!((found.mean - PUBLISHED.0).abs() < 1e-12, "{found:?}");
         assert!((low - PUBLISHED.1).abs() < 1e-12 && (high - PUBLISHED.2).abs() < 1e-12, "{found:?}");
-        // 1, 2, 3 against 1, 3, 2: by hand 0.5.
+        // 1, 2, 3 with 1, 3, 2: computed by hand, 0.5.
         assert!((correlation(&[(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]).unwrap().mean - 0.5).abs() < 1e-12);
         assert_eq!(correlation(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0), (3.0, 7.0)]).unwrap().ends, None, "a line");
         assert_eq!(correlation(&pairs[..2]), None);

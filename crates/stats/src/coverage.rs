@@ -1,4 +1,4 @@
-//! How often the intervals contain the true value: a simulation, to be read rather than passed.
+//! Simulation of how often the intervals contain the true value. Its tables are for reading; it checks little.
 //!
 //! `cargo test --release --lib coverage -- --ignored --nocapture` prints the tables of `results/reference/intervals`.
 
@@ -11,7 +11,7 @@ use super::{Sample, difference, quantile, score};
 const SAMPLES: usize = 2_000;
 const RESAMPLES: usize = 500;
 
-/// Numbers in 0..1, and what is made of them.
+/// A random generator with some distributions.
 struct Draw(ChaCha8Rng);
 
 impl Draw {
@@ -27,15 +27,15 @@ impl Draw {
         f64::from(u8::from(self.uniform() < probability))
     }
 
-    /// Normal, by Box and Muller.
+    /// Standard normal, by Box and Muller.
     fn normal(&mut self) -> f64 {
         let (radius, angle) = ((-2.0 * (1.0 - self.uniform()).ln()).sqrt(), self.uniform());
         radius * (std::f64::consts::TAU * angle).cos()
     }
 }
 
-/// What intervals are compared: this program's, the percentile bootstrap over examples, and BCa, which has none where
-/// all values are equal (then this program's counts).
+/// The intervals to compare: this program's, the percentile bootstrap over examples, and BCa. BCa is undefined if all values are equal;
+/// this program's is used instead.
 fn intervals(sample: &Sample, own: (f64, f64), draw: &mut Draw) -> [(f64, f64); 3] {
     let (values, n) = (&sample.values, sample.values.len());
     let mean = sample.mean();
@@ -63,7 +63,7 @@ fn normal_quantile(share: f64) -> f64 {
     super::distributions::root(-8.0, 8.0, |z| 1.0 - super::distributions::normal_tail(z) - share)
 }
 
-/// One line: share of the intervals with the truth in them, and their mean width, for each kind.
+/// Prints one line: for each kind, the share of intervals that contain the truth, and their mean width.
 fn line(name: &str, n: usize, truth: f64, of: impl Fn(&mut Draw) -> (Sample, (f64, f64))) -> [f64; 3] {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(n as u64));
     let (mut covered, mut width) = ([0.0; 3], [0.0; 3]);

@@ -1,13 +1,13 @@
-//! The interval of a mean paired difference, whether it is one at all, and how small a one would be found.
+//! The interval of a mean paired difference, the test whether it is a gain, and the smallest detectable difference.
 
 use super::distributions::{Z, beta_quantile, normal_tail, root};
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
-/// The 80 % quantile of the standard normal distribution: the power that a difference is called detectable at.
+/// The 80 % quantile of the standard normal distribution; 80 % is the power at which a difference counts as detectable.
 const Z_POWER: f64 = 0.841_621_233_572_914_3;
 const POWER: f64 = 0.8;
 
-/// Gains and losses over the examples, as shares of their number, and how many examples they stand for.
+/// Gains and losses as shares of the number of examples, and that number.
 struct Discordance {
     gained: f64,
     lost: f64,
@@ -16,7 +16,7 @@ struct Discordance {
 }
 
 impl Discordance {
-    /// `None` without two contexts, or with differences that are no numbers.
+    /// `None` for fewer than two contexts, or if a difference is not finite.
     fn of(differences: &Sample, level: Level) -> Option<Self> {
         let mean = differences.mean();
         if differences.contexts() < 2 || !mean.is_finite() {
@@ -28,11 +28,11 @@ impl Discordance {
         Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole, level) })
     }
 
-    /// Tango's score for a true difference: how many standard errors, under that difference, the observed one lies above it.
+    /// Tango's score for a true difference: how many standard errors, under that difference, the observed difference lies above it.
     fn standard_errors_above(&self, difference: f64) -> f64 {
         let Self { gained, lost, n } = self;
         let spread = difference * (1.0 - difference);
-        // The most likely share of losses under that difference.
+        // The maximum-likelihood share of losses under that difference.
         let (a, b, c) = (2.0, (2.0 - gained + lost) * difference - gained - lost, -lost * spread);
         let losses = (((b * b - 4.0 * a * c).max(0.0)).sqrt() - b) / (2.0 * a);
         let variance = (2.0 * losses + spread).max(0.0) / n;
@@ -40,7 +40,7 @@ impl Discordance {
     }
 }
 
-/// Variance of a difference that is 1, −1 or 0.
+/// Variance of a difference that is 1, −1 or 0, from the shares of gains and losses.
 fn variance(gained: f64, lost: f64) -> f64 {
     gained + lost - (gained - lost).powi(2)
 }
@@ -48,15 +48,14 @@ fn variance(gained: f64, lost: f64) -> f64 {
 /// Mean of paired differences of scores in 0..=1, with its 95 % interval; `None` without differences, no ends for a
 /// single context.
 ///
-/// Differences of 1, −1 and 0, each with a context of its own, have Tango's score interval for paired proportions
-/// (Statistics in Medicine 17, 1998), which is honest where nothing or everything differs: 20 equal pairs leave ±16 points
-/// open. All others have it for the number of all-or-nothing examples that would vary as much, as in
-/// [`score`](super::score()).
+/// If all differences are 1, −1 or 0 and each has its own context, the interval is Tango's score interval for paired proportions
+/// (Statistics in Medicine 17, 1998), which keeps its coverage even if nothing or everything differs: 20 equal pairs give ±16 points.
+/// Otherwise it is Tango's interval for the number of all-or-nothing examples that would vary as much, as in [`score`](super::score()).
 pub fn difference(differences: &Sample) -> Option<Estimate> {
     difference_at(differences, Level::SINGLE)
 }
 
-/// The same with an interval that is as sure as the level says.
+/// As [`difference`], with an interval for another level.
 pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     if differences.is_empty() {
         return None;
@@ -69,17 +68,16 @@ pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     Some(Estimate::around(mean, (end(-1.0, mean_in_range, z), end(mean_in_range, 1.0, -z))))
 }
 
-/// The probability of so large a mean gain in scores, or a larger, if there is none in truth; `None` without two
-/// contexts. It is below 2.5 % exactly where the interval of [`difference()`] lies above 0 (McNemar's test).
+/// The probability of a mean gain in scores at least as large, if there is none in truth; `None` for fewer than two contexts. It is below
+/// 2.5 % exactly if the interval of [`difference()`] lies above 0 (McNemar's test).
 pub fn gain_p(differences: &Sample) -> Option<f64> {
     Discordance::of(differences, Level::SINGLE).map(|of| normal_tail(standard_errors(&[of])))
 }
 
-/// Whether the mean over some samples of paired differences of scores, each of the same weight, is a gain beyond noise at a
-/// level; `None` where that cannot be told of such samples: a single context in one of them, or fewer than
-/// [`LEAST_CONTEXTS`] in all.
+/// Whether the mean over some samples of paired differences, all of the same weight, is a gain beyond noise at a level. `None` if this
+/// cannot be told: one sample has a single context, or all together have fewer than [`LEAST_CONTEXTS`].
 ///
-/// It is McNemar's test, as in [`gain_p`], with the standard error of the mean if there is no difference.
+/// McNemar's test, as in [`gain_p`], with the standard error of the mean under no difference.
 pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
     if samples.iter().map(Sample::contexts).sum::<usize>() < LEAST_CONTEXTS {
         return None;
@@ -88,18 +86,18 @@ pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
     Some(standard_errors(&all) > level.z())
 }
 
-/// How many standard errors, if there is no difference, a mean gain over samples of the same weight lies above 0.
+/// How many standard errors, under no difference, the mean gain over samples of the same weight lies above 0.
 fn standard_errors(of: &[Discordance]) -> f64 {
     let gain = of.iter().map(|of| of.gained - of.lost).sum::<f64>();
     let variance = of.iter().map(|of| (of.gained + of.lost) / of.n).sum::<f64>();
     if variance > 0.0 { gain / variance.sqrt() } else { 0.0 }
 }
 
-/// The true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the variance that was
-/// observed; `None` where none would.
+/// The true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the observed variance; `None` if none
+/// would.
 ///
-/// At the least it is that of [`nearest_detectable`], for examples that lose as much as the one that lost or gained most:
-/// equal pairs have no variance, but would have if there was a difference.
+/// It is at least that of [`nearest_detectable`], for examples that lose as much as the largest observed loss or gain: equal pairs have no
+/// variance, but would have some if there was a difference.
 pub fn least_detectable(differences: &Sample) -> Option<f64> {
     let of = Discordance::of(differences, Level::SINGLE)?;
     let observed = (Z + Z_POWER) * (variance(of.gained, of.lost).max(0.0) / of.n).sqrt();
@@ -108,13 +106,13 @@ pub fn least_detectable(differences: &Sample) -> Option<f64> {
     Some(observed.max(at_best)).filter(|difference| *difference <= 1.0)
 }
 
-/// The true share of examples lost that would be found beyond noise in 80 % of samples of `n` independent examples, if
-/// none is gained: the least that `n` examples can tell. `None` where no loss can be told from noise.
+/// The true share of examples lost that would be found beyond noise in 80 % of samples of `n` independent examples, if none is gained: the
+/// best that `n` examples can do. `None` if no loss can be told from noise.
 pub fn nearest_detectable(n: f64) -> Option<f64> {
-    // McNemar's test needs more losses than the square of 1.96 standard errors.
+    // McNemar's test needs more losses than 1.96² = 3.84.
     let least_lost = (Z * Z).floor() + 1.0;
     let others = n - least_lost + 1.0;
-    // As many or more of n are lost with a probability that is a beta distribution's.
+    // A beta distribution gives the probability that at least this many of `n` are lost.
     (others > 0.0).then(|| beta_quantile(least_lost, others, POWER))
 }
 
@@ -122,7 +120,7 @@ pub fn nearest_detectable(n: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// `gained` and `lost` examples of `n`.
+    /// A sample of `n` examples, of which some are gained and some lost.
     fn of(gained: usize, lost: usize, n: usize) -> Sample {
         let value = |i| if i < gained { 1.0 } else { -f64::from(u8::from(i < gained + lost)) };
         Sample::independent(&(0..n).map(value).collect::<Vec<_>>())
@@ -152,7 +150,7 @@ mod tests {
 
     #[test]
     fn equal_pairs_are_no_proof_of_equality() {
-        // Where nothing differs, the ends are ± z² / (n + z²).
+        // If nothing differs, the ends are ± z² / (n + z²).
         let (low, high) = difference(&of(0, 0, 20)).unwrap().ends.unwrap();
         assert!((high - Z * Z / (20.0 + Z * Z)).abs() < 1e-9 && (low + high).abs() < 1e-9, "{low} {high}");
         let shared = Sample::new((0..100).map(|i| (i / 5, 0.0)));

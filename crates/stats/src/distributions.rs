@@ -1,7 +1,7 @@
 //! Quantiles and tail probabilities of the normal, Student's t and beta distributions.
 //!
-//! Quantiles are found by bisection of the distribution function: it ends for every parameter, and is fast enough for
-//! thousands of rows.
+//! Quantiles are found by bisection of the distribution function: it terminates for every parameter, and is fast enough for thousands of
+//! rows.
 
 use statrs::function::beta::beta_reg;
 use statrs::function::erf::erfc;
@@ -22,7 +22,7 @@ pub fn t_tail(t: f64, freedom: f64) -> f64 {
 
 /// The 97.5 % quantile of Student's t distribution.
 pub fn t_quantile(freedom: f64) -> f64 {
-    // One degree of freedom has 12.7.
+    // The largest quantile is 12.7, for one degree of freedom.
     root(1.0, 13.0, |t| 0.025 - t_tail(t, freedom))
 }
 
@@ -31,14 +31,14 @@ pub fn beta_quantile(a: f64, b: f64, share: f64) -> f64 {
     root(0.0, 1.0, |x| beta_reg(a, b, x) - share)
 }
 
-/// The probability that of `n` fair coins at most `k`, fewer than `n`, show heads.
+/// The probability that at most `k` of `n` fair coins show heads; `k` is below `n`.
 pub fn half_tail(n: usize, k: usize) -> f64 {
     beta_reg((n - k) as f64, (k + 1) as f64, 0.5)
 }
 
-/// Where an increasing function is 0 between `low` and `high`; the nearer end where it is not.
+/// The zero of an increasing function between `low` and `high`; the nearer end if it has none there.
 pub fn root(mut low: f64, mut high: f64, increasing: impl Fn(f64) -> f64) -> f64 {
-    // Halves until neighbours are reached: at most as often as doubles have digits and exponents in such a range.
+    // Bisects until the bounds are neighbouring doubles; their digits and exponents need no more steps than this.
     const MOST: usize = 200;
     for _ in 0..MOST {
         let middle = low + (high - low) / 2.0;

@@ -1,32 +1,31 @@
-//! Bounds of a mean that hold however often one looks.
+//! Bounds of a mean that hold however often they are looked at.
 //!
-//! An interval for a fixed number of examples is wrong more often than it says if one looks again and again and stops when
-//! it suits. What is here holds at all looks at once, for any bounded values, without an approximation: a bettor who
-//! cannot win on average if the mean is `m` or more multiplies his stake by `1 + λ·(m − x)` at each value `x`, and who
-//! has `1/α` times his stake at any time is right to say that the mean is below `m`, but for a probability `α` (Ville's
-//! inequality; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86, 2024).
+//! An interval for a fixed number of examples is wrong more often than stated if one looks repeatedly and stops when it suits. These bounds
+//! hold at all looks together, for any bounded values, without approximation. They come from a bettor who cannot win on average if the mean
+//! is `m` or more: each value `x` multiplies his stake by `1 + λ·(m − x)`. If he has `1/α` times his stake at any time, he may conclude
+//! that the mean is below `m`, and is wrong with a probability of at most `α` (Ville's inequality; Waudby-Smith and Ramdas, "Estimating
+//! means of bounded random variables by betting", JRSS B 86, 2024).
 //!
-//! Where several groups count alike, every round has a value of each. Within a round the expected factor of independent
-//! groups is `Π(1 + λ·(m − m_g)) ≤ (1 + λ·(m − mean m_g))^G`, the geometric mean being no greater than the arithmetic one: so
-//! values of all groups are bets about the mean of the groups' means.
+//! With several groups of equal weight, every round has one value from each. Within a round, the expected factor of independent groups is
+//! `Π(1 + λ·(m − m_g)) ≤ (1 + λ·(m − mean m_g))^G`, because a geometric mean is at most the arithmetic one. So the values of all groups are
+//! bets on the mean of the groups' means.
 //!
-//! The stake is spread over a few sizes of bets beforehand. So what comes out depends on the values alone, not on their
-//! order.
+//! The stake is divided over a few sizes of bets in advance. So the result depends only on the values, not on their order.
 
 use std::collections::BTreeMap;
 
 use super::distributions::root;
 
-/// Sizes of bets, as shares of the largest that cannot lose more than the stake, and what of the stake is put on each. The
-/// boldest wins fastest where next to nothing varies, which is where methods are that are worth choosing.
+/// Sizes of bets, as shares of the largest that cannot lose more than the stake, and the share of the stake on each. The boldest wins
+/// fastest if hardly anything varies, as with methods that are good enough to be chosen.
 const BETS: [(f64, f64); 5] = [(0.9, 0.5), (0.45, 0.125), (0.225, 0.125), (0.1125, 0.125), (0.056_25, 0.125)];
 
-/// Values in −1..=1 of some groups, of each as many.
+/// Values in −1..=1 of some groups, equally many for each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
-    /// How often each value was observed, in the order of the values.
+    /// Distinct values, ascending, each with how often it was observed.
     counts: Vec<(f64, f64)>,
-    /// Values of each group.
+    /// Values in each group.
     rounds: usize,
     mean: f64,
 }
@@ -34,15 +33,15 @@ pub struct Evidence {
 /// On which side of a limit the mean lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// At it or below it.
+    /// At or below the limit.
     Below,
-    /// Above it.
+    /// Above the limit.
     Above,
 }
 
 impl Evidence {
-    /// Of the values of each group: of all as many as of the group that has the fewest, from the first on. `None` if that is
-    /// none, or a value is no number. Values beyond −1..=1 count as these.
+    /// Takes the first values of each group, as many as the shortest group has. `None` if that is none, or a value is NaN. Values outside
+    /// −1..=1 are clamped.
     pub fn new(groups: &[Vec<f64>]) -> Option<Self> {
         let rounds = groups.iter().map(Vec::len).min().filter(|rounds| *rounds > 0)?;
         let values: Vec<f64> = groups.iter().flat_map(|group| &group[..rounds]).map(|x| x.clamp(-1.0, 1.0)).collect();
@@ -58,7 +57,7 @@ impl Evidence {
         Some(Self { counts, rounds, mean })
     }
 
-    /// Values of each group.
+    /// Values in each group.
     pub fn rounds(&self) -> usize {
         self.rounds
     }
@@ -68,13 +67,12 @@ impl Evidence {
         self.mean
     }
 
-    /// Whether the mean is certain to be at or below `limit`, or above it, but for a probability `error` for either; `None`
-    /// if that cannot be told.
+    /// On which side of `limit` the mean lies, each answer being wrong with a probability of at most `error`; `None` if it cannot be told.
     pub fn side(&self, limit: f64, error: f64) -> Option<Side> {
         [Side::Below, Side::Above].into_iter().find(|side| self.log_stake(*side, limit) >= -error.ln())
     }
 
-    /// The mean's lower and upper bound, each of which is wrong at any time with a probability of `error` at most.
+    /// The mean's lower and upper bound; each is ever wrong with a probability of at most `error`.
     pub fn bounds(&self, error: f64) -> (f64, f64) {
         let reached = |side, mean| self.log_stake(side, mean) + error.ln();
         let high = root(self.mean, 1.0, |mean| reached(Side::Below, mean));
@@ -82,8 +80,8 @@ impl Evidence {
         (low.min(self.mean), high.max(self.mean))
     }
 
-    /// About how many values of each group would tell the side of `limit` on which the mean was observed, if further ones
-    /// are as those so far; `None` if ever so many would not.
+    /// About how many values per group it takes to tell on which side of `limit` the observed mean lies, if further values are like those
+    /// so far; `None` if no number suffices.
     pub fn rounds_needed(&self, limit: f64, error: f64) -> Option<usize> {
         const MOST: f64 = 1e9;
         let side = if self.mean <= limit { Side::Below } else { Side::Above };
@@ -96,16 +94,16 @@ impl Evidence {
         Some((root(0.0, most, lacking) * self.rounds as f64).ceil() as usize)
     }
 
-    /// The logarithm of what became of a stake of 1 on the mean's lying on a side of `limit`.
+    /// The logarithm of what a stake of 1 on a side of `limit` has become.
     fn log_stake(&self, side: Side, limit: f64) -> f64 {
         spread(&self.logs(side, limit), 1.0)
     }
 
     /// The same for each size of bets.
     fn logs(&self, side: Side, limit: f64) -> [f64; BETS.len()] {
-        // A bet on the mean's lying above is one on that of the negative values' lying below.
+        // A bet that the mean lies above is a bet that the mean of the negated values lies below.
         let sign = if side == Side::Below { 1.0 } else { -1.0 };
-        // Beyond the values there is nothing to bet on.
+        // If the limit is at the edge of the range, there is nothing to bet on.
         let room = 1.0 - sign * limit;
         BETS.map(|(bet, _)| {
             let gain = |x: f64| if room > 0.0 { bet * sign * (limit - x) / room } else { f64::INFINITY };
@@ -114,19 +112,20 @@ impl Evidence {
     }
 }
 
-/// The logarithm of the stake that is spread over the bets, after so many times what `logs` are of.
+/// The logarithm of the divided stake, if the observed values are repeated `times` times; `logs` are the logarithms for one time.
 fn spread(logs: &[f64; BETS.len()], times: f64) -> f64 {
     let logs = || logs.iter().zip(BETS).map(|(log, (_, share))| times * log + share.ln());
     let most = logs().fold(f64::NEG_INFINITY, f64::max);
     if most.is_finite() { most + logs().map(|log| (log - most).exp()).sum::<f64>().ln() } else { most }
 }
 
-/// About how many values of each of so many groups tell that the mean is at or below `limit` in the best of cases: all are 0.
+/// About how many values per group it takes, with `groups` groups, to tell that the mean is at or below `limit` in the best case: all
+/// values are 0.
 pub fn fewest_rounds(groups: usize, limit: f64, error: f64) -> Option<usize> {
     Evidence::new(&vec![vec![0.0]; groups])?.rounds_needed(limit, error)
 }
 
-/// A whole number that has the order of doubles.
+/// An integer that sorts as the double does.
 fn in_order(x: f64) -> i64 {
     let bits = x.to_bits() as i64;
     bits ^ (((bits >> 63) as u64) >> 1) as i64
@@ -143,7 +142,7 @@ mod tests {
         Evidence::new(&[(0..n).map(value).collect()]).unwrap()
     }
 
-    /// Naive reference: every stake is carried along, value by value, in the order of the values.
+    /// Naive reference: every stake is updated value by value, in order.
     fn stake_by_hand(groups: &[Vec<f64>], limit: f64, is_below: bool) -> f64 {
         let mut stakes: Vec<f64> = BETS.iter().map(|(_, share)| *share).collect();
         for round in 0..groups[0].len() {
@@ -206,7 +205,7 @@ mod tests {
         assert!(high(20) > high(40) && high(40) > high(400) && high(400) < 0.011, "{} {}", high(20), high(400));
         let two = Evidence::new(&[vec![0.0; 200], vec![0.0; 200]]).unwrap();
         assert_eq!(two.bounds(0.05), of(0, 0, 400).bounds(0.05));
-        // Of unequal groups the first values count.
+        // With groups of unequal length, the first values count.
         let cut = Evidence::new(&[vec![0.0; 3], vec![0.0, 0.0, 0.0, 1.0]]).unwrap();
         assert_eq!((cut.rounds(), cut.mean()), (3, 0.0));
         assert_eq!((Evidence::new(&[]), Evidence::new(&[vec![1.0], vec![]])), (None, None));
@@ -229,13 +228,13 @@ mod tests {
         assert_eq!(Evidence::new(&vec![vec![0.0; fewest]; 2]).unwrap().side(0.01, 0.05 / 12.0), Some(Side::Below));
     }
 
-    /// Whoever looks after every round and stops at the first answer is wrong no more often than he says, at the limit
-    /// itself, where it is hardest, and for groups of which one has all of the loss.
+    /// Looking after every round and stopping at the first answer is wrong no more often than stated. The mean is at the limit, the hardest
+    /// case; in some cases one group has all of the loss.
     #[test]
     fn looking_after_every_round_is_wrong_no_more_often_than_stated() {
         const RUNS: u64 = 2000;
         const ERROR: f64 = 0.1;
-        // Chances of a loss and of a gain in each group; the mean loss is 0.1 in all.
+        // Probabilities of a loss and of a gain in each group; the mean loss over groups is always 0.1.
         let cases: [&[(f64, f64)]; 4] =
             [&[(0.1, 0.0)], &[(0.3, 0.2)], &[(0.2, 0.0), (0.0, 0.0)], &[(0.5, 0.2), (0.0, 0.1), (0.1, 0.0)]];
         for groups in cases {
@@ -248,7 +247,7 @@ mod tests {
                         let drawn: f64 = random.random();
                         values.push(f64::from(u8::from(drawn < *loss)) - f64::from(u8::from(drawn > 1.0 - gain)));
                     }
-                    // Both answers are wrong at a hair's breadth on the other side.
+                    // Both answers are checked at limits just beside the true mean, where they are wrong.
                     let evidence = Evidence::new(&values).filter(|_| round % 4 == 3)?;
                     let below = (evidence.log_stake(Side::Below, 0.1) >= -ERROR.ln()).then_some(0);
                     below.or((evidence.log_stake(Side::Above, 0.1) >= -ERROR.ln()).then_some(1))

@@ -1,8 +1,8 @@
-//! How sure a difference has to be before it counts as one.
+//! How certain a difference must be before it counts as one.
 
 use super::distributions::{Z, normal_tail, root, t_quantile, t_tail};
 
-/// The probability that noise alone looks like a gain, at most; and the same for a loss.
+/// The largest probability with which noise alone may look like a gain, and equally like a loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Level {
     tail: f64,
@@ -10,17 +10,16 @@ pub struct Level {
 }
 
 impl Level {
-    /// Of a comparison by itself: 2.5 %, as where its 95 % interval lies beyond 0.
+    /// For a single comparison: 2.5 %, so a difference counts if its 95 % interval does not contain 0.
     pub const SINGLE: Self = Self { tail: 0.025, z: Z };
 
-    /// Of each of so many comparisons, so that in all of them together noise looks like a gain with 2.5 % at most (Bonferroni),
+    /// For each of several comparisons, so that noise looks like a gain in any of them with a probability of at most 2.5 % (Bonferroni),
     /// however they depend on each other.
     ///
-    /// Where the best of several is compared with each of the others, that holds although the best was chosen by the same
-    /// examples: the one that is best in truth is taken for a worse one only if another gains on it by noise, and the others
-    /// are as many as the comparisons.
+    /// This also holds if the best of several methods is compared with each of the others, although the same examples chose it: the truly
+    /// best method is taken for a worse one only if another gains on it by noise, and there are as many others as comparisons.
     pub fn of_each(comparisons: usize) -> Self {
-        /// No normal variable is greater, as far as doubles tell.
+        /// In doubles, the probability of a greater normal variable is 0.
         const GREATEST: f64 = 38.0;
         if comparisons <= 1 {
             return Self::SINGLE;
@@ -29,14 +28,14 @@ impl Level {
         Self { tail, z: root(Z, GREATEST, |z| tail - normal_tail(z)) }
     }
 
-    /// The quantile of the standard normal distribution above which its tail lies.
+    /// The standard normal quantile with this tail probability above it.
     pub(super) fn z(self) -> f64 {
         self.z
     }
 
-    /// The same of Student's t distribution.
+    /// The same for Student's t distribution.
     pub(super) fn t(self, freedom: f64) -> f64 {
-        /// Of one degree of freedom, for 10⁹ comparisons.
+        /// The quantile for one degree of freedom and 10⁹ comparisons.
         const GREATEST: f64 = 1e11;
         match self == Self::SINGLE {
             true => t_quantile(freedom),

@@ -1,11 +1,10 @@
-//! Means and differences with intervals that stay honest at the edge, on plain numbers.
+//! Means and differences of plain numbers, with intervals that keep their coverage at the edge of the range.
 //!
-//! Nothing here knows records. No interval is drawn at random: the same values give the same bits, in any order of the
-//! contexts. [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] puts means
-//! together and corrects for many comparisons; [`evidence`] is for who looks again and again.
+//! Nothing here knows records. No interval uses random numbers: the same values give the same bits, in any order of the contexts.
+//! [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] combines means and corrects for many
+//! comparisons; [`evidence`] is for repeated looks.
 //!
-//! Examples that ask about one context stand or fall together, so what counts is the number of contexts: a
-//! [`Sample`] knows which of its values share one.
+//! Examples about the same context are not independent, so the number of contexts counts: a [`Sample`] knows which of its values share one.
 
 mod distributions;
 pub mod evidence;

@@ -1,13 +1,13 @@
 //! Perplexities over windows of text, their differences, and mean differences in nats.
 //!
-//! What varies are the windows (or documents: contexts). A perplexity is the exponential of a ratio of sums; its variance
-//! is that of the windows' residuals from the ratio, and intervals are Student's, on the scale of logarithms for a perplexity.
-//! On few windows that covers more than a bootstrap does, and it can be said where all windows are much alike.
+//! The unit of variation is a window, or a document: a context. A perplexity is the exponential of a ratio of sums; its variance comes from
+//! the windows' residuals from that ratio. Intervals are Student's, for a perplexity on the log scale. With few windows they cover more
+//! than a bootstrap does. There is no interval if nothing varies.
 
 use super::distributions::t_tail;
 use super::{Estimate, Level, Sample};
 
-/// A window's negative log-likelihood in nats, and the tokens (or other units) it is the sum over.
+/// A window's negative log-likelihood in nats, and the number of tokens (or other units) in the sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Window {
     /// Sum of nats.
@@ -16,7 +16,7 @@ pub struct Window {
     pub units: f64,
 }
 
-/// Exponential of all nats over all units, which are at least 1.
+/// The exponential of all nats over all units; units count as at least 1.
 pub fn perplexity(windows: &[Window]) -> f64 {
     log_perplexity(windows).exp()
 }
@@ -29,14 +29,14 @@ fn units(windows: &[Window]) -> f64 {
     windows.iter().map(|w| w.units).sum::<f64>().max(1.0)
 }
 
-/// How much each window moves the logarithm of the perplexity.
+/// How much each window moves the log of the perplexity.
 fn residuals(windows: &[Window]) -> Vec<f64> {
     let (ratio, units) = (log_perplexity(windows), units(windows));
     windows.iter().map(|w| (w.nats - ratio * w.units) / units).collect()
 }
 
-/// The standard error of a sum of residuals, by Student's t at a level; `None` where nothing varies, which is no proof that
-/// nothing would.
+/// Half the width of Student's interval of a sum of residuals, at a level. `None` if nothing varies, which does not prove that the mean is
+/// certain.
 fn half_width(residuals: Sample, level: Level) -> Option<f64> {
     if residuals.contexts() < 2 {
         return None;
@@ -45,8 +45,8 @@ fn half_width(residuals: Sample, level: Level) -> Option<f64> {
     (error > 0.0 && error.is_finite()).then(|| error * level.t(residuals.contexts() as f64 - 1.0))
 }
 
-/// The perplexity with its 95 % interval; windows come with their contexts. `None` without windows, no ends for a single
-/// context or where nothing varies.
+/// The perplexity with its 95 % interval, from windows with their contexts. `None` without windows; no ends for a single context or if
+/// nothing varies.
 pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Estimate> {
     let (contexts, windows): (Vec<C>, Vec<Window>) = windows.iter().copied().unzip();
     if windows.is_empty() {
@@ -66,7 +66,7 @@ pub fn perplexity_difference<C: Ord + Copy>(pairs: &[(C, Window, Window)]) -> Op
     perplexity_difference_at(pairs, Level::SINGLE)
 }
 
-/// The same with an interval that is as sure as the level says.
+/// As [`perplexity_difference`], with an interval for another level.
 pub fn perplexity_difference_at<C: Ord + Copy>(pairs: &[(C, Window, Window)], level: Level) -> Option<Estimate> {
     if pairs.is_empty() {
         return None;
@@ -78,8 +78,8 @@ pub fn perplexity_difference_at<C: Ord + Copy>(pairs: &[(C, Window, Window)], le
     Some(Estimate { mean: a - b, ends: half.map(|half| (a - b - half, a - b + half)) })
 }
 
-/// A ratio of positive sums, such as time over steps, with its 95 % interval: (context, part, units) of each example. `None`
-/// without units, no ends for a single context or where nothing varies.
+/// A ratio of positive sums, such as time over steps, with its 95 % interval, from (context, part, units) for each example. `None` without
+/// units; no ends for a single context or if nothing varies.
 pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estimate> {
     let sum = |of: fn(&(C, f64, f64)) -> f64| observed.iter().map(of).sum::<f64>();
     let (parts, units) = (sum(|o| o.1), sum(|o| o.2));
@@ -87,7 +87,7 @@ pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estima
         return None;
     }
     let rate = parts / units;
-    // On the scale of logarithms, so that no time is negative.
+    // On the log scale, so that no end is negative.
     let moved = observed.iter().map(|(context, part, n)| (*context, (part - rate * n) / parts));
     let half = if parts > 0.0 { half_width(Sample::new(moved), Level::SINGLE) } else { None };
     Some(match half {
@@ -96,7 +96,7 @@ pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estima
     })
 }
 
-/// Mean of values that have no bounds, such as nats a token, with Student's interval; as [`perplexity_interval`].
+/// Mean of unbounded values, such as nats a token, with Student's interval; as [`perplexity_interval`].
 pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
     if sample.is_empty() {
         return None;
@@ -106,8 +106,7 @@ pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
     Some(Estimate { mean, ends: half.map(|half| (mean - half, mean + half)) })
 }
 
-/// The probability of so large a mean, or a larger, if it is 0 in truth (Student's test); `None` where
-/// [`mean_interval`] has no ends.
+/// The probability of a mean at least as large, if it is 0 in truth (Student's test); `None` if [`mean_interval`] has no ends.
 pub fn gain_p(sample: &Sample) -> Option<f64> {
     if sample.contexts() < 2 {
         return None;
@@ -130,7 +129,7 @@ mod tests {
         assert_eq!(rate_interval::<usize>(&[]), None);
         assert_eq!(rate_interval(&[(0, 0.0, 0.0)]), None);
         assert_eq!(rate_interval(&[(0, 30.0, 10.0)]), Some(Estimate { mean: 3.0, ends: None }));
-        // Equal units: Student's interval of the mean of the parts (12.706 × 0.1 / 1 over two), on the logarithm.
+        // Equal units: Student's interval of the mean of the parts (12.706 × 0.1 / 1 over two), on the log scale.
         let two = rate_interval(&[(0, 0.9, 1.0), (1, 1.1, 1.0)]).unwrap();
         let (low, high) = two.ends.unwrap();
         assert!((two.mean - 1.0).abs() < 1e-12 && (high.ln() - 1.2706).abs() < 1e-3 && (low * high - 1.0).abs() < 1e-9);
@@ -144,8 +143,8 @@ mod tests {
         nats.iter().map(|nats| Window { nats: *nats, units: 200.0 }).enumerate().collect()
     }
 
-    /// Reference: scipy 1.17.1, `ttest_1samp(nats / 200, 0).confidence_interval()`, whose ends are exponentiated. Windows
-    /// of one length make the ratio a mean.
+    /// Reference: scipy 1.17.1, `ttest_1samp(nats / 200, 0).confidence_interval()`, with exponentiated ends. With windows of one length,
+    /// the ratio is a mean.
     #[test]
     fn windows_of_one_length_have_students_interval() {
         let found = perplexity_interval(&windows(&NATS)).unwrap();

@@ -1,12 +1,12 @@
-//! Values with their contexts, and the mean of them with its interval.
+//! Values with their contexts, and their mean with its interval.
 
 use super::distributions::t_quantile;
 use super::level::Level;
 
-/// Share of samples whose interval contains the true value, or more.
+/// The share of samples, at least, whose interval contains the true value.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// Contexts needed before a difference counts as beyond noise: no test holds what it says with fewer.
+/// Contexts needed before a difference counts as beyond noise: with fewer, no test keeps its error rate.
 pub const LEAST_CONTEXTS: usize = 5;
 
 /// A mean and its 95 % interval, in the unit of the values.
@@ -14,12 +14,12 @@ pub const LEAST_CONTEXTS: usize = 5;
 pub struct Estimate {
     /// Mean of the values.
     pub mean: f64,
-    /// Lower end, at most the mean, and upper end, at least the mean; `None` where values of one context are all there is.
+    /// Lower end, at most the mean, and upper end, at least the mean; `None` if all values are of one context.
     pub ends: Option<(f64, f64)>,
 }
 
 impl Estimate {
-    /// With every number multiplied by a positive `factor`.
+    /// All numbers multiplied by a positive `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         Self { mean: self.mean * factor, ends: self.ends.map(|(low, high)| (low * factor, high * factor)) }
     }
@@ -34,7 +34,7 @@ impl Estimate {
         self.ends.map(|(_, high)| high)
     }
 
-    /// Rounding may put an end beyond the mean by an ulp.
+    /// Makes sure that the mean lies between the ends, which rounding may move by an ulp.
     pub(crate) fn around(mean: f64, (low, high): (f64, f64)) -> Self {
         Self { mean, ends: Some((low.min(mean), high.max(mean))) }
     }
@@ -44,14 +44,14 @@ impl Estimate {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub(crate) values: Vec<f64>,
-    /// The values' places, those of a context together.
+    /// Indices of the values, grouped by context.
     pub(crate) places: Vec<usize>,
-    /// Where the places of each context end.
+    /// Where each context's indices end in `places`.
     pub(crate) ends: Vec<usize>,
 }
 
 impl Sample {
-    /// Of values in the order of the examples, each with its context.
+    /// Values in the order of the examples, each with its context.
     pub fn new<C: Ord>(observed: impl IntoIterator<Item = (C, f64)>) -> Self {
         let (contexts, values): (Vec<C>, Vec<f64>) = observed.into_iter().unzip();
         let mut places: Vec<usize> = (0..values.len()).collect();
@@ -61,17 +61,17 @@ impl Sample {
         Self { values, places, ends }
     }
 
-    /// Of values that have a context each.
+    /// Values that each have their own context.
     pub fn independent(values: &[f64]) -> Self {
         Self::new(values.iter().copied().enumerate())
     }
 
-    /// Number of contexts: what is independent.
+    /// Number of contexts, which are the independent units.
     pub fn contexts(&self) -> usize {
         self.ends.len()
     }
 
-    /// The values' places, by context.
+    /// Indices of the values, by context.
     pub(crate) fn by_context(&self) -> impl Iterator<Item = &[usize]> {
         let begins = std::iter::once(0).chain(self.ends.iter().copied());
         begins.zip(&self.ends).map(|(begin, end)| &self.places[begin..*end])
@@ -90,29 +90,29 @@ impl Sample {
         mean(&self.values)
     }
 
-    /// Whether every example has a context of its own.
+    /// Whether every example has its own context.
     pub(crate) fn is_independent(&self) -> bool {
         self.ends.len() == self.values.len()
     }
 
-    /// Variance of the sum of the values around `centre` times their number, estimated from the sums of contexts.
+    /// Variance of the sum of the values less `centre`, estimated from the sums by context.
     pub(crate) fn variance_of_sum(&self, centre: f64) -> f64 {
         let sum = |context: &[usize]| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
         let groups = self.ends.len() as f64;
         groups / (groups - 1.0) * self.by_context().map(|context| sum(context).powi(2)).sum::<f64>()
     }
 
-    /// How many independent examples would do if those of a context were all alike.
+    /// The effective number of examples if all examples of a context were alike.
     pub(crate) fn least_effective(&self) -> f64 {
         self.n().powi(2) / self.by_context().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
     }
 
-    /// The number of independent all-or-nothing examples, whose mean has the variance `whole` over their number, that
-    /// would tell this sample's mean as well as the sample does, at a level. `is_whole`: whether its values are all or nothing.
+    /// The number of independent all-or-nothing examples, with variance `whole` each, whose mean would be as certain as this sample's at a
+    /// level. `is_whole` says whether the values are all or nothing.
     ///
-    /// That is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between
-    /// contexts, with Student's t for their number. Few contexts may be alike by chance, so one more is added to what was
-    /// measured, in which all examples are alike and all or nothing. There must be two contexts.
+    /// This is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between contexts, with
+    /// Student's t for their number. Few contexts may be alike by chance, so one more is assumed in which all examples are alike and all or
+    /// nothing. There must be two contexts.
     pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
         const NO_VARIANCE: f64 = 1e-12;
         let (n, least) = (self.n(), self.least_effective());
@@ -130,9 +130,8 @@ impl Sample {
     }
 }
 
-/// Mean of values of any size with its 95 % interval by Student's t over contexts; `None` for none, no ends for a single
-/// context. Where nothing varies the interval has no width: for counts that are what they are, not for shares of answers,
-/// which [`score()`](super::score()) is for.
+/// Mean of unbounded values with its 95 % interval by Student's t over contexts; `None` without values, no ends for a single context. If
+/// nothing varies, the interval has no width. It is for counts, not for shares of right answers, which [`score()`](super::score()) is for.
 pub fn mean_interval(values: &Sample) -> Option<Estimate> {
     if values.is_empty() {
         return None;
@@ -145,7 +144,7 @@ pub fn mean_interval(values: &Sample) -> Option<Estimate> {
     Some(Estimate { mean, ends: Some((mean - half, mean + half)) })
 }
 
-/// Sum of the values over their number, in their order; 0 for none.
+/// The mean of the values, summed in their order; 0 for none.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
@@ -175,14 +174,14 @@ mod tests {
     fn examples_that_are_alike_within_contexts_count_once() {
         let alike = Sample::new((0..60).map(|i| (i / 3, f64::from(u8::from(i / 3 % 2 == 0)))));
         assert_eq!((alike.contexts(), alike.least_effective()), (20, 20.0));
-        // Twenty contexts, of which one is estimated, and Student's t for them.
+        // Twenty contexts, one of them assumed, with Student's t for their number.
         let expected = 20.0 * (20.0 / 21.0) * (Z / 2.093_024_054_408_263).powi(2);
         assert!(
             (alike.effective(0.25, true, Level::SINGLE) - expected).abs() < 1e-6,
             "{}",
             alike.effective(0.25, true, Level::SINGLE)
         );
-        // As many right as wrong in every context: nothing varies between contexts but the one that is added.
+        // Every context has as many right as wrong answers: only the assumed context varies.
         let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
         assert!(mixed.effective(0.25, true, Level::SINGLE) > 40.0);
     }

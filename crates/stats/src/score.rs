@@ -5,12 +5,11 @@ use super::{CONFIDENCE, Estimate, Level, Sample};
 
 /// Mean of scores in 0..=1 with its 95 % interval; `None` without scores, no ends for a single context.
 ///
-/// Scores that are 0 or 1, each with a context of its own, have the Clopper–Pearson interval: of those in use it is the
-/// one that never covers less than it says (Wilson's falls to 85 % where the true score is near 0 or 1, which is where
-/// `full` is on most tasks). All others have it for the number of all-or-nothing examples that would vary as much
-/// (Korn and Graubard): scores between 0 and 1 vary less, examples that share a context more. Where all scores are 1 it is
-/// the interval of as many right answers as there are contexts. That is sound for every bounded score: with mean μ,
-/// a score is 1 with probability μ at most.
+/// If all scores are 0 or 1 and each has its own context, the interval is Clopper and Pearson's: of the usual intervals, it is the only one
+/// that never covers less than stated (Wilson's falls to 85 % if the true score is near 0 or 1, as that of `full` is on most tasks).
+/// Otherwise it is that interval for the number of all-or-nothing examples that would vary as much (Korn and Graubard): scores between 0
+/// and 1 vary less, examples that share a context more. If all scores are 1, it is the interval for as many right answers as there are
+/// contexts. That is valid for every bounded score: with mean μ, a score is 1 with a probability of at most μ.
 pub fn score(sample: &Sample) -> Option<Estimate> {
     if sample.is_empty() {
         return None;
@@ -24,9 +23,9 @@ pub fn score(sample: &Sample) -> Option<Estimate> {
     Some(Estimate::around(mean, clopper_pearson((mean * n).clamp(0.0, n), n)))
 }
 
-/// The interval of the probability of a success, after `right` of `n`; neither needs to be whole.
+/// The interval of the probability of a success, after `right` of `n`; both may be fractions.
 fn clopper_pearson(right: f64, n: f64) -> (f64, f64) {
-    /// Less than this of an example is rounding in the sum of scores.
+    /// A smaller part of an example is a rounding error in the sum of scores.
     const NONE: f64 = 1e-9;
     const TAIL: f64 = (1.0 - CONFIDENCE) / 2.0;
     let wrong = n - right;
@@ -39,7 +38,7 @@ fn clopper_pearson(right: f64, n: f64) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// `right` of `n`.
+    /// The interval for `right` of `n`.
     fn of(right: usize, n: usize) -> (f64, f64) {
         let scores: Vec<f64> = (0..n).map(|i| f64::from(u8::from(i < right))).collect();
         score(&Sample::independent(&scores)).unwrap().ends.unwrap()
@@ -81,7 +80,7 @@ mod tests {
         assert_eq!(apart.mean, shared.mean);
         let width = |e: Estimate| e.ends.map(|(low, high)| high - low).unwrap();
         assert!(width(shared) > 2.0 * width(apart), "{shared:?} {apart:?}");
-        // All right: as many as there are contexts.
+        // All right: as many answers as there are contexts.
         let all = score(&Sample::new((0..100).map(|i| (i / 5, 1.0)))).unwrap();
         assert_eq!(all.ends.unwrap(), of(20, 20));
     }

@@ -1,14 +1,14 @@
-//! Several means together, and several comparisons at once.
+//! Combines several means, and corrects for several comparisons.
 
 use super::Estimate;
 
-/// Share of the differences called real that is expected to be noise.
+/// The expected share of noise among differences that are called real.
 pub const FALSE_DISCOVERIES: f64 = 0.05;
 
-/// Mean of independent means of the same weight, with an interval from theirs; `None` for none, no ends where one has none.
+/// Mean of independent means of the same weight, with an interval from their intervals; `None` for none, no ends if one of them has none.
 ///
-/// Each side's distances from the means add up like standard errors (MOVER: Zou and Donner, Statistics in Medicine 27,
-/// 2008), so a mean of scores that are all at the edge keeps a width.
+/// The distances from each mean to its ends add up like standard errors, separately for each side (MOVER: Zou and Donner, Statistics in
+/// Medicine 27, 2008). So a mean of scores that are all at the edge keeps a width.
 pub fn mean_of(estimates: &[Estimate]) -> Option<Estimate> {
     if let [] | [_] = estimates {
         return estimates.first().copied();
@@ -24,8 +24,8 @@ pub fn mean_of(estimates: &[Estimate]) -> Option<Estimate> {
     Some(Estimate { mean, ends })
 }
 
-/// The detectable difference of a mean of independent differences of the same weight, from theirs; `None` where one has
-/// none.
+/// The detectable difference of a mean of independent differences of the same weight, from the detectable difference of each; `None` if one
+/// has none.
 pub fn detectable_of(detectable: &[Option<f64>]) -> Option<f64> {
     let all: Vec<f64> = detectable.iter().copied().collect::<Option<_>>()?;
     (!all.is_empty()).then(|| root_of_squares(&all) / all.len() as f64)
@@ -35,12 +35,12 @@ fn root_of_squares(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
-/// The greatest of one-sided probabilities that still counts as a discovery, by Benjamini and Hochberg: of all that are
-/// called real, a share of [`FALSE_DISCOVERIES`] is expected to be noise, however many were compared; `None` if none
-/// counts. A single one counts below 2.5 %, as where its 95 % interval lies beyond 0.
+/// The greatest of several one-sided probabilities that still counts as a discovery, by Benjamini and Hochberg: of all differences called
+/// real, a share of at most [`FALSE_DISCOVERIES`] is expected to be noise, however many were compared. `None` if none counts. A single one
+/// counts below 2.5 %, so if its 95 % interval does not contain 0.
 ///
-/// Comparisons of many methods with one `full` depend on each other in the way under which the procedure holds
-/// (Benjamini and Yekutieli, 2001).
+/// Comparisons of many methods with one `full` depend on each other in a way under which the procedure is valid (Benjamini and Yekutieli,
+/// 2001).
 pub fn greatest_discovery(probabilities: &[f64]) -> Option<f64> {
     let mut sorted = probabilities.to_vec();
     sorted.sort_by(f64::total_cmp);

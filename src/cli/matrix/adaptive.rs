@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::reporter::ProgressReporter;
-use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
-use crate::eval::records::record::Record;
-use crate::tune::Batch;
+use spattn_eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
+use spattn_eval::records::record::Record;
+use spattn_lab::tune::Batch;
 use spattn_tasks::Task;
 
 /// A source of batches, each of which depends on the records so far.

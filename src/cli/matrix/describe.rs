@@ -8,10 +8,10 @@ use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::cli::exit::Done;
 use crate::cli::output::{print, print_json};
-use crate::eval::examples::observer::{RunObserver, SkippedWork};
-use crate::eval::plan::planner::Planner;
-use crate::eval::records::store::{OpenMode, load_records};
-use crate::eval::run::runner::Runner;
+use spattn_eval::examples::observer::{RunObserver, SkippedWork};
+use spattn_eval::plan::planner::Planner;
+use spattn_eval::records::store::{OpenMode, load_records};
+use spattn_eval::run::runner::Runner;
 use spattn_model::OpenModel;
 use spattn_model::source::ModelSource;
 

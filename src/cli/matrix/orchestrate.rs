@@ -17,25 +17,26 @@ use super::run_timing::RunTiming;
 use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::examples::observer::{RunObserver, SkippedWork};
-use crate::eval::folder::attempts::Ending;
-use crate::eval::plan::manifest::{ModelPart, manifest};
-use crate::eval::plan::shard_statement::{self, Stated};
-use crate::eval::records::manifest_keys::NOTES;
-use crate::eval::records::record::REFERENCE;
-use crate::eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
-use crate::eval::run::run_plan::RunEnd;
-use crate::eval::run::runner::Runner;
-use crate::eval::run::stopwatch::PhaseTimes;
-use crate::eval::summary::prefill_savings::PrefillSavings;
-use crate::eval::summary::warnings::in_short;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
-use crate::tune::Batch;
+use crate::version::PROGRAM;
 use spattn_attention::Configured;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::examples::observer::{RunObserver, SkippedWork};
+use spattn_eval::folder::attempts::Ending;
+use spattn_eval::plan::manifest::{ModelPart, manifest};
+use spattn_eval::plan::shard_statement::{self, Stated};
+use spattn_eval::records::manifest_keys::NOTES;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
+use spattn_eval::run::run_plan::RunEnd;
+use spattn_eval::run::runner::Runner;
+use spattn_eval::run::stopwatch::PhaseTimes;
+use spattn_eval::summary::prefill_savings::PrefillSavings;
+use spattn_eval::summary::warnings::in_short;
+use spattn_lab::tune::Batch;
 use spattn_model::engine::GpuUse;
 use spattn_model::source::recorded;
 
@@ -225,7 +226,7 @@ impl RunRequest {
             kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
         }
         let settings = &self.configs[0].settings;
-        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command());
+        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command(), &PROGRAM);
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
@@ -236,7 +237,7 @@ impl RunRequest {
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
             ready.jobs.iter().try_for_each(|job| {
                 let planner = ready.planner(&job.config, job.opened(), self);
-                planner.check_recorded(&self.out, stored, &loaded.records)?;
+                planner.check_recorded(&self.out, stored, &loaded.records, &PROGRAM)?;
                 planner.leave_out_other_forms(loaded);
                 Ok(())
             })

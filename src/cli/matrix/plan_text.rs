@@ -6,10 +6,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::cli::numbers::{duration, megabytes};
-use crate::eval::plan::planner::{PlanCell, Planner};
-use crate::eval::run::estimate::{RunEstimate, estimate_by_products};
-use crate::eval::run::run_plan::RemainingWork;
-use crate::eval::run::runner::Runner;
+use spattn_eval::plan::planner::{PlanCell, Planner};
+use spattn_eval::run::estimate::{RunEstimate, estimate_by_products};
+use spattn_eval::run::run_plan::RemainingWork;
+use spattn_eval::run::runner::Runner;
 
 /// The remaining work on a model.
 pub(super) struct PlanSummary {

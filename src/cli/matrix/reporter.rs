@@ -6,11 +6,11 @@ use anyhow::{Result, anyhow};
 
 use super::request::OnFailure;
 use crate::cli::progress::Meter;
-use crate::eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
-use crate::eval::folder::attempts::Log;
-use crate::eval::records::record::Record;
-use crate::eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 use spattn_base::error::in_one_line;
+use spattn_eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
+use spattn_eval::folder::attempts::Log;
+use spattn_eval::records::record::Record;
+use spattn_eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 
 /// The most failed parts that are listed at the end. A sweep's folder has all of them.
 const MOST_LISTED: usize = 100;

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::eval::config::run_config::RunConfig;
-use crate::eval::folder::owned_files;
-use crate::eval::plan::contexts::Shard;
-use crate::eval::records::store::{OpenMode, check_free, load_manifest};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::folder::owned_files;
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::records::store::{OpenMode, check_free, load_manifest};
 use spattn_model::source::recorded;
 
 /// What to do if a part of the matrix cannot be run.

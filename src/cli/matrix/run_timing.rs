@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::eval::run::stopwatch::PhaseTimes;
 use spattn_base::memory::peak_bytes;
+use spattn_eval::run::stopwatch::PhaseTimes;
 use spattn_model::engine::GpuUse;
 
 /// How the time of this run was spent.

@@ -5,13 +5,13 @@ use anyhow::Result;
 use super::prepare::{ModelJob, PreparedRun};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
-use crate::eval::examples::observer::SkippedWork;
-use crate::eval::folder::attempts::{self};
-use crate::eval::plan::contexts::Shard;
-use crate::eval::plan::planner::ShardedCell;
 use crate::launch::plan::{PlannedCell, PlannedShard};
 use spattn_base::error::in_one_line;
 use spattn_base::privacy;
+use spattn_eval::examples::observer::SkippedWork;
+use spattn_eval::folder::attempts::{self};
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::plan::planner::ShardedCell;
 
 /// A matrix divided into shards.
 pub(in crate::cli) struct ShardPlan {

@@ -1,8 +1,8 @@
 //! The columns that the terminal's tables and the page share, and times as text.
 
 use super::scene::Scene;
-use crate::bench::{Bench, BenchRow};
 use crate::report::format::{distinct, number, setting_name, tokens};
+use spattn_lab::bench::{Bench, BenchRow};
 
 /// A column of measured values.
 pub struct BenchColumn {

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::columns::{columns, legend, method_name, notes, roof_line};
 use super::scene::{Scene, scenes};
-use crate::bench::{Bench, BenchRow, Roof};
 use crate::report::csv::finished;
 use crate::report::format::tokens;
 use crate::report::json;
@@ -18,12 +17,13 @@ use crate::report::markdown::{line, rule};
 use crate::report::plots::Figure;
 use spattn_base::error::UsageError;
 use spattn_base::text::{in_markdown, of_cell};
+use spattn_lab::bench::{Bench, BenchRow, Roof};
 
 /// The file of the rows, and the manifest.
 pub(super) const ROWS: &str = "bench.csv";
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// The columns of `bench.csv`: the fields of [`BenchRow`](crate::bench::BenchRow), in their order.
+/// The columns of `bench.csv`: the fields of [`BenchRow`](spattn_lab::bench::BenchRow), in their order.
 pub const COLUMNS: [&str; 36] = [
     "op",
     "shape",
@@ -177,7 +177,7 @@ fn section(scene: &Scene) -> String {
 mod tests {
     use super::super::tests::{bench, full, peer, row, sparse};
     use super::*;
-    use crate::bench::BenchRow;
+    use spattn_lab::bench::BenchRow;
 
     #[test]
     fn csv_has_every_field_under_its_name() {

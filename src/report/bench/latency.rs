@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use super::scene::Scene;
 use super::series::{Series, asked_density, named, series, time_tick, timed, times};
-use crate::bench::BenchRow;
 use crate::report::format::{distinct, tokens};
+use spattn_lab::bench::BenchRow;
 
 use crate::report::plots::axis::{Axis, tick_label};
 use crate::report::plots::chart::{Chart, ChartPanel, Data, LARGE, pages};
@@ -184,8 +184,8 @@ mod tests {
     use super::super::scene::scenes;
     use super::super::tests::{bench, full, peer, row, sparse};
     use super::*;
-    use crate::bench::Bench;
     use crate::report::plots::chart::ChartPoint;
+    use spattn_lab::bench::Bench;
 
     fn at(us: f64, row: BenchRow) -> BenchRow {
         BenchRow { time_us: us, ..row }

@@ -20,7 +20,7 @@ use serde_json::Value;
 pub use self::files::{COLUMNS, csv, is_bench, json, markdown, read};
 pub use self::table::table;
 use super::plots::Figure;
-use crate::bench::Bench;
+use spattn_lab::bench::Bench;
 
 /// All figures of a benchmark, in the order to look at them: time against context if there are several contexts, time against density if a
 /// method has several densities, the roofline if operations were counted, and speed-ups over `full`. Each operation, shape, device and
@@ -70,7 +70,7 @@ pub fn draw(bench: &Bench, folder: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{BenchRow, Roof};
+    use spattn_lab::bench::{BenchRow, Roof};
 
     /// Attention of one layer over 4K tokens on the processor, in 100 µs, with all else unknown.
     pub fn row(method: &str, params: &str) -> BenchRow {

@@ -5,12 +5,12 @@ use anyhow::Result;
 use super::latency::pages_of;
 use super::scene::Scene;
 use super::series::{Series, named, series};
-use crate::bench::{BenchRow, Roof};
 use crate::report::format::{number, tokens};
 use crate::report::plots::Figure;
 use crate::report::plots::axis::{Axis, tick_label};
 use crate::report::plots::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE};
 use crate::report::plots::pen::SeriesLook;
+use spattn_lab::bench::{BenchRow, Roof};
 
 /// The rows with counted operations and bytes, in a panel for each context; `None` if there are no such rows.
 pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {

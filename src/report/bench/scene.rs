@@ -1,8 +1,8 @@
 //! Rows that are compared with each other.
 
-use crate::bench::{Bench, BenchRow};
 use crate::report::format::distinct;
 use crate::report::plots::{end_of, suffix};
+use spattn_lab::bench::{Bench, BenchRow};
 
 /// The rows of one operation, shape, device and batch, in the order of the bench; never empty.
 pub struct Scene<'a> {

@@ -1,12 +1,12 @@
 //! Which rows of a scene form one line of a figure, and the line's look.
 
-use crate::bench::BenchRow;
-use crate::eval::records::record::REFERENCE;
 use crate::report::format::{distinct, setting_name};
 use crate::report::plots::axis::tick_label;
 use crate::report::plots::chart::ChartPoint;
 use crate::report::plots::looks::looks as looks_of;
 use crate::report::plots::pen::SeriesLook;
+use spattn_eval::records::record::REFERENCE;
+use spattn_lab::bench::BenchRow;
 
 /// A method or peer with its parameters, except for the requested density.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,6 @@ use plotters::style::text_anchor::HPos;
 use super::columns::method_name;
 use super::scene::Scene;
 use super::series::Series;
-use crate::bench::BenchRow;
 use crate::report::format::{distinct, setting_name, tokens};
 use crate::report::plots::axis::Axis;
 use crate::report::plots::bars::{Field, LINE};
@@ -16,6 +15,7 @@ use crate::report::plots::pen::{
     self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, SeriesLook, TITLE_HEIGHT, page_title, title_width,
 };
 use crate::report::plots::{Figure, paged};
+use spattn_lab::bench::BenchRow;
 
 /// The shades of settings that are not usable methods: lighter than all methods, also in greyscale.
 const ORACLE: RGBColor = RGBColor(196, 196, 196);

@@ -2,9 +2,9 @@
 
 use super::columns::{columns, legend, method_name, notes, roof_line};
 use super::scene::{Scene, scenes};
-use crate::bench::Bench;
 use crate::report::format::tokens;
 use crate::report::table::{grouped, lines};
+use spattn_lab::bench::Bench;
 
 /// The number of leading text columns.
 const TEXT_COLUMNS: usize = 2;
@@ -51,7 +51,7 @@ fn one_table(scene: &Scene) -> String {
 mod tests {
     use super::super::tests::{bench, full, peer, sparse};
     use super::*;
-    use crate::bench::BenchRow;
+    use spattn_lab::bench::BenchRow;
 
     #[test]
     fn a_table_says_what_was_measured() {

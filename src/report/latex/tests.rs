@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::*;
-use crate::eval::records::costs::KvTokens;
-use crate::eval::records::record::Record;
-use crate::eval::records::record::tests::record;
 use crate::report::tabular::{Height, NARROW, escaped, mark, pages, text_widths};
+use spattn_eval::records::costs::KvTokens;
+use spattn_eval::records::record::Record;
+use spattn_eval::records::testing::record;
 
 /// Twenty examples of dense attention, of a method as good, and of one that is worse.
 fn records() -> Vec<Record> {

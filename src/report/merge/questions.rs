@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Source;
-use crate::eval::records::interning::InternedStr;
-use crate::eval::records::manifest_keys::INPUTS;
-use crate::eval::records::record::Record;
+use spattn_eval::records::interning::InternedStr;
+use spattn_eval::records::manifest_keys::INPUTS;
+use spattn_eval::records::record::Record;
 
 /// A task on a model.
 type Named = (InternedStr, InternedStr);

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::eval::summary::columns::{COLUMNS, SummaryRow};
 use spattn_base::error::UsageError;
+use spattn_eval::summary::columns::{COLUMNS, SummaryRow};
 
 /// Something that rows of the summary differ in.
 #[derive(Debug, Clone, PartialEq, Eq)]

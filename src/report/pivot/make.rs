@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 
 use super::layout::{Dimension, Layout};
 use super::table::{Entry, PivotTable};
-use crate::eval::records::order::natural;
-use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::cells::SummaryCell;
-use crate::eval::summary::columns::{self, SummaryRow};
-use crate::eval::summary::summarize;
-use crate::eval::summary::warnings::Warning;
 use crate::report::Report;
 use crate::report::best::{self, ComparedSetting, Shown};
 use crate::report::format::{direction, distinct, params_without, setting_name, tokens};
 use crate::report::{means, stand_ins};
 use spattn_attention::Role;
+use spattn_eval::records::order::natural;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_eval::summary::columns::{self, SummaryRow};
+use spattn_eval::summary::summarize;
+use spattn_eval::summary::warnings::Warning;
 use spattn_stats::{Estimate, mean};
 use spattn_tasks::likelihood::Measure;
 

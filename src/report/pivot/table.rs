@@ -3,10 +3,10 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::layout::NAMES;
-use crate::eval::summary::warnings::MANY;
 use crate::report::csv::finished;
 use crate::report::format::{distinct, number, signed};
 use spattn_attention::Role;
+use spattn_eval::summary::warnings::MANY;
 
 /// A table of one value.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,11 +2,11 @@
 
 use super::layout::shown_values;
 use super::*;
-use crate::eval::records::record::Record;
-use crate::eval::records::record::tests::{perplexity, record};
-use crate::eval::summary::columns::COLUMNS;
 use crate::report::Report;
 use spattn_base::error::UsageError;
+use spattn_eval::records::record::Record;
+use spattn_eval::records::testing::{perplexity, record};
+use spattn_eval::summary::columns::COLUMNS;
 use std::collections::BTreeMap;
 
 fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {

@@ -6,8 +6,8 @@ use super::axis::{Axis, tick_label};
 use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::grid::{self, Grid, Scale};
 use super::{Figure, as_file_name, looks, paged};
-use crate::analyze::findings::{Cells, Drawing, Lines, Map};
 use crate::report::format::distinct;
+use spattn_lab::analyze::findings::{Cells, Drawing, Lines, Map};
 
 /// The pages of a drawing as figures; empty if there is nothing to draw.
 ///
@@ -30,7 +30,7 @@ fn of_lines(lines: &Lines) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let x_axis = || if lines.log_x { Axis::of_rates(xs.iter().copied()) } else { Axis::of_values(&xs) };
-    let panel = |panel: &crate::analyze::findings::Panel| {
+    let panel = |panel: &spattn_lab::analyze::findings::Panel| {
         let points = || panel.series.iter().flat_map(|series| &series.1);
         let ends = points().flat_map(|point| point.ends.map_or([point.y; 2], |(low, high)| [low, high]));
         let ys: Vec<f64> = points().map(|point| point.y).chain(ends).collect();
@@ -105,7 +105,7 @@ fn of_map(map: &Map) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::findings::{Panel, Point};
+    use spattn_lab::analyze::findings::{Panel, Point};
 
     #[test]
     fn lines_below_zero_and_maps_of_some_layers_are_drawn() {

@@ -11,11 +11,11 @@ use super::pen::{
     self, CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
 use super::{Figures, Pages, end_of, suffix};
-use crate::eval::config::protocol::Protocol;
-use crate::eval::records::timing::Latency;
-use crate::eval::summary::columns::SummaryRow;
 use crate::report::MeanTable;
 use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
+use spattn_eval::config::protocol::Protocol;
+use spattn_eval::records::timing::Latency;
+use spattn_eval::summary::columns::SummaryRow;
 
 /// Shades that also differ in greyscale.
 const PREFILL: RGBColor = RGBColor(0, 84, 134);
@@ -292,11 +292,11 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::records::timing::TimingConditions;
     use crate::report::Report;
     use crate::report::plots::Figure;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::records::timing::TimingConditions;
 
     #[test]
     fn more_bars_than_fit_are_split_and_none_is_lost() {

@@ -9,10 +9,10 @@ use anyhow::Result;
 use super::axis::tick_label;
 use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
-use crate::eval::records::order::{Given, compare_tasks, natural};
-use crate::eval::records::record::Record;
 use crate::report::csv::finished;
 use crate::report::format::{distinct, setting_name, tokens};
+use spattn_eval::records::order::{MethodOrder, compare_tasks, natural};
+use spattn_eval::records::record::Record;
 
 /// The mean score of one method at one length and depth.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,7 +64,7 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> 
     }
     let mut cells: Vec<DepthScore> =
         groups.into_values().map(|examples| cell(examples.into_values().collect())).collect();
-    let given = Given::of(order);
+    let given = MethodOrder::of(order);
     let place = |c: &DepthScore| given.rank(&c.method, &c.params);
     cells.sort_by(|a, b| {
         natural(&a.model, &b.model)
@@ -174,7 +174,7 @@ fn length_label(cells: &[&DepthScore], length: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::tests::record;
+    use spattn_eval::records::testing::record;
 
     fn at(method: &str, length: usize, depth: f64, sample: usize, score: f64) -> Record {
         let key = format!("{method}{length}{depth}{sample}");

@@ -4,9 +4,9 @@ use anyhow::Result;
 
 use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, end_of, suffix};
-use crate::eval::records::fidelity::HeadFidelity;
-use crate::eval::summary::cells::SummaryCell;
 use crate::report::format::{distinct, setting_name, tokens};
+use spattn_eval::records::fidelity::HeadFidelity;
+use spattn_eval::summary::cells::SummaryCell;
 
 /// A quantity to draw: its file, its title, whether 0 is the best, and its field.
 type Quantity = (&'static str, &'static str, bool, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
@@ -49,7 +49,7 @@ pub fn figures(cells: &[SummaryCell], most: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-fn heads(r: &crate::eval::records::record::Record) -> Option<&HeadFidelity> {
+fn heads(r: &spattn_eval::records::record::Record) -> Option<&HeadFidelity> {
     r.fidelity.as_ref()?.heads.as_ref()
 }
 
@@ -62,7 +62,7 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
     });
     // Dense attention is left out: it has no error and attends everything.
     let maps: Vec<(String, Vec<Vec<f64>>)> =
-        maps.filter(|(name, map)| !map.is_empty() && name != crate::eval::records::record::REFERENCE).collect();
+        maps.filter(|(name, map)| !map.is_empty() && name != spattn_eval::records::record::REFERENCE).collect();
     let values = || maps.iter().flat_map(|(_, map)| map.iter().flatten().copied());
     let most = |size: fn(&Vec<Vec<f64>>) -> usize| maps.iter().map(|(_, map)| size(map)).max().unwrap_or(0);
     let names = |n: usize| (0..n).map(|i| i.to_string()).collect();
@@ -110,10 +110,10 @@ fn mean_map<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::fidelity::Fidelity;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::cells::group;
+    use spattn_eval::records::fidelity::Fidelity;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::cells::group;
 
     fn with_heads(method: &str, sample: usize, error: f64) -> Record {
         let map = |value: f64| vec![vec![value, 0.0], vec![0.0, value]];

@@ -1,7 +1,7 @@
 //! What the kinds of figures share: axes of scores, labels, and file names.
 
 use super::axis::Axis;
-use crate::eval::summary::columns::SummaryRow;
+use spattn_eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// The vertical axis of a task's rows. Scores have the same axis in all panels; perplexities of different texts are hardly comparable, so

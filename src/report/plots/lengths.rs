@@ -6,9 +6,9 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, ChartPanel, ChartPoint, Data, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
-use crate::eval::records::record::REFERENCE;
-use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::summary::columns::SummaryRow;
 
 /// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` as for
 /// [`trade::figures`](super::trade::figures). The file names contain what differs between several figures.
@@ -99,9 +99,9 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::summarize::summarize;
 
     #[test]
     fn lengths_need_to_differ() {

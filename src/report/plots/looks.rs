@@ -1,8 +1,8 @@
 //! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry.
 
 use super::pen::SeriesLook;
-use crate::eval::records::record::REFERENCE;
 use spattn_attention::{Role, methods};
+use spattn_eval::records::record::REFERENCE;
 
 /// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and
 /// marker, and dashes of their own.

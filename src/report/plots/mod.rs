@@ -29,7 +29,7 @@ pub(super) use self::labels::{end_of, suffix};
 pub use self::pages::Figure;
 pub(super) use self::pages::{Pages, paged};
 use super::Report;
-use crate::eval::summary::columns::SummaryRow;
+use spattn_eval::summary::columns::SummaryRow;
 
 /// All figures of a report, with at most `most` pages of each kind.
 ///
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn of_a_kind_so_many_pages_are_drawn_and_the_others_are_said_in_one_line() {
-        use crate::eval::records::record::Record;
-        use crate::eval::records::record::tests::record;
+        use spattn_eval::records::record::Record;
+        use spattn_eval::records::testing::record;
         let at = |task: String, length, method: &str, score| Record {
             length,
             key: format!("{task}{length}{method}"),

@@ -16,11 +16,11 @@ use super::pen::{
     title_width,
 };
 use super::{Figure, paged};
-use crate::eval::papers::item::{Item, Line};
-use crate::eval::papers::outcome::{CellOutcome, Outcome, Row};
-use crate::eval::papers::seen::Found;
-use crate::eval::papers::times::Timed;
-use crate::eval::papers::values::Value;
+use spattn_lab::papers::item::{Item, Line};
+use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, OutcomeRow};
+use spattn_lab::papers::seen::TableSelection;
+use spattn_lab::papers::times::Timed;
+use spattn_lab::papers::values::Value;
 
 /// The height of the plotted area, and of a line of the legend.
 const HEIGHT: i32 = 320;
@@ -48,7 +48,7 @@ struct Series {
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
+pub fn figures(outcome: &ItemOutcome, item: &Item) -> Result<Vec<Figure>> {
     let drawn = drawn_columns(item);
     let Some(first) = drawn.first() else { return Ok(Vec::new()) };
     // The points of a single column would lie on top of each other.
@@ -104,8 +104,8 @@ impl Kind {
                 false => Self::Time(common(all.into_iter().map(|timed| timed.column))),
             };
         }
-        let found: Vec<Found> =
-            cells().filter_map(|(column, row)| Found::over(column.found.clone(), row.found.clone())).collect();
+        let found: Vec<TableSelection> =
+            cells().filter_map(|(column, row)| TableSelection::over(column.found.clone(), row.found.clone())).collect();
         match (found.is_empty(), columns) {
             (true, [column, ..]) => {
                 let mut labels: Vec<String> = Vec::new();
@@ -175,17 +175,17 @@ fn drawn_columns(item: &Item) -> Vec<usize> {
     }
 }
 
-fn along_columns(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_columns(outcome: &ItemOutcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = drawn.iter().map(|i| outcome.columns[*i].clone()).collect();
     let looks = of_lines(&methods_of(outcome, item, rows));
     let one = |(i, look): (&usize, SeriesLook)| {
-        let row: &Row = &outcome.rows[*i];
+        let row: &OutcomeRow = &outcome.rows[*i];
         Series { name: row.name.clone(), look, points: None, cells: drawn.iter().map(|i| row.cells[*i]).collect() }
     };
     (names, rows.iter().zip(looks).map(one).collect())
 }
 
-fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_rows(outcome: &ItemOutcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = rows.iter().map(|row| outcome.rows[*row].name.clone()).collect();
     let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
     // If there is a single line, its points can show their methods.
@@ -202,9 +202,9 @@ fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -
 }
 
 /// The method of each of some rows, as it was run or otherwise as in the paper.
-fn methods_of<'a>(outcome: &'a Outcome, item: &'a Item, rows: &[usize]) -> Vec<Option<&'a str>> {
+fn methods_of<'a>(outcome: &'a ItemOutcome, item: &'a Item, rows: &[usize]) -> Vec<Option<&'a str>> {
     let in_paper = |name: &str| item.rows.iter().find(|row| row.name == name).and_then(|row| row.method.as_deref());
-    let of = |row: &'a Row| row.method.as_deref().or_else(|| in_paper(&row.name));
+    let of = |row: &'a OutcomeRow| row.method.as_deref().or_else(|| in_paper(&row.name));
     rows.iter().map(|i| of(&outcome.rows[*i])).collect()
 }
 
@@ -345,9 +345,9 @@ impl Frame<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::papers::item::Variant;
-    use crate::eval::papers::measure::Evidence;
-    use crate::eval::papers::outcome::judge;
+    use spattn_lab::papers::item::Variant;
+    use spattn_lab::papers::measure::Evidence;
+    use spattn_lab::papers::outcome::judge;
 
     /// An item with some rows (name and method), drawn over rows or columns.
     fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {

@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of};
-use crate::eval::records::order::natural;
-use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{params_without, tokens};
+use spattn_eval::records::order::natural;
+use spattn_eval::summary::columns::SummaryRow;
 
 /// The rows that differ only in two numeric parameters.
 #[derive(PartialEq, Eq, Hash, Clone)]
@@ -127,9 +127,9 @@ impl<'a> Plane<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::record;
-    use crate::eval::summary::summarize::summarize;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::summarize::summarize;
 
     #[test]
     fn two_values_of_two_parameters_make_a_map() {

@@ -11,11 +11,11 @@ use super::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::looks::{legend_name, looks};
 use super::pen::SeriesLook;
 use super::{Figures, end_of, suffix};
-use crate::eval::records::record::REFERENCE;
-use crate::eval::records::timing::Latency;
-use crate::eval::summary::columns::SummaryRow;
 use crate::report::format::{distinct, latency_of, tokens};
 use spattn_attention::Role;
+use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::timing::Latency;
+use spattn_eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
 /// A cost that scores are plotted against.
@@ -299,10 +299,10 @@ fn front(points: &[ChartPoint], less_is_better: bool) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::records::record::Record;
-    use crate::eval::records::record::tests::{perplexity, record};
-    use crate::eval::summary::summarize::summarize;
     use crate::report::plots::Figure;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::{perplexity, record};
+    use spattn_eval::summary::summarize::summarize;
 
     /// In their natural order, as far as possible.
     fn drawn(records: &[Record]) -> Vec<Figure> {

@@ -7,15 +7,15 @@ use super::axis::{Axis, tick_label};
 use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::pen::SeriesLook;
 use super::{Figure, paged};
-use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
-use crate::tune::shapes::{ShapeOutcome, Target};
-use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
+use spattn_lab::tune::schedules::{MeasuredSchedule as Dealt, ScheduleOutcome};
+use spattn_lab::tune::shapes::{ShapeOutcome, Target};
+use spattn_lab::tune::{BudgetVerdict, CandidateRow, MethodOutcome, TuneOutcome};
 
 /// The pages of the drawing, with a panel for each method; empty if nothing was measured.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figure(outcome: &Outcome) -> Result<Vec<Figure>> {
+pub fn figure(outcome: &TuneOutcome) -> Result<Vec<Figure>> {
     let methods: Vec<&MethodOutcome> = outcome.methods.iter().filter(|method| !method.rows.is_empty()).collect();
     let Some(first) = methods.first() else { return Ok(Vec::new()) };
     let limit = 100.0 * outcome.goal.limit;
@@ -42,11 +42,11 @@ pub fn figure(outcome: &Outcome) -> Result<Vec<Figure>> {
 }
 
 fn panel(method: &MethodOutcome, limit: f64) -> ChartPanel {
-    let point = |row: &Row| {
+    let point = |row: &CandidateRow| {
         let [y, low, high] = [row.loss, row.low, row.high].map(|share| 100.0 * share);
         ChartPoint { x: row.value, y, ends: Some((low, high)) }
     };
-    let of = |is_in: &dyn Fn(&Row) -> bool| Data {
+    let of = |is_in: &dyn Fn(&CandidateRow) -> bool| Data {
         points: method.rows.iter().filter(|row| is_in(row)).map(point).collect(),
         line: Vec::new(),
     };
@@ -57,7 +57,7 @@ fn panel(method: &MethodOutcome, limit: f64) -> ChartPanel {
         points: of(&|row| method.spec.as_ref() == Some(&row.spec)).points.into_iter().map(without_ends).collect(),
         line: Vec::new(),
     };
-    let verdict = |verdict: Verdict| of(&move |row: &Row| row.verdict == verdict);
+    let verdict = |verdict: BudgetVerdict| of(&move |row: &CandidateRow| row.verdict == verdict);
     let all = method.rows.iter().map(point);
     let heights = all.flat_map(|point| [point.y].into_iter().chain(point.ends.map(|ends| ends.1)));
     let low = method.rows.iter().map(|row| 100.0 * row.low).fold(0.0, f64::min);
@@ -69,7 +69,13 @@ fn panel(method: &MethodOutcome, limit: f64) -> ChartPanel {
         level: None,
         focus: None,
         labels: Vec::new(),
-        data: vec![allowed, verdict(Verdict::Within), verdict(Verdict::Beyond), verdict(Verdict::Open), chosen],
+        data: vec![
+            allowed,
+            verdict(BudgetVerdict::Within),
+            verdict(BudgetVerdict::Beyond),
+            verdict(BudgetVerdict::Open),
+            chosen,
+        ],
     }
 }
 

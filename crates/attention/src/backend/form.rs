@@ -13,7 +13,7 @@ use spattn_kernels::GPU_ROW_WIDTHS;
 pub struct StepShape {
     /// Query heads of the group.
     pub group: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Storage type of keys and values.
     pub dtype: KvDtype,

@@ -33,7 +33,7 @@ pub enum HostReason {
         /// Widths are multiples of this.
         multiple_of: usize,
     },
-    /// Kernels do not take so many numbers for each key.
+    /// Kernels do not support this many numbers for each key.
     IndexWidth {
         /// Numbers of the index for each key.
         numbers: usize,
@@ -66,7 +66,7 @@ impl HostReason {
         (!fits).then_some(Self::HeadWidth { d, most, multiple_of })
     }
 
-    /// The numbers that an index has for each key, if kernels do not take so many.
+    /// The numbers that an index has for each key, if kernels do not support this many.
     pub(crate) fn of_index_width(numbers: usize, most: usize) -> Option<Self> {
         (numbers > most).then_some(Self::IndexWidth { numbers, most })
     }

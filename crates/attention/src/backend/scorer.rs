@@ -42,7 +42,7 @@ pub(crate) trait DevicePicker: PickerLaunch + Send + Sync {
 /// Pages of candidates, and how many are selected at least.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastPages {
-    /// Tokens a page.
+    /// Tokens of a page.
     pub size: usize,
     /// How many there are.
     pub all: usize,

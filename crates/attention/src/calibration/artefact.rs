@@ -1,9 +1,8 @@
-//! Calibration artefacts: what a method learned about a model offline, in one safetensors file.
+//! Calibration artefacts: what a method learned about a model before any run, in one safetensors file.
 //!
-//! An [`Artefact`] is a set of named tensors (by convention `layers.{layer}.{what}`, KV or query heads on
-//! the first axis) and an [`ArtefactInfo`] that says for which model, from what data and how it was
-//! made. It fits one model only: weights and shape are compared before a method may read it. Where
-//! artefacts are kept is not known here; what is in them is known to the method that reads them.
+//! An [`Artefact`] is a set of named tensors (by convention `layers.{layer}.{what}`, with KV or query heads on the first axis) and an
+//! [`ArtefactInfo`], which says for which model, from what data and how it was made. It fits one model only: weights and shape are compared
+//! before a method may read it. Where artefacts are stored is decided elsewhere; what is in them, only the method that reads them knows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use spattn_base::error::in_plain_words;
 
-/// Raised whenever artefacts of the version before can no longer be read.
+/// Raised whenever artefacts of the previous format can no longer be read.
 pub const FORMAT: u32 = 1;
 
 /// The one key of the file's metadata; its value is an [`ArtefactInfo`] as JSON.
@@ -25,7 +24,7 @@ const INFO_KEY: &str = "spattn";
 /// Which model an artefact belongs to, and its attention's shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Identity of the weights.
+    /// SHA-256 of the weights.
     pub weights_sha256: String,
     /// Layers.
     pub layers: usize,
@@ -51,24 +50,24 @@ impl fmt::Display for ModelShape {
     }
 }
 
-/// What an artefact is and how it was made.
+/// What an artefact contains, and how it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtefactInfo {
-    /// [`FORMAT`] of the program that wrote it.
+    /// The [`FORMAT`] in which it was written.
     pub format: u32,
-    /// Who reads it, such as `loki`.
+    /// Kind of artefact: the method that reads it, such as `loki`.
     pub kind: String,
     /// The model it was made from.
     pub model: ModelShape,
-    /// The text it was made from, in words.
+    /// A description of the text it was made from.
     pub data: String,
-    /// Seed of that text and of whatever was drawn.
+    /// Seed of the text and of all random draws.
     pub seed: u64,
     /// Sequences read.
     pub blocks: usize,
-    /// Tokens read, in all sequences together.
+    /// Tokens read, over all sequences.
     pub tokens: usize,
-    /// What else determined it, as its maker puts it.
+    /// Further settings that determined it.
     pub settings: BTreeMap<String, String>,
 }
 
@@ -94,7 +93,7 @@ pub struct NamedTensor {
     pub precision: Precision,
 }
 
-/// Why an artefact cannot be used; each is one line with the file.
+/// Why an artefact cannot be used. Each message is one line that names the file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ArtefactError {
     /// The file ends before its header says it should.
@@ -111,7 +110,7 @@ pub enum ArtefactError {
         /// What is wrong.
         what: String,
     },
-    /// It was written in another format.
+    /// The file is written in another format.
     #[error("{file}: written in format {found} of calibration artefacts; this program reads {FORMAT}")]
     OtherFormat {
         /// The file.
@@ -119,17 +118,17 @@ pub enum ArtefactError {
         /// Its format.
         found: u32,
     },
-    /// It is another method's.
+    /// The file is of another kind.
     #[error("{file}: calibrates `{found}`, not `{expected}`")]
     OtherKind {
         /// The file.
         file: String,
         /// Its kind.
         found: String,
-        /// The kind that was wanted.
+        /// The kind that was expected.
         expected: String,
     },
-    /// It was made from other weights.
+    /// The artefact was made from other weights.
     #[error("{file}: made from other weights ({}...) than the model's ({}...)", short(found), short(expected))]
     OtherWeights {
         /// The file.
@@ -139,7 +138,7 @@ pub enum ArtefactError {
         /// Hash of the model's weights.
         expected: String,
     },
-    /// It was made for another shape.
+    /// The artefact was made for another shape.
     #[error("{file}: made for {found}, but the model has {expected}")]
     OtherShape {
         /// The file.
@@ -149,29 +148,29 @@ pub enum ArtefactError {
         /// Shape of the model.
         expected: String,
     },
-    /// It was made with other settings than the method asks for.
+    /// The artefact was made with another setting than the method's.
     #[error("{file}: made with {key} `{found}`, not `{expected}`")]
     OtherSetting {
         /// The file.
         file: String,
-        /// What the setting says.
+        /// The setting.
         key: String,
         /// Its value.
         found: String,
-        /// The value that was wanted.
+        /// The value that was expected.
         expected: String,
     },
-    /// It was made here, and what others learned is asked for.
+    /// The artefact was made by this program, but an imported one is required.
     #[error("{file}: made with {key} `{found}`, not taken in from those who released theirs")]
     NotImported {
         /// The file.
         file: String,
-        /// What the setting says.
+        /// The setting.
         key: String,
         /// Its value.
         found: String,
     },
-    /// A tensor is missing or not as expected.
+    /// A tensor is missing, or not as expected.
     #[error("{file}: tensor `{name}` {what}")]
     Tensor {
         /// The file.
@@ -183,7 +182,7 @@ pub enum ArtefactError {
     },
 }
 
-/// Whether these are the first bytes of an artefact, or of a training's checkpoint: what this program wrote, for any model.
+/// Whether these first bytes of a file are those of an artefact or a training checkpoint that this program wrote, for any model.
 pub fn is_own(beginning: &[u8]) -> bool {
     let own = format!("{{\"__metadata__\":{{\"{INFO_KEY}\":");
     beginning.get(8..).is_some_and(|header| header.starts_with(own.as_bytes()))
@@ -193,7 +192,7 @@ fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }
 
-/// Stores tensors and what they are; the same input gives the same bytes.
+/// Serialises tensors and their description; equal input gives equal bytes.
 ///
 /// # Panics
 /// If a tensor's shape and number of values differ, or a name is given twice.
@@ -215,7 +214,7 @@ fn stored(tensor: &NamedTensor) -> (Dtype, Vec<u8>) {
     }
 }
 
-/// An artefact that was read.
+/// An artefact that was read from a file.
 #[derive(Debug, Clone)]
 pub struct Artefact {
     file: String,
@@ -239,7 +238,7 @@ impl Artefact {
         })?;
         let info = header.metadata().as_ref().and_then(|m| m.get(INFO_KEY));
         let info = info.ok_or_else(|| malformed("a safetensors file, but not a calibration artefact".to_owned()))?;
-        // The format comes first: other fields may have changed with it.
+        // The format is checked first: other fields may have changed with it.
         let format = serde_json::from_str::<serde_json::Value>(info).ok().and_then(|v| v["format"].as_u64());
         if let Some(found) = format.and_then(|f| u32::try_from(f).ok()).filter(|f| *f != FORMAT) {
             return Err(ArtefactError::OtherFormat { file: file.to_owned(), found });
@@ -251,10 +250,10 @@ impl Artefact {
         Ok(Self { file: file.to_owned(), sha256, info, bytes })
     }
 
-    /// Makes sure that this is an artefact of `kind` for `model`.
+    /// Checks that this is an artefact of `kind` for `model`, and that all tensors can be read.
     ///
     /// # Errors
-    /// If it is of another kind, or made from other weights or for another shape.
+    /// If it is of another kind, made from other weights or for another shape, or if a tensor is not readable.
     pub fn check(&self, kind: &str, model: &ModelShape) -> Result<(), ArtefactError> {
         let (file, found) = (self.file.clone(), &self.info.model);
         if self.info.kind != kind {
@@ -267,58 +266,58 @@ impl Artefact {
             let (found, expected) = (found.weights_sha256.clone(), model.weights_sha256.clone());
             return Err(ArtefactError::OtherWeights { file, found, expected });
         }
-        // All of it, whichever part a method's parameters have it read.
+        // All tensors, whichever of them the method's parameters need.
         let tensors = self.tensors()?;
         tensors.iter().try_for_each(|(name, tensor)| self.values(name, &tensor).map(drop))
     }
 
-    /// One of its maker's settings.
+    /// One of the settings it was made with.
     ///
     /// # Errors
-    /// If it has none of this name.
+    /// If there is no setting of this name.
     pub fn setting(&self, key: &str) -> Result<&str, ArtefactError> {
         self.info.settings.get(key).map(String::as_str).ok_or_else(|| self.malformed(&format!("no setting `{key}`")))
     }
 
-    /// Makes sure that it was made with a setting.
+    /// Checks that it was made with a setting.
     ///
     /// # Errors
-    /// If its own is another, or it has none of this name.
+    /// If the setting has another value, or is missing.
     pub fn check_setting(&self, key: &str, expected: &str) -> Result<(), ArtefactError> {
         let found = self.setting(key)?;
         if found != expected { Err(self.of_other_setting(key, found, expected)) } else { Ok(()) }
     }
 
-    /// That it was made here, as a setting says.
+    /// The error that the artefact was made by this program, as a setting says.
     pub fn not_imported(&self, key: &str, found: &str) -> ArtefactError {
         ArtefactError::NotImported { file: self.file.clone(), key: key.to_owned(), found: found.to_owned() }
     }
 
-    /// That it was made with a setting other than expected.
+    /// The error that it was made with another setting than expected.
     pub fn of_other_setting(&self, key: &str, found: &str, expected: &str) -> ArtefactError {
         let (file, found, expected) = (self.file.clone(), found.to_owned(), expected.to_owned());
         ArtefactError::OtherSetting { file, key: key.to_owned(), found, expected }
     }
 
-    /// What its reader found wrong with its metadata.
+    /// The error that its metadata is malformed.
     pub fn malformed(&self, what: &str) -> ArtefactError {
         ArtefactError::Malformed { file: self.file.clone(), what: format!("malformed metadata: {what}") }
     }
 
-    /// What it is and how it was made.
+    /// What it contains, and how it was made.
     pub fn info(&self) -> &ArtefactInfo {
         &self.info
     }
 
-    /// SHA-256 of the whole file in hexadecimal: what records are identified by.
+    /// SHA-256 of the whole file, in hexadecimal; part of a run's identity.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// Values of a tensor, row-major, widened to f32.
+    /// Values of a tensor, row-major, as f32.
     ///
     /// # Errors
-    /// If it is not there, its shape is not `expected`, its type is not read, or a value is not finite.
+    /// If the tensor is missing, its shape is not `expected`, its type is not F32 or F16, or a value is not finite.
     pub fn read(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ArtefactError> {
         let error = |what: String| self.wrong(name, what);
         let tensors = self.tensors()?;
@@ -329,10 +328,10 @@ impl Artefact {
         self.values(name, &tensor)
     }
 
-    /// As [`Self::read`], of a tensor that says something of each `row` values: of a head, or a component.
+    /// As [`Self::read`], for a tensor of rows of `row` values, one for each head or component; checks that no row is all zero.
     ///
     /// # Errors
-    /// As [`Self::read`]; if such a row holds nothing but zeros.
+    /// As [`Self::read`], and if a row is all zero.
     pub fn read_rows(&self, name: &str, expected: &[usize], row: usize) -> Result<Vec<f32>, ArtefactError> {
         let values = self.read(name, expected)?;
         match values.chunks(row).position(|row| row.iter().all(|x| *x == 0.0)) {
@@ -341,11 +340,11 @@ impl Artefact {
         }
     }
 
-    /// The part that is about some of the model's layers, in the order given, as that of a model that has no others. What says
-    /// something of all layers together (a share of all heads) says it of these.
+    /// The part of the artefact for some of the model's layers, in the given order, as an artefact for a model of only these layers.
+    /// Tensors that belong to no single layer are kept unchanged.
     ///
     /// # Errors
-    /// As [`Self::read`]; if it is not about one of them.
+    /// As [`Self::read`], and if a layer is out of range.
     pub fn of_layers(&self, layers: &[usize]) -> Result<Self, ArtefactError> {
         let tensors = self.tensors()?;
         let mut kept = Vec::new();

@@ -1,8 +1,7 @@
 //! Offline calibration: the data of a dense prefill, and the collectors that learn from it.
 //!
-//! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees
-//! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
-//! tensors. Which text is read, and where artefacts are written, is decided above.
+//! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees the rotated queries and the cached keys and values of every
+//! layer, chunk by chunk, and returns tensors. Which text is read, and where artefacts are written, is decided by the caller.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,9 +15,9 @@ use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::Rotation;
 use spattn_base::error::UsageError;
 
-/// Tokens of a prompt at one layer of a dense prefill, before they attend.
+/// Tokens of a prompt at one layer of a dense prefill, before attention.
 ///
-/// Where a device reads, queries, keys and values are copied to the host when somebody asks for them.
+/// If a device computes the prefill, queries, keys and values are copied to the host on first use.
 #[derive(Clone, Copy)]
 pub struct PrefillChunk<'a> {
     /// Layer, from 0.
@@ -41,31 +40,31 @@ enum Source<'a> {
     Device(&'a dyn DeviceChunk),
 }
 
-/// A chunk that a device reads, as far as the host looks at it.
+/// A chunk that a device computes; each call copies what it returns to the host.
 pub trait DeviceChunk: Sync {
     /// As [`PrefillChunk::queries`].
     fn queries(&self) -> &[f32];
 
-    /// As [`PrefillChunk::last_queries`], of no more tokens than there are.
+    /// As [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
     fn last_queries(&self, count: usize) -> Vec<f32>;
 
     /// As [`PrefillChunk::kv`].
     fn kv(&self) -> &LayerKv;
 
-    /// Adds the softmax weights of the queries at some of the chunk's positions, over the tokens that each one sees, to `mass`:
-    /// `[head][token]`, of all tokens up to the last of these.
+    /// Adds the softmax weights of the queries at `positions` of the chunk to `mass: [head][token]`, which covers all tokens up to the last
+    /// of these positions. Each query sees the tokens up to its own.
     fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]);
 }
 
 impl<'a> PrefillChunk<'a> {
-    /// The last tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
+    /// The tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
     pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
         let tokens = kv.tokens() - first;
         let source = Source::Host { queries, kv };
         Self { layer, first, heads, tokens, shape: kv.shape(), source, input: None, spec: None }
     }
 
-    /// `tokens` tokens from position `first` on that a device reads.
+    /// `tokens` tokens from position `first` on, in the memory of a device.
     pub fn on_device(
         layer: usize,
         first: usize,
@@ -77,7 +76,7 @@ impl<'a> PrefillChunk<'a> {
         Self { layer, first, heads, tokens, shape, source: Source::Device(source), input: None, spec: None }
     }
 
-    /// The same with what enters the layer, `[token][hidden]`, before its norm.
+    /// Adds the layer's input, `[token][hidden]`, before its norm.
     pub fn with_input(self, input: &'a [f32]) -> Self {
         Self { input: Some(input), ..self }
     }
@@ -97,13 +96,13 @@ impl<'a> PrefillChunk<'a> {
         self.spec.map_or_else(|| SoftmaxScale::inverse_root(self.d()), |spec| spec.scale)
     }
 
-    /// What enters the layer, `[token][hidden]`, before its norm; `None` where whoever reads does not show it.
+    /// The layer's input, `[token][hidden]`, before its norm; `None` if the engine does not provide it.
     pub fn input(&self) -> Option<&'a [f32]> {
         self.input
     }
 
-    /// Copies queries, keys and values to the host now, where a device reads: for whoever deals out work that looks at them, as
-    /// copying is dealt out too.
+    /// If a device computes the chunk, copies queries, keys and values to the host now. To be called before work that reads them is dealt
+    /// out to threads, because the copy uses these threads, too.
     pub fn show(&self) {
         if let Source::Device(chunk) = self.source {
             chunk.queries();
@@ -119,7 +118,7 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// The queries of the chunk's last `count` tokens, or of all where there are fewer.
+    /// The queries of the chunk's last `count` tokens, or of all if there are fewer.
     pub fn last_queries(&self, count: usize) -> Cow<'a, [f32]> {
         let count = count.min(self.tokens);
         match self.source {
@@ -128,7 +127,7 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// Rotated keys, and values, of all tokens up to the last of the chunk, as cached.
+    /// Rotated keys, and values, of all tokens up to the chunk's last, as cached.
     pub fn kv(&self) -> &'a LayerKv {
         match self.source {
             Source::Host { kv, .. } => kv,
@@ -136,7 +135,7 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// The device that reads the chunk, if it is one.
+    /// The device that computes the chunk, if one does.
     pub fn device(&self) -> Option<&'a dyn DeviceChunk> {
         match self.source {
             Source::Host { .. } => None,
@@ -149,7 +148,7 @@ impl<'a> PrefillChunk<'a> {
         self.tokens
     }
 
-    /// Tokens up to the last of the chunk.
+    /// Number of tokens up to the chunk's last, from the beginning of the prompt.
     pub fn end(&self) -> usize {
         self.first + self.tokens
     }
@@ -174,7 +173,7 @@ impl<'a> PrefillChunk<'a> {
         &self.queries()[(token * self.heads + head) * self.d()..][..self.d()]
     }
 
-    /// Keys and values `[token][kv_head][d]` of the chunk's own tokens.
+    /// Keys and values `[token][kv_head][d]` of only the chunk's tokens.
     pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
         let (d, kv, range) = (self.d(), self.kv(), self.first..self.end());
         let by_token = |store: &KvStore| {
@@ -188,7 +187,7 @@ impl<'a> PrefillChunk<'a> {
         (by_token(&kv.keys), by_token(&kv.values))
     }
 
-    /// Keys `[token][d]` of one KV head, of the chunk's own tokens.
+    /// Keys `[token][d]` of one KV head, for only the chunk's tokens.
     pub fn keys(&self, kv_head: usize) -> Vec<f32> {
         self.kv().keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
     }
@@ -215,7 +214,8 @@ pub trait Collector: Send {
 
     /// Resumes from a checkpoint that an equal collector wrote.
     ///
-    /// # Errors If the checkpoint has other settings or is malformed.
+    /// # Errors
+    /// If the checkpoint has other settings or is malformed.
     fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
         Err(checkpoint.malformed("nothing goes on from a checkpoint here"))
     }
@@ -234,22 +234,21 @@ pub struct Collected {
     pub held_out: Option<String>,
 }
 
-/// The calibration that makes one kind of artefact.
+/// A calibration that makes one kind of artefact.
 pub struct Calibration {
     /// Kind of the artefact: the name of the method that reads it.
     pub kind: &'static str,
     /// What is learned, in one line.
     pub about: &'static str,
-    /// Own settings with defaults and meaning, written as a method's parameters are.
+    /// Its settings with defaults and meaning, written as a method's parameters are.
     pub params: &'static [ParamInfo],
-    /// The default text.
+    /// What it reads by default.
     pub reading: Reading,
-    /// Which text that is made is read, by the settings, where not that of [`reading`](Self::reading).
+    /// Chooses the generated text by the settings, instead of that of [`reading`](Self::reading).
     pub text: Option<TextBySettings>,
-    /// A new collector; its randomness comes from the seed alone.
+    /// Makes a collector; its randomness comes only from the seed.
     pub start: StartCollector,
-    /// Takes in what others learned of a model of this shape, from the bytes of their file; the error says in a line what does not
-    /// fit. `None` if no such files are read.
+    /// Imports what others learned about a model of this shape, from the bytes of their file. `None` if no such files can be read.
     pub import: Option<Import>,
 }
 
@@ -259,16 +258,16 @@ pub struct Calibration {
 /// If a setting is out of range.
 pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
 
-/// Which text that is made is read, by the settings.
+/// Chooses the generated text by the settings.
 ///
 /// # Errors
 /// If a setting is out of range.
 pub type TextBySettings = fn(&MethodSpec) -> Result<ReadingText, UsageError>;
 
-/// Takes in what others learned of a model, from the bytes of their file.
+/// Imports what others learned about a model, from the bytes of their file.
 ///
 /// # Errors
-/// What does not fit, in a line.
+/// One line that says what does not fit.
 pub type Import = fn(&ModelShape, &[u8]) -> Result<Collected, String>;
 
 /// What a collector knows before it starts.
@@ -291,7 +290,7 @@ pub struct Assignment<'a> {
 pub enum TextKind {
     /// Running text.
     General,
-    /// Prompts of tasks, or training rows that are like them; running text may be among it.
+    /// Prompts of tasks, or training rows like them; may include running text.
     Tasks,
 }
 
@@ -316,17 +315,17 @@ impl Reading {
         Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0, resumable: false };
 }
 
-/// Text that is made, not given.
+/// Generated text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadingText {
     /// Essays, all blocks of one length.
     Essays,
-    /// Contexts of many lengths with questions and answers, of the kinds that the tasks are.
+    /// Contexts of many lengths with questions and answers, of the same kinds as the tasks.
     Rows,
 }
 
-/// "8, 16 of 64" and "31, 52 %" for notes: what share of each of `masses` (descending) its first `counts`
-/// entries hold, mean over all.
+/// Returns "8, 16 of 64" and "31, 52 %" for notes: the share of each of `masses` (descending) that its first `counts` entries hold, as the
+/// mean over all.
 pub(crate) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -> (String, String) {
     let counts: Vec<usize> = counts.iter().copied().filter(|c| (1..d).contains(c)).collect();
     let share = |mass: &Vec<f64>, count: usize| {

@@ -1,4 +1,4 @@
-//! What methods learn about a model offline: collectors that watch prompts being read, and the artefacts that they leave.
+//! What methods learn about a model before any run: collectors, which observe the prefill of prompts, and the artefacts that they make.
 
 pub mod artefact;
 pub(crate) mod collector;

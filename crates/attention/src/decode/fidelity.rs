@@ -1,6 +1,6 @@
 //! Fidelity: comparison with exact attention on the same inputs, step by step.
 //!
-//! Whatever weights a method gives to what it picked, three things are measured for each query head: how far its
+//! However a method weights selected tokens, three things are measured for each query head: how far its
 //! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
 //! exact softmax went to tokens that it did not attend.
 
@@ -150,7 +150,7 @@ impl Attended {
         Self { count: tokens.iter().filter(|attended| **attended).count(), tokens }
     }
 
-    /// Share of the tokens with the largest logits, as many as were attended, that were.
+    /// Recall: the share of attended tokens among as many tokens with the largest logits.
     fn recall(&self, logits: &[f32]) -> f64 {
         let top = top_k(logits, self.count);
         top.iter().filter(|t| self.tokens[**t as usize]).count() as f64 / self.count.max(1) as f64

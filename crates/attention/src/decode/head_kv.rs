@@ -1,4 +1,4 @@
-//! One KV head of a run: the shared prefix and the private tail seen as one sequence, and attending to it.
+//! One KV head of a sequence: the shared prefix and the sequence's tail as one context, and attention over it.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub(crate) struct Queries<'a> {
 /// The same queries at another position, for the first tokens in context.
 struct Far<'a> {
     turned: Vec<f32>,
-    /// How many of the first tokens are seen so.
+    /// How many of the first tokens are seen from this position.
     tokens: usize,
     /// The grouped positions of their keys; `None` if their keys keep their positions.
     keys: Option<Grouped<'a>>,
@@ -64,7 +64,7 @@ impl<'a> Queries<'a> {
         self
     }
 
-    /// Those of all heads.
+    /// The queries of all heads.
     fn all(&self) -> View<'_> {
         let far = self.far.as_ref();
         View { scaled: &self.scaled, turned: far.map_or(&[], |far| &far.turned), far }
@@ -87,7 +87,7 @@ impl View<'_> {
         Self { scaled: &self.scaled[range.clone()], turned: self.turned.get(range).unwrap_or(&[]), far: self.far }
     }
 
-    /// How many tokens are far ones.
+    /// Number of far tokens.
     fn far_tokens(self) -> usize {
         self.far.map_or(0, |far| far.tokens)
     }
@@ -216,7 +216,7 @@ impl<'a> HeadKv<'a> {
         attend_list(turned, Rows::F32(&keys), Rows::F32(&values), &all, bias, acc);
     }
 
-    /// Attends tokens of prefix and tail where they are, with a bias for each or none.
+    /// Attends tokens of prefix and tail at their own positions, with a bias for each or none.
     fn attend_some(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
         let first_behind = self.prefix_tokens as u32;
         if tokens.iter().all(|t| *t < first_behind) {
@@ -227,7 +227,7 @@ impl<'a> HeadKv<'a> {
         attend_list(scaled, self.tail_keys, self.tail_values, &behind.0, &behind.1, acc);
     }
 
-    /// Tokens of the prefix and, numbered from its end, those behind it; as [`parts`] has them.
+    /// Splits tokens into those of the prefix and those behind it, which are numbered from its end; as [`parts`].
     fn by_store(&self, tokens: &[u32], with: &[f32]) -> [Part; 2] {
         let first_behind = self.prefix_tokens as u32;
         let [before, mut behind] = parts(tokens, with, first_behind);

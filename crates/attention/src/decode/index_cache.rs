@@ -258,7 +258,7 @@ impl IndexCache {
 /// Panic message: the sequence selects on a device although its method has no device form.
 pub(super) const HAS_FORM: &str = "the method has no device form";
 
-/// Where a layer stands among those that are not dense.
+/// The rank of a layer among the sparse layers.
 pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {
     let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
     SparseLayerRank { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }

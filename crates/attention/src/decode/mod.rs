@@ -1,7 +1,7 @@
 //! Decoding from a shared prefix: one [`Sequence`](crate::Sequence) for each method, all over the same keys, values and indexes.
 //!
-//! [`IndexCache`](crate::IndexCache) builds an index once for all methods that can share it and starts forks. A fork owns its tail of keys
-//! and values and the method's state, attends what the method selects, and counts what that costs. No method is known here by name.
+//! [`IndexCache`](crate::IndexCache) builds an index once for all methods that can share it and starts sequences. A sequence owns its
+//! tail of keys and values and the method's state, attends what the method selects, and counts the cost. No method is known by name.
 
 pub mod fidelity;
 pub(crate) mod head_kv;

@@ -71,7 +71,7 @@ pub(super) enum Selector {
 }
 
 impl Selector {
-    /// The device, for a model of so many layers.
+    /// The device, for a model of this many layers.
     pub(super) fn device(layers: usize) -> Self {
         Self::Device { has_uncollected: false, resident: vec![None; layers] }
     }

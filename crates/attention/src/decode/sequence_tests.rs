@@ -36,7 +36,7 @@ fn what_was_gathered_is_part_of_every_index_and_spent_once() {
 const TOKENS: usize = 12;
 const D: usize = 8;
 
-/// Forks of one prefix of a layer with two KV heads; what each of its rows asks, and adds.
+/// Forks of one prefix of a layer with two KV heads, and a function that makes a row's queries, key and value.
 fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Sequence; N], impl Fn(u64) -> [Vec<f32>; 3]) {
     let noise = |count: usize, seed: u64| -> Vec<f32> {
         (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
@@ -50,8 +50,7 @@ fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Sequence; N], impl Fn(
     (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
 }
 
-/// In contexts so long that KV heads are dealt out to threads, each picks and attends by its own queries and keys.
-/// Of 40 tokens behind a prefix of 500 the mean context is of 520, whose tokens a window that moves on leaves to be picked.
+/// With 40 tokens behind a prefix of 500 the mean context is 520. Tokens that a moving window leaves behind can be selected.
 #[test]
 fn what_is_set_once_is_set_for_the_mean_of_the_tokens_that_follow() {
     use crate::{Policy, Tail};
@@ -87,7 +86,7 @@ fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
     let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, LONG);
     rows[..LONG].iter().for_each(|[key, value]| kv.append(key, value));
     let queries = noise(kv_heads * group * D, 7);
-    // One sink and two tokens of the window are attended whatever is picked, and so is the last token.
+    // One sink, two tokens of the window and the last token are attended besides the selection.
     let policy = crate::Policy { sink: 1, local: 2, ..Default::default() };
     let candidates = 1..LONG - 2;
     let expected = |k: usize| -> Vec<f64> {
@@ -131,20 +130,21 @@ fn what_is_attended_is_counted_by_head_and_token() {
         fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
     }
     let cost = &fork.costs().layers()[0];
-    // Of 13 and of 14 tokens in context, each of four heads attends a sink, two of the window, three picks, and the
-    // one or two behind the prefix. The second step's first is neither the token itself nor in the budget.
+    // With 13 and then 14 tokens in context, each of four heads attends a sink, two tokens of the window, three selected ones, and the one
+    // or two behind the prefix. In the second step, the first token behind the prefix is free: it is neither the new token nor within the
+    // budget.
     let (context, attended) = (4 * (13 + 14), 4 * (7 + 8));
     assert_eq!((cost.steps, cost.context_tokens, cost.attended_tokens, cost.free_tokens), (8, context, attended, 4));
-    // All but three picks a head and step were attended whatever was picked.
+    // All tokens but three selected ones per head and step are attended exactly whatever is selected.
     assert_eq!(cost.exact_tokens, attended - 4 * 2 * 3);
-    // A product with a key and one with a value.
+    // One product with a key and one with a value.
     let each = 2 * 2 * D as u64;
     assert_eq!((cost.attend_flops, cost.full_flops), (each * attended, each * context));
 }
 
 #[test]
 fn every_head_is_compared_once_at_its_own_place() {
-    // All is picked: nothing differs from exact attention, and nothing is left out.
+    // Everything is selected: nothing differs from exact attention, and no mass is missed.
     let ([mut fork], row) = forks("topk:k=100", true);
     let [queries, key, value] = row(0);
     fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
@@ -238,7 +238,7 @@ fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
             "{spec}"
         );
         for steps in [0..3, 3..4] {
-            // What a device counts: of two KV heads what is read, of four query heads what is attended, entries of an index.
+            // The device's counters: tokens read by two KV heads, tokens attended by four query heads, index entries read.
             let mut counted = [0; 7];
             for [queries, key, value] in steps.map(&row) {
                 let picked = seen.select(0, &queries, &key, &value);
@@ -307,14 +307,14 @@ fn what_is_picked_for_together_differs_in_budgets_alone() {
         ("topk:per=kv_head", "topk:per=kv_head,reduce=max", false),
         ("topk:k=3", "topk:pick=topp,p=0.5", false),
         ("topk:k=3", "quest:k=3", false),
-        // What queries are compared by is no part of an index, either.
+        // Parameters of the comparison with queries must agree too.
         ("sparq:k=3,r=4", "sparq:k=5,r=4", true),
         ("sparq:k=3,r=4", "sparq:k=3,r=8", false),
         ("lsh_bits:k=3", "lsh_bits:ratio=0.1", true),
         ("lsh_bits:k=3", "lsh_bits:k=3,ties=first", false),
         ("hash_attention:k=3", "hash_attention:k=3,ties=first", false),
         ("magicpig:K=4,L=12", "magicpig:K=4,L=12,min_collisions=1", false),
-        // Shares, samples, searches and what runs hold are no numbers of rows.
+        // Selections by share, samples, searches and evictions have no budget that is a number of rows.
         ("topp:p=0.5", "topp:p=0.6", false),
         ("topp:p=0.5", "topp:p=0.5", true),
         ("oracle_sampling:budget=3", "oracle_sampling:budget=4", false),
@@ -326,13 +326,13 @@ fn what_is_picked_for_together_differs_in_budgets_alone() {
     }
     let number =
         |spec: &str| method(spec).method.device_form().unwrap().budget_units(Context::new(TOKENS + 1, &(1..9)), 8);
-    // No more than there is: eight candidates, or four pages of two.
+    // Budgets end at the number of candidates: eight tokens, or four pages of two.
     assert_eq!(["topk:k=3", "topk:k=5", "topk:k=50"].map(number), [3, 5, 8]);
     let of_pages = ["quest:page=2,k=3", "quest:page=2,k=1,min_pages=3", "quest:page=2,k=100"];
     assert_eq!(of_pages.map(number), [2, 3, 4]);
 }
 
-/// Holds a prefix that no GPU has.
+/// A prefix held by a device that is no GPU.
 #[derive(Debug)]
 struct Elsewhere;
 

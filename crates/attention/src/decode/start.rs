@@ -1,4 +1,4 @@
-//! Starting a run: its parameter is solved for a density if need be, and its index is found or built.
+//! Starts a sequence: solves its parameter for a density if needed, and finds or builds its index.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Time of a run: building its index, and the attention of its steps.
+//! Time of a sequence: to build its index, and for the attention of its steps.
 
 use std::ops::{AddAssign, Sub};
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Sub for AttentionTime {
 /// Processor time spent on other threads than the caller's.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ParallelTime {
-    /// All of them.
+    /// All of the selection's.
     pub(super) select: Duration,
     /// Their breakdown into scoring and selecting.
     pub(super) parts: clock::Parts,

@@ -1,6 +1,6 @@
 //! k-means: Lloyd's iterations from k-means++ seeds (Arthur and Vassilvitskii 2007).
 //!
-//! Sequential, so that the result depends on the points and the generator alone.
+//! Sequential, so that the result depends only on the points and the random generator.
 
 use rand::{Rng, RngExt};
 
@@ -8,7 +8,7 @@ use spattn_kernels::linear;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::topk::argmax_rows;
 
-/// Centroids, and the nearest one of each point.
+/// Centroids, and the nearest one for each point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clusters {
     /// `[centroid][d]`.
@@ -17,8 +17,7 @@ pub struct Clusters {
     pub nearest: Vec<u32>,
 }
 
-/// Clusters `points: [point][d]` around `count` centroids, or as many as there are points; ends early if
-/// nothing changes any more.
+/// Clusters `points: [point][d]` around `count` centroids, or as many as there are points. Stops early once no point changes its centroid.
 pub fn kmeans(points: &[f32], d: usize, count: usize, iterations: usize, rng: &mut impl Rng) -> Clusters {
     let count = count.min(points.len() / d);
     let mut centroids = seeds(points, d, count, rng);
@@ -34,8 +33,8 @@ pub fn kmeans(points: &[f32], d: usize, count: usize, iterations: usize, rng: &m
     Clusters { centroids, nearest }
 }
 
-/// Points drawn one after the other, each with a probability proportional to its squared distance from the
-/// nearest drawn before; evenly if all are drawn already.
+/// Draws points one after the other as seeds, each with a probability proportional to its squared distance from the nearest seed; evenly if
+/// all distances are 0.
 fn seeds(points: &[f32], d: usize, count: usize, rng: &mut impl Rng) -> Vec<f32> {
     let n = points.len() / d;
     let mut distances = vec![f64::INFINITY; n];
@@ -59,7 +58,7 @@ fn seeds(points: &[f32], d: usize, count: usize, rng: &mut impl Rng) -> Vec<f32>
     centroids
 }
 
-/// A position drawn with a probability proportional to its weight.
+/// Draws a position with a probability proportional to its weight.
 fn draw(weights: &[f64], total: f64, rng: &mut impl Rng) -> usize {
     let mut rest = rng.random::<f64>() * total;
     for (i, weight) in weights.iter().enumerate() {
@@ -75,7 +74,7 @@ fn square(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum()
 }
 
-/// Points that are compared with all centroids at a time.
+/// Points compared with all centroids at a time.
 const POINTS: usize = 256;
 
 /// The nearest centroid of each point: the largest `x·c − ½‖c‖²`.
@@ -93,7 +92,7 @@ fn assign(points: &[f32], centroids: &[f32], d: usize) -> Vec<u32> {
     nearest
 }
 
-/// The mean of each centroid's points; one without points stays where it is.
+/// The mean of each centroid's points. A centroid without points stays where it is.
 fn means(points: &[f32], d: usize, nearest: &[u32], mut centroids: Vec<f32>) -> Vec<f32> {
     let mut sums = vec![0.0f64; centroids.len()];
     let mut counts = vec![0u32; centroids.len() / d];

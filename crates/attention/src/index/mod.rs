@@ -1,4 +1,4 @@
-//! What indexes over keys are made of: clusters, principal components and graphs, and the workspaces to search them.
+//! Building blocks of indexes over keys: clusters, principal components, graphs, and workspaces to search them.
 
 pub(crate) mod graph;
 pub(crate) mod kmeans;

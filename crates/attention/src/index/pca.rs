@@ -1,34 +1,34 @@
-//! Principal components: the mean and covariance of rows seen so far, and their eigenvectors.
+//! Principal components: the mean and covariance of rows, and the covariance's eigenvectors.
 //!
-//! Heads are at most a few hundred wide, so cyclic Jacobi rotations are fast enough (milliseconds) and
-//! accurate to the last bits; no library is needed for them.
+//! Heads are at most a few hundred wide, so cyclic Jacobi rotations are fast enough (milliseconds) and accurate to the last bits; no
+//! library is needed.
 
-/// Sums from which the covariance of rows of width `d` follows, in f64.
+/// Sums, in f64, that give the covariance of rows of width `d`.
 #[derive(Debug, Clone)]
 pub struct Covariance {
     d: usize,
     count: u64,
     sum: Vec<f64>,
-    /// Sums of products `[i][j]`, only `j >= i`.
+    /// Sums of products `[i][j]`, only for `j >= i`.
     products: Vec<f64>,
 }
 
-/// Orthonormal directions in order of the variance along them.
+/// Orthonormal directions, sorted by the variance along them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Components {
     /// `[component][d]`.
     pub directions: Vec<f64>,
-    /// Variance along each, descending, never negative.
+    /// Variance along each direction, descending, never negative.
     pub variances: Vec<f64>,
 }
 
 impl Covariance {
-    /// No rows yet.
+    /// A covariance of no rows.
     pub fn new(d: usize) -> Self {
         Self { d, count: 0, sum: vec![0.0; d], products: vec![0.0; d * d] }
     }
 
-    /// Takes in rows `[row][d]`.
+    /// Adds rows `[row][d]`.
     pub fn add(&mut self, rows: &[f32]) {
         let d = self.d;
         for row in rows.chunks_exact(d) {
@@ -63,7 +63,7 @@ impl Covariance {
         order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
         let direction = |&i: &usize| {
             let mut column: Vec<f64> = (0..self.d).map(|row| vectors[row * self.d + i]).collect();
-            // An eigenvector is one up to its sign: its largest entry is made positive.
+            // An eigenvector's sign is arbitrary: the largest entry is made positive.
             let largest = column.iter().copied().fold(0.0f64, |m, x| if x.abs() > m.abs() { x } else { m });
             if largest < 0.0 {
                 column.iter_mut().for_each(|x| *x = -*x);
@@ -98,7 +98,7 @@ fn symmetric_eigen(mut a: Vec<f64>, d: usize) -> (Vec<f64>, Vec<f64>) {
     ((0..d).map(|i| a[i * d + i]).collect(), v)
 }
 
-/// Turns the plane of axes `p` and `q` so that `a[p][q]` becomes 0.
+/// Rotates the plane of axes `p` and `q` so that `a[p][q]` becomes 0.
 fn rotate(a: &mut [f64], v: &mut [f64], d: usize, p: usize, q: usize) {
     let apq = a[p * d + q];
     if apq == 0.0 {

@@ -1,9 +1,9 @@
-//! Keys and values: the shared, immutable prefix and the private tail behind it.
+//! Keys and values: the shared, immutable prefix, and the tail behind it, which belongs to one sequence.
 //!
-//! Layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
-//! bf16; kernels widen as they read. Nothing here selects or attends.
+//! The layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16; kernels widen numbers as they
+//! read. Nothing here selects or attends.
 
-pub use shape::{KvDtype, KvShape};
+pub use shape::{KvDtype, KvShape, MOST_TOKENS};
 pub use store::{KvStore, RowsMut};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
@@ -18,10 +18,6 @@ pub mod quantised;
 mod shape;
 mod store;
 
-/// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
-/// beyond every published model, and far from where sums of positions overflow.
-pub const MOST_TOKENS: usize = 1 << 24;
-
 /// Keys and values of one layer.
 #[derive(Debug, Clone)]
 pub struct LayerKv {
@@ -32,12 +28,12 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// Room for `capacity` tokens; grows beyond it if need be.
+    /// An empty layer with room for `capacity` tokens; it grows if needed.
     pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
         Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
     }
 
-    /// `tokens` tokens of nothing but zeros.
+    /// `tokens` tokens of zeros.
     pub fn zeros(shape: KvShape, tokens: usize) -> Self {
         let zeros = KvStore::zeros(shape, tokens);
         Self { keys: zeros.clone(), values: zeros }
@@ -60,13 +56,13 @@ impl LayerKv {
         self.keys.tokens()
     }
 
-    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    /// Keeps the first `tokens` tokens, with room for `capacity` tokens.
     pub fn truncate(&mut self, tokens: usize, capacity: usize) {
         self.keys.truncate(tokens, capacity);
         self.values.truncate(tokens, capacity);
     }
 
-    /// What it has in common with other layers.
+    /// The shape that all layers of a cache share.
     pub fn shape(&self) -> KvShape {
         KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
     }
@@ -77,9 +73,9 @@ impl LayerKv {
     }
 }
 
-/// Keys and values of a prefix in a device's memory.
+/// Keys and values of a prefix in the memory of a device.
 pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
-    /// What its layers have in common.
+    /// The shape that all its layers share.
     fn shape(&self) -> KvShape;
 
     /// Copies one layer to the host.
@@ -88,20 +84,20 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
-    /// One layer where it is, if that is in a GPU's memory.
+    /// A layer in GPU memory; `None` if the device is no GPU.
     fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
         None
     }
 }
 
-/// A device that did not do what it was asked for: one line that says what and why.
+/// A failure of a device: one line that says what failed and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceFailure(pub String);
 
-/// The dense prefix of an example: every method and budget forks from the same one.
+/// The dense prefix of an example; all methods and budgets start from the same one.
 ///
-/// Where a device holds it, a layer is copied to the host when somebody looks at it there for the first time.
+/// If a device holds it, a layer is copied to the host when it is first read there.
 #[derive(Debug)]
 pub struct Prefix {
     layers: Vec<OnceLock<LayerKv>>,
@@ -109,7 +105,7 @@ pub struct Prefix {
     shape: KvShape,
     specs: LayerSpecs,
     device: Option<Box<dyn DeviceKv>>,
-    /// What the device did not do.
+    /// The first failure of the device.
     failure: OnceLock<DeviceFailure>,
 }
 
@@ -144,8 +140,8 @@ impl Prefix {
         Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device), failure: OnceLock::new() })
     }
 
-    /// Keys and values of one layer, on the host. Where a device holds them and cannot be read they are all zero, and
-    /// [`failure`](Self::failure) says why: nothing that follows from them may be used.
+    /// Keys and values of one layer, on the host. If a device holds them and the copy fails, they are zeros and [`failure`](Self::failure)
+    /// is set: results that follow from them must not be used.
     pub fn layer(&self, layer: usize) -> &LayerKv {
         self.layers[layer].get_or_init(|| {
             let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
@@ -156,31 +152,31 @@ impl Prefix {
         })
     }
 
-    /// What a device that holds it did not do, if that happened: copy a layer to the host, or build an index.
+    /// The first failure of the device that holds the prefix: a copy to the host, or the building of an index.
     pub fn failure(&self) -> Option<&DeviceFailure> {
         self.failure.get()
     }
 
-    /// Notes that a device did not do what was asked for: nothing that follows from the prefix may be used.
+    /// Records a failure of the device: results that follow from the prefix must not be used.
     pub fn fail(&self, failure: DeviceFailure) {
-        // The first is what matters.
+        // Only the first failure is kept.
         let _ = self.failure.set(failure);
     }
 
-    /// What a device holds of it.
+    /// The device that holds the prefix, if one does.
     pub fn device(&self) -> Option<&dyn DeviceKv> {
         self.device.as_deref()
     }
 
-    /// The layers of a prefix on the host, to be gone on with: what follows may be cut off and read anew.
+    /// Takes the layers of a prefix on the host, to append to them, or to cut them.
     pub fn into_layers(self) -> Vec<LayerKv> {
         self.layers.into_iter().map_while(OnceLock::into_inner).collect()
     }
 
-    /// The layers of a prefix, those copied that a device holds.
+    /// Takes the layers of a prefix; those on a device are copied to the host.
     ///
     /// # Errors
-    /// What the device did not do.
+    /// If the device fails.
     pub fn into_host(self) -> Result<Vec<LayerKv>, DeviceFailure> {
         for layer in 0..self.layers.len() {
             self.layer(layer);
@@ -191,7 +187,7 @@ impl Prefix {
         }
     }
 
-    /// The same of a prefix on a device.
+    /// Takes the device that holds the prefix, if one does.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
         self.device
     }
@@ -206,7 +202,7 @@ impl Prefix {
         self.tokens
     }
 
-    /// What its layers have in common.
+    /// The shape that all layers share.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
@@ -227,7 +223,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Holds two tokens of one KV head, each layer's number in all places, and counts how often it is read.
+    /// Holds two tokens of one KV head, whose numbers are all the layer's number, and counts how often it is read.
     #[derive(Debug)]
     struct Fake {
         fails: bool,

@@ -1,53 +1,52 @@
-//! Rows of numbers in 2 or 4 bits, quantised column by column in groups of tokens.
+//! Rows quantised to 2 or 4 bits, column by column in groups of tokens.
 //!
-//! Keys have a few channels far larger than the rest, so a range is kept for each column rather than for
-//! each row (as KIVI does for keys): `x ≈ min + step · code`, with `min` and `step` of the column over
-//! [`GROUP`] tokens. Asymmetric; rounded to nearest, or to one side where numbers are bounds; packed, so that bytes
-//! are what is really held.
+//! A few channels of keys are far larger than the rest, so each column has its own range, not each row (as in KIVI, for keys): `x ≈ min +
+//! step · code`, with `min` and `step` for a column over [`GROUP`] tokens. Numbers are rounded to nearest, or to one side if they are
+//! bounds. Codes are packed, so counted bytes are the bytes in memory.
 
 use spattn_kernels::codes::{CodeGroup, CodeRange as Range, Factors, group_scores};
 use spattn_kernels::pieces::{PIECE, deal_columns};
 
-// A piece of a context is whole groups.
+// A piece of a context consists of whole groups.
 const _: () = assert!(PIECE.is_multiple_of(GROUP));
 
 /// Tokens that share a column's range.
 pub use spattn_kernels::codes::GROUP;
 
-/// `[token][column]` in `bits` bits a number.
+/// Rows `[token][column]`, in `bits` bits a number.
 #[derive(Debug, Clone)]
 pub struct QuantisedRows {
     bits: usize,
     columns: usize,
     tokens: usize,
-    /// For each group, for each column: the codes of the group's tokens, from the lowest bits up.
+    /// For each group and column, the codes of the group's tokens, from the lowest bits up.
     codes: Vec<u8>,
-    /// For each group, for each column.
+    /// One for each group and column.
     ranges: Vec<Range>,
 }
 
-/// What was read of some rows.
+/// What reading some rows takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
-    /// Bytes of their codes, and of the ranges of their groups.
+    /// Bytes of the rows' codes, and of the ranges of their groups.
     pub bytes: usize,
-    /// Groups that they are of, one after the other.
+    /// Number of groups that hold the rows.
     pub groups: usize,
 }
 
-/// To which of the representable numbers a number is rounded.
+/// How numbers are rounded to representable ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
-    /// The nearest.
+    /// To the nearest.
     Nearest,
-    /// The nearest that is not greater.
+    /// To the nearest that is not greater.
     Down,
-    /// The nearest that is not less.
+    /// To the nearest that is not less.
     Up,
 }
 
-/// The range of a column's values, for codes up to `top`. If they are rounded up, the last code comes to the greatest at
-/// least, whatever the rounding of the step.
+/// The range of a column's values, for codes up to `top`. If values are rounded up, the step is raised until the last code reaches the
+/// greatest value in spite of rounding.
 fn range_of(values: impl Iterator<Item = f32> + Clone, top: f32, rounding: Rounding) -> Range {
     let min = values.clone().fold(f32::INFINITY, f32::min);
     let max = values.fold(f32::NEG_INFINITY, f32::max);
@@ -62,7 +61,7 @@ fn value_of(range: Range, code: f32) -> f32 {
     range.min + range.step * code
 }
 
-/// The code of `x`, which lies in the range, up to `top`.
+/// The code, up to `top`, of `x`, which lies in the range.
 fn code_of(range: Range, x: f32, top: f32, rounding: Rounding) -> u8 {
     if range.step <= 0.0 {
         return 0;
@@ -73,7 +72,7 @@ fn code_of(range: Range, x: f32, top: f32, rounding: Rounding) -> u8 {
         Rounding::Down => place.floor(),
         Rounding::Up => place.ceil(),
     };
-    // The quotient is rounded itself: what counts is on which side of x the number comes back.
+    // The quotient is rounded, so the code is corrected by the number that it decodes to.
     let code = code.clamp(0.0, top);
     let code = match rounding {
         Rounding::Down if value_of(range, code) > x => code - 1.0,
@@ -92,8 +91,7 @@ impl QuantisedRows {
         Self::rounded(values, columns, bits, Rounding::Nearest)
     }
 
-    /// As [`new`](Self::new), with a choice of rounding: by [`Rounding::Down`] no number comes back greater than it
-    /// was, by [`Rounding::Up`] none comes back less.
+    /// As [`new`](Self::new), with a choice of rounding: with [`Rounding::Down`] no number grows, with [`Rounding::Up`] none shrinks.
     ///
     /// # Panics
     /// As `new`.
@@ -104,7 +102,7 @@ impl QuantisedRows {
         rows
     }
 
-    /// Adds `values: [token][columns]` behind whole groups.
+    /// Appends `values: [token][columns]`, which begin a new group.
     ///
     /// # Panics
     /// If the last group is not whole, or the values are not whole rows.
@@ -120,10 +118,10 @@ impl QuantisedRows {
         }
     }
 
-    /// Keeps the first `tokens` tokens, which are whole groups.
+    /// Keeps the first `tokens` tokens, which must be whole groups.
     ///
     /// # Panics
-    /// If they are not, or if there are fewer.
+    /// If they are not whole groups, or if there are fewer tokens.
     pub fn truncate(&mut self, tokens: usize) {
         assert!(tokens.is_multiple_of(GROUP) && tokens <= self.tokens, "whole groups that are there");
         let groups = tokens / GROUP;
@@ -132,7 +130,7 @@ impl QuantisedRows {
         self.codes.truncate(groups * self.columns * GROUP * self.bits / 8);
     }
 
-    /// Numbers a row.
+    /// Numbers in a row.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -151,17 +149,17 @@ impl QuantisedRows {
         }
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Groups of tokens.
+    /// Number of groups.
     pub fn groups(&self) -> usize {
         self.tokens.div_ceil(GROUP)
     }
 
-    /// Bytes held: codes and ranges.
+    /// Bytes of codes and ranges.
     pub fn bytes(&self) -> usize {
         self.codes.len() + std::mem::size_of_val(self.ranges.as_slice())
     }
@@ -184,7 +182,7 @@ impl QuantisedRows {
         });
     }
 
-    /// One group, of which only the last is not whole.
+    /// One group. Only the last may have fewer than [`GROUP`] tokens.
     fn group(&self, group: usize) -> CodeGroup<'_> {
         let (columns, bits) = (self.columns, self.bits);
         let tokens = (self.tokens - group * GROUP).min(GROUP);
@@ -196,10 +194,10 @@ impl QuantisedRows {
         }
     }
 
-    /// `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) has them; what was read for it.
+    /// `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) computes them; returns what was read.
     ///
     /// # Panics
-    /// If the slices do not have these shapes, or there is no such row.
+    /// If the slices do not have these shapes, or a row is out of range.
     pub fn scores_of(&self, queries: &[f32], rows: &[u32], out: &mut [f32]) -> Read {
         assert_eq!(out.len(), queries.len() / self.columns * rows.len(), "output shape");
         let (per_byte, mask, mut last) = (8 / self.bits, (1u8 << self.bits) - 1, None);
@@ -224,14 +222,14 @@ impl QuantisedRows {
         self.read_of(rows)
     }
 
-    /// What is read of some rows, ascending: their codes, and the ranges of each group once.
+    /// What reading some rows, in ascending order, takes: their codes, and the ranges of each group once.
     pub fn read_of(&self, rows: &[u32]) -> Read {
         let groups = rows.chunk_by(|a, b| *a as usize / GROUP == *b as usize / GROUP).count();
         let codes = (rows.len() * self.columns * self.bits).div_ceil(8);
         Read { bytes: codes + groups * self.columns * std::mem::size_of::<Range>(), groups }
     }
 
-    /// All rows `[token][column]`, as far as their bits tell.
+    /// All rows `[token][column]`, decoded.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.columns];
         let mut codes = [0.0; GROUP];
@@ -264,7 +262,7 @@ fn unpack(bytes: &[u8], bits: usize, out: &mut [f32]) {
     }
 }
 
-/// `PER_BYTE` codes of `BITS` bits to a byte; the last byte may hold fewer.
+/// Unpacks bytes of `PER_BYTE` codes of `BITS` bits; the last byte may hold fewer.
 fn unpack_by<const BITS: usize, const PER_BYTE: usize>(bytes: &[u8], out: &mut [f32]) {
     let code = |byte: u8, place: usize| f32::from(byte >> (place * BITS) & ((1 << BITS) - 1));
     let (whole, rest) = out.as_chunks_mut::<PER_BYTE>();

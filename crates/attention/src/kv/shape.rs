@@ -1,11 +1,15 @@
-//! Storage types, and what all layers of a KV cache have in common.
+//! Storage types, and the shape that all layers of a KV cache share.
 
-/// What all layers of a cache have in common.
+/// The longest context, in tokens, and the largest number of tokens that a parameter may name: above every published model, and low enough
+/// that sums of positions do not overflow.
+pub const MOST_TOKENS: usize = 1 << 24;
+
+/// The shape that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     /// KV heads of a layer.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Storage type.
     pub dtype: KvDtype,
@@ -30,7 +34,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Name as on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F32 => "f32",

@@ -27,20 +27,20 @@ macro_rules! with_data {
 }
 
 impl Data {
-    /// So many zeros, in memory that nobody has written to yet.
+    /// `n` zeros, in memory that has not been written to yet.
     fn zeros(dtype: KvDtype, n: usize) -> Self {
         let mut data = match dtype {
             KvDtype::F32 => Self::F32(vec![0.0; n]),
             KvDtype::F16 => Self::F16(vec![0u16; n].reinterpret_into()),
             KvDtype::Bf16 => Self::Bf16(vec![0u16; n].reinterpret_into()),
         };
-        // Rows that methods pick lie far apart.
+        // Selected rows are far apart.
         with_data!(&mut data, v => in_large_pages(v));
         data
     }
 }
 
-/// Rows to be written, in the storage type.
+/// Rows to write, in their storage type.
 pub enum RowsMut<'a> {
     /// 32-bit floats.
     F32(&'a mut [f32]),
@@ -50,7 +50,7 @@ pub enum RowsMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-/// Rows of every KV head, growing by tokens.
+/// Rows of every KV head, growing token by token.
 #[derive(Debug, Clone)]
 pub struct KvStore {
     data: Data,
@@ -61,20 +61,20 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// Room for `capacity` tokens of `kv_heads` rows of `d`.
+    /// An empty store with room for `capacity` tokens.
     pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
         Self { data: Data::zeros(dtype, kv_heads * capacity * d), kv_heads, d, capacity, tokens: 0 }
     }
 
-    /// `tokens` tokens of nothing but zeros.
+    /// `tokens` tokens of zeros.
     pub fn zeros(shape: KvShape, tokens: usize) -> Self {
         Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) }
     }
 
-    /// `tokens` tokens, whose rows `[token][d]` of each KV head `fill` writes.
+    /// `tokens` tokens; `fill` writes the rows `[token][d]` of each KV head.
     ///
     /// # Errors
-    /// As `fill`.
+    /// If `fill` fails.
     pub fn filled<E>(
         shape: KvShape,
         tokens: usize,
@@ -83,11 +83,10 @@ impl KvStore {
         Self::zeros(shape, tokens).refilled(shape, tokens, fill)
     }
 
-    /// As [`filled`](Self::filled), in the memory of a store whose rows nobody needs any more: new memory is slow to be
-    /// written to first.
+    /// As [`filled`](Self::filled), but reuses the memory of a store that is no longer needed: the first write to new memory is slow.
     ///
     /// # Errors
-    /// As `fill`.
+    /// If `fill` fails.
     pub fn refilled<E>(
         self,
         shape: KvShape,
@@ -133,7 +132,7 @@ impl KvStore {
         self.tokens += 1;
     }
 
-    /// Appends tokens given as `[token][kv_heads][d]`: the same as each by itself, with threads of their own for heads.
+    /// Appends tokens given as `[token][kv_heads][d]`, with heads in parallel; same result as [`append`](Self::append) for each token.
     pub fn append_rows(&mut self, rows: &[f32]) {
         let (d, width) = (self.d, self.kv_heads * self.d);
         let (first, tokens) = (self.tokens, self.tokens + rows.len() / width);
@@ -153,7 +152,7 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    /// Keeps the first `tokens` tokens, with room for `capacity` tokens.
     ///
     /// # Panics
     /// If there are fewer.
@@ -214,7 +213,7 @@ impl KvStore {
         }
     }
 
-    /// Bytes of the rows that it holds, without room for more.
+    /// Bytes of the stored rows, without spare room.
     pub fn stored_bytes(&self) -> usize {
         self.kv_heads * self.tokens * self.d * self.dtype().bytes()
     }

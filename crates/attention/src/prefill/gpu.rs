@@ -416,7 +416,7 @@ impl Placed {
     }
 }
 
-/// The tokens that single rows attend beside list, band and diagonals; of duplicates the first one counts. Rows begin
+/// The tokens that single rows attend besides list, band and diagonals; of duplicates, the first one counts. Rows begin
 /// at `first`, their bands at `starts`; `is_slash` marks the distances of diagonals, as far as there are any.
 fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> PerRowTokens {
     let mut rows = PerRowTokens::default();
@@ -450,7 +450,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What a row of a list that was placed sees, and the biases on the logits, each token as often as it is seen.
+    /// What a row of a placed list sees, and the biases on the logits, each token as often as it is seen.
     fn seen(placed: &Placed, mask: &Mask, (row, position): (usize, usize)) -> Vec<(usize, f32)> {
         let start = placed.starts[row] as usize;
         let (common, slashes) = (mask.common.iter().map(|token| *token as usize), placed.slashes.iter());
@@ -466,7 +466,7 @@ mod tests {
     proptest! {
         #[test]
         fn rows_see_on_a_device_what_they_see_on_the_host((first, mask) in any_mask(), repeats in 1usize..3) {
-            // A token that is named again has no other weight.
+            // A token that is named again must not change its weight.
             let again = |own: &Vec<WeightedToken>| -> Vec<WeightedToken> {
                 let more = own.iter().rev().map(|own| WeightedToken { log_weight: own.log_weight + 1.0, ..*own });
                 own.iter().copied().chain(more.take((repeats - 1) * own.len())).collect()
@@ -489,7 +489,7 @@ mod tests {
         }
     }
 
-    /// A list whose rows have so many tokens of their own.
+    /// A list whose row has `own` single-row tokens.
     fn list(first: usize, own: usize) -> Placed {
         let own = (0..own as u32).map(WeightedToken::plain).collect();
         Placed::of(&Mask { own: vec![own], ..Mask::new(Vec::new(), vec![first]) }, first)
@@ -499,7 +499,7 @@ mod tests {
     fn own_tokens_are_counted_for_each_list_that_is_sent() {
         assert_eq!(own_tokens(&[vec![list(90, 3)], vec![list(90, 5)]]), 8);
         assert_eq!(own_tokens(&[vec![list(90, 3), list(90, 4)], vec![list(90, 1), list(90, 2)]]), 10);
-        // One list beside those of heads is sent for each head.
+        // If another KV head has lists by head, a shared list is uploaded once for each head.
         assert_eq!(own_tokens(&[vec![list(90, 3)], vec![list(90, 1), list(90, 2)]]), 9);
     }
 
@@ -517,7 +517,7 @@ mod tests {
                 unreachable!("the test asks for no plan")
             }
         }
-        // A block takes a sixteenth of a piece, and more by what its rows have.
+        // A block takes a sixteenth of a piece, plus the tokens of single rows.
         let of_block = PlannedBlock::of(&Wide, 1, 64, 8 << 20);
         let (kv_heads, blocks) = (2, 40);
         let placed = |some: Range<usize>| -> Vec<Vec<Placed>> {
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_planned_in_pieces_that_fit() {
-        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
+        // Bytes of a block: the same for all; increasing up to the bound; large for a few.
         let sizes: [&dyn Fn(usize) -> usize; 4] = [
             &|_| 4 << 20,
             &|block| (1 << 20) + (block << 15),

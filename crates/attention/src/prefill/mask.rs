@@ -1,4 +1,4 @@
-//! What blocks and rows of a prompt attend: the masks, and the traits by which methods give them.
+//! What blocks and rows of a prompt attend: masks, and the traits through which methods provide them.
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub enum PrefillPattern<'a> {
     Dense,
     /// Blocks of query rows attend the tokens that the method selects for them.
     Blocks(&'a dyn BlockMask),
-    /// Every row attends a selection of its own.
+    /// Every row attends its own selection.
     Rows(&'a dyn RowMask),
     /// As for blocks, selected when all queries and keys of the prompt at a layer are known.
     Whole(&'a dyn PromptMask),
@@ -45,7 +45,7 @@ impl PrefillPattern<'_> {
     }
 }
 
-/// Rows that are scored together where every row has a selection of its own.
+/// Rows scored together if every row has its own selection.
 pub(crate) const ROWS_AT_ONCE: usize = 32;
 
 /// Masks of blocks of query rows.
@@ -124,7 +124,7 @@ pub struct QueryBlock<'a> {
     pub rows: usize,
     /// Position of the first row.
     pub first: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
@@ -165,13 +165,13 @@ impl<'a> QueryBlock<'a> {
         (candidates, context)
     }
 
-    /// The mask of rows that attend `picks`, ascending, and every token that is not a candidate: so no token falls
+    /// The mask of rows that attend `picks`, ascending, and every token that is not a candidate. So no token is lost
     /// between the candidates and the window.
     pub fn mask(&self, candidates: &Range<usize>, picks: impl IntoIterator<Item = u32>) -> Mask {
         Mask::new((0..candidates.start as u32).chain(picks).collect(), vec![candidates.end; self.rows])
     }
 
-    /// A random generator for one head of the group, which depends on the seed, the block and the head alone.
+    /// A random generator for one head of the group, which depends only on the seed, the block and the head.
     pub fn rng(&self, head: usize) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(self.seed, self.first as u64), head as u64))
     }

@@ -1,4 +1,4 @@
-//! Prefill where every row has a selection of its own: the one that a decode step at its position would make.
+//! Prefill in which every row has its own selection: the one that a decode step at its position would make.
 //!
 //! A [`RowMask`] keeps an index for each KV head that grows as the prompt is read, and selects for some rows at a time;
 //! [`RowReader`] attends the selections row by row, as in a decode step.
@@ -21,7 +21,7 @@ use crate::types::seed::head_seed;
 use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
-    /// What a row sees: the first `tokens` tokens, as if they were a prefix.
+    /// Keys and values that a row sees: the first `tokens` tokens, as if they were a prefix.
     fn up_to(&self, tokens: usize, spec: &AttentionSpec) -> HeadKv<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);
@@ -159,7 +159,7 @@ mod tests {
         "magicpig:K=3,L=9,center=false,min_collisions=1",
     ];
 
-    /// What a decoding step gives whose token is the last of the first `tokens`, the others being its prefix.
+    /// The output of a decode step for the last of the first `tokens` tokens, with the others as prefix.
     fn step(layer: &Layer, method: &Configured, tokens: usize) -> Vec<f32> {
         let (kv_heads, heads) = (layer.kv.keys.kv_heads(), layer.heads);
         let mut prefix = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
@@ -213,8 +213,8 @@ mod tests {
         }
     }
 
-    /// `topk` computes each row's products with every candidate it has, two FLOPs a channel, and no other. Those with its picks are
-    /// attention's.
+    /// `topk` computes each row's products with all its candidates, two FLOPs a channel, and no others. Products with selected
+    /// tokens count as attention.
     #[test]
     fn scoring_costs_what_each_row_may_look_at() {
         let (tokens, sink, local) = (160, 4, 16);
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
     }
 
-    /// `quest` computes two products with each page of a row's candidates, the last one too where it is not whole.
+    /// `quest` computes two products with each page of a row's candidates, also with the last one if it is not complete.
     #[test]
     fn pages_that_are_not_whole_are_scored_and_paid_for() {
         let (tokens, sink, local) = (160, 4, 16);

@@ -23,7 +23,7 @@ use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, slidin
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
     pub(crate) pattern: PrefillPattern<'a>,
-    /// Reader of patterns where every row has a selection of its own.
+    /// Reader for patterns in which every row has its own selection.
     rows: Option<RowReader<'a>>,
     pub(crate) policy: &'a Policy,
     pub(crate) positions: Positions,
@@ -299,7 +299,7 @@ mod tests {
     use spattn_kernels::Rows;
     use std::collections::BTreeSet;
 
-    /// What a mask says of a token for a row, by what its parts mean: the bias on its logit, if the row attends it.
+    /// By the definition of a mask's parts: the bias on a token's logit, if the row attends the token.
     fn says(mask: &Mask, first: usize, position: usize, token: usize) -> Option<f32> {
         let row = position - first;
         let is_plain = token >= mask.starts[row].min(position)
@@ -435,19 +435,19 @@ mod tests {
         let bytes = |mask: &dyn PromptMask, tokens: usize| {
             PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()))
         };
-        // A piece holds all blocks of a short prompt, and of a long one as many as fit into the bytes for lists, at least one.
+        // A piece holds all blocks of a short prompt; of a long one as many as fit the bytes for lists, but at least one.
         let (plain, each) = (Costly { plan: 0, block: 0 }, 4 * 32);
         assert_eq!(bytes(&plain, 1000), 32 * each * 1000);
         assert_eq!(bytes(&plain, 131_072), PLANNED_LIST_BYTES);
         assert_eq!(bytes(&plain, 8 << 20), each * (8 << 20));
-        // Of each row and head a begin, a partial softmax, and the tokens with their weights.
+        // For each row and head: an offset, a partial softmax, and the tokens with their weights.
         let own = |tokens: usize, most: usize| 4 * heads * tokens + 32 * heads * (8 + 4 * (2 + d) + 8 * most);
         assert_eq!(bytes(&Owning(100), 1000), 32 * own(1000, 100));
         assert_eq!(bytes(&Owning(100), 131_072), PLANNED_LIST_BYTES);
         assert_eq!(bytes(&Owning(131_072), 131_072), own(131_072, 131_072));
     }
 
-    /// A mask whose rows have up to so many tokens of their own.
+    /// A mask whose rows have at most this many single-row tokens.
     struct Owning(usize);
 
     impl PromptMask for Owning {
@@ -565,7 +565,7 @@ mod tests {
         }
     }
 
-    /// A mask that is given, for all blocks.
+    /// A fixed mask for all blocks.
     struct Given(Vec<Mask>);
 
     impl PromptMask for Given {
@@ -578,7 +578,7 @@ mod tests {
         }
     }
 
-    /// A mask of windows that costs something to find, for each KV head of a layer and for each of its blocks.
+    /// A mask of windows with a cost for each plan of a KV head, and for each block.
     struct Costly {
         plan: u64,
         block: u64,

@@ -1,4 +1,4 @@
-//! Layers of noise, and what methods attend of them.
+//! Layers of random numbers, and what methods attend of them.
 
 use crate::SoftmaxScale;
 use crate::calibration::collector::PrefillChunk;
@@ -56,18 +56,18 @@ pub(crate) struct Layer {
     pub(crate) heads: usize,
 }
 
-/// Seed of what a context draws.
+/// Seed of the context.
 pub(crate) const SEED: u64 = 3;
 
 impl Layer {
-    /// Of noise.
+    /// A layer of random numbers.
     pub(crate) fn new(tokens: usize, heads: usize, kv_heads: usize) -> Self {
         let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
         (0..tokens as u64).for_each(|t| kv.append(&noise(kv_heads * D, t), &noise(kv_heads * D, 50_000 + t)));
         Self { kv, queries: noise(tokens * heads * D, 99), heads }
     }
 
-    /// With one KV head of these keys, one query head of these queries, and values of noise.
+    /// A layer with one KV head of these keys, one query head of these queries, and random values.
     pub(crate) fn of(keys: &[Vec<f32>], queries: &[Vec<f32>]) -> Self {
         let mut kv = LayerKv::new(KvDtype::F32, 1, D, keys.len());
         (0..).zip(keys).for_each(|(t, key)| kv.append(key, &noise(D, 50_000 + t)));
@@ -98,7 +98,7 @@ impl Layer {
         pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
     }
 
-    /// Attends all tokens in chunks of about `most` rows; output and what was counted.
+    /// Attends all tokens in chunks of about `most` rows; returns the output and the costs.
     pub(crate) fn attend(&self, method: &Configured, most: usize) -> (Vec<f32>, LayerCosts) {
         self.attend_moved(method, most, None)
     }
@@ -126,7 +126,7 @@ impl Layer {
         (out, sparse.into_costs())
     }
 
-    /// Softmax over the tokens that `sees` leaves a row (position, head, token) with a bias on their logits, computed one
+    /// Softmax over the tokens for which `sees(position, head, token)` gives a bias on the logit, computed one
     /// by one.
     pub(crate) fn reference(&self, sees: impl Fn(usize, usize, usize) -> Option<f32>) -> Vec<f32> {
         let by_head = |head: usize| (self.keys(head), self.kv.values.head(head / self.group()).to_f32());
@@ -172,7 +172,7 @@ impl Layer {
         }
     }
 
-    /// The masks of each block for each query head as the method gives them, and what giving them cost.
+    /// The masks of each block for each query head, and the cost of computing them.
     pub(crate) fn masks(&self, method: &Configured) -> (Vec<Vec<Mask>>, Cost) {
         let pattern = method.method.prefill_pattern().expect("a mask");
         let (kv_heads, tokens, mut cost) = (self.kv.keys.kv_heads(), self.tokens(), Cost::default());
@@ -222,7 +222,7 @@ impl Layer {
     }
 }
 
-/// Checks that each row sees what `expected` says of its head and position: tokens with the biases on their logits.
+/// Checks that each row sees what `expected(head, position)` returns: tokens, with the biases on their logits.
 pub(crate) fn assert_sees(
     layer: &Layer,
     spec: &str,
@@ -241,12 +241,12 @@ pub(crate) fn assert_sees(
     }
 }
 
-/// Tokens that stand for themselves.
+/// Tokens that represent only themselves.
 pub(crate) fn plain(tokens: impl Iterator<Item = usize>) -> BTreeMap<usize, f32> {
     tokens.map(|token| (token, 0.0)).collect()
 }
 
-/// Whether a row sees a token as one of the sinks, or in a window that holds at least the row itself.
+/// Whether a row sees a token as a sink, or in the window, which contains at least the row itself.
 pub(crate) fn is_static(policy: &Policy, position: usize, token: usize) -> bool {
     token < policy.sink || token + policy.local.max(1) > position
 }
@@ -259,7 +259,7 @@ pub(crate) fn softmax_up_to(layer: &Layer, position: usize, head: usize) -> Vec<
     weights.iter().map(|weight| weight / sum).collect()
 }
 
-/// FLOPs of scoring that a method counts when it reads a layer.
+/// FLOPs of scoring that a method counts for the prefill of a layer.
 pub(crate) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
     layer.attend(&method(spec, policy), 64).1.total(|_| true).score_flops as usize
 }
@@ -277,7 +277,7 @@ pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
     sights.iter().map(of_row).collect()
 }
 
-/// Masks of any parts, which may overlap each other and lie behind the rows.
+/// Masks with arbitrary parts, which may overlap and may lie behind the rows.
 pub(crate) fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
     (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
         let end = first + rows;

@@ -1,4 +1,4 @@
-//! [`Coded`]: a scorer whose index holds all keys in 4 bits beside its own, for a second, finer score.
+//! [`Coded`]: a scorer whose index also holds all keys in 4 bits, for a second, finer score.
 
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
@@ -12,7 +12,7 @@ use crate::{IndexKey, PromptNeed};
 
 const BITS: usize = 4;
 
-/// A scorer with 4-bit keys beside its own index.
+/// A scorer, with 4-bit keys in addition to its index.
 #[derive(Clone)]
 pub(crate) struct Coded<S>(pub S);
 
@@ -54,7 +54,7 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.page()
     }
 
-    /// Whole groups of codes, and whole grains of the scorer.
+    /// A multiple of the groups of codes and of the scorer's grain.
     fn grain(&self) -> usize {
         let (own, codes) = (self.0.grain(), quantised::GROUP);
         let common = (1..=own).rev().find(|x| own.is_multiple_of(*x) && codes.is_multiple_of(*x));

@@ -1,4 +1,4 @@
-//! For which heads a method makes a selection: each query head, or the GQA group as one.
+//! Whether a method selects for each query head, or once for the GQA group.
 
 use crate::cost::Cost;
 use crate::method::Step;
@@ -9,7 +9,7 @@ use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_kernels::pieces::PIECE;
 
-/// Whether each query head of a GQA group has a selection of its own, or the group has one.
+/// Whether each query head of a GQA group has its own selection, or the group shares one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Granularity {
     /// Each query head has its own selection.
@@ -79,8 +79,8 @@ impl Granularity {
         self == Self::KvHead(Reduce::Sum)
     }
 
-    /// Whether it is the query of each head of a group of so many that looks for tokens, not their sum, for methods that
-    /// [`read_per`](Self::read_per): then attention needs the same products.
+    /// Whether a search uses each query of a group of `group` heads, not their sum; for methods that
+    /// [`read_per`](Self::read_per). Attention then needs the same products.
     pub(crate) fn asks_each(self, group: usize) -> bool {
         self == Self::QueryHead || group == 1
     }
@@ -90,7 +90,7 @@ impl Granularity {
         self.selection_of(tokens.into_iter().map(SelectedTokens::softmax).collect())
     }
 
-    /// As [`selection`](Self::selection), of tokens that are weighted.
+    /// As [`selection`](Self::selection), for weighted tokens.
     pub(crate) fn selection_of(self, mut picks: Vec<SelectedTokens>) -> Selection {
         match self {
             Self::QueryHead => Selection::PerHead(picks),
@@ -98,7 +98,7 @@ impl Granularity {
         }
     }
 
-    /// The values of each query head of a group, or all of them merged by `add`.
+    /// The values of each query head of a group, or their sum by `add`.
     pub(crate) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
         match self {
             Self::QueryHead => heads,
@@ -125,7 +125,7 @@ impl Granularity {
         self.by_query(step, &mut Cost::default(), all)
     }
 
-    /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
+    /// Runs `search` for each query of the group, or once for their sum, whose scores are the sums of scores; for methods
     /// that [`read_per`](Self::read_per).
     pub(crate) fn by_query(
         self,
@@ -142,7 +142,7 @@ impl Granularity {
         }
     }
 
-    /// The queries `[query][d]` that pick: each of the group, or their sum, whose scores are the sums of theirs; for methods that
+    /// The queries `[query][d]` that select: each of the group, or their sum, whose scores are the sums of scores; for methods that
     /// [`read_per`](Self::read_per).
     pub(crate) fn queries(self, step: &Step<'_>) -> Vec<f32> {
         match self {
@@ -159,8 +159,8 @@ impl Granularity {
         }
     }
 
-    /// What `pick(head, scores)` makes of the scores `[group][n]` of each query head, or once, as for head 0, of what the
-    /// group's reduce to; where these were [added](Self::adds) already, they are those of a group of one.
+    /// Selects by `pick(head, scores)`: for each query head by its row of the scores `[group][n]`, or once, as head 0, by
+    /// the reduced scores. If scores were [summed](Self::adds) already, `group` is 1.
     pub(crate) fn select(
         self,
         scores: &[f32],
@@ -178,8 +178,8 @@ impl Granularity {
     }
 }
 
-/// Runs `work` for each query head of a group, in order, and adds its costs. Heads run in parallel if they pass over
-/// more than a piece of a long context.
+/// Runs `work` for each query head of a group and adds its costs. Heads run in parallel if each goes through
+/// more than a piece of a context.
 pub(crate) fn each_head<T: Send>(
     group: usize,
     goes_through: usize,
@@ -208,7 +208,7 @@ impl Reduce {
         scores[n..].chunks_exact(n).fold(scores[..n].to_vec(), |reduced, head| self.pair(reduced, head))
     }
 
-    /// Reduces two scores to one.
+    /// Reduces the scores of two heads to one list.
     fn pair(self, mut reduced: Vec<f32>, head: &[f32]) -> Vec<f32> {
         let pairs = reduced.iter_mut().zip(head);
         match self {

@@ -1,9 +1,9 @@
 //! [`Scored`]: a scorer, a picker and a granularity as a method.
 //!
-//! A step scores all candidates and selects from them: those of the prefix by the index that sequences share, those
-//! that left the window since (`--tail`) by an index of the sequence's own, which grows with them. An index consists of
+//! A step scores all candidates and selects from them. Candidates of the prefix are in the index that sequences share; those
+//! that left the window since (`--tail`) are in the sequence's own index, which grows with them. An index consists of
 //! grains that depend on their own tokens only. So only the last grain is ever rebuilt, and a step selects what an
-//! index built from scratch would select. Prefill row by row works alike: each row has the selection of a decode step
+//! index built from scratch would select. Prefill row by row works in the same way: each row has the selection of a decode step
 //! at its position.
 
 #[cfg(feature = "cuda")]
@@ -61,12 +61,12 @@ impl<S: Scorer> Scored<S> {
         })
     }
 
-    /// With a picker that was read already.
+    /// Combines a scorer with a picker that was read already.
     pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
         Self { scorer, picker, per, least: 0, has_no_static: false }
     }
 
-    /// With a picker of its own.
+    /// Combines a scorer with a picker.
     pub fn new(scorer: S, picker: impl Picker + 'static, per: Granularity) -> Self {
         Self { scorer, picker: Arc::new(picker), per, least: 0, has_no_static: false }
     }
@@ -111,7 +111,7 @@ impl<S: Scorer> Scored<S> {
         self.per.adds() && !self.scorer.weighs()
     }
 
-    /// Number of score lists of a position with `group` query heads.
+    /// Number of score lists for a position with `group` query heads.
     fn lists(&self, group: usize) -> usize {
         if self.adds() { 1 } else { group }
     }
@@ -214,7 +214,7 @@ impl<S: Scorer> Scored<S> {
         selection
     }
 
-    /// Counts the data read for selection beside the scores: each key and code once for the group, without what
+    /// Counts the data that selection reads in addition to scores: each key and code once for the group, without what
     /// attention reads as well.
     fn count_seen(
         &self,
@@ -276,7 +276,7 @@ fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&
     parts.iter().map(of_part).collect()
 }
 
-/// Data that the heads of a group read for selection at one position, beside the scores.
+/// Data that the heads of a group read for selection at one position, in addition to scores.
 #[derive(Default)]
 struct ReadTokens {
     /// Tokens whose keys were multiplied by heads that do not attend them.

@@ -1,9 +1,9 @@
-//! The [`Scorer`] trait: what a method of the form SCORE → SELECT stores of keys, and how it scores them.
+//! The [`Scorer`] trait: the index of a method of the form SCORE → SELECT, and how it scores keys.
 //!
-//! A scorer knows nothing of budgets, groups or attending: [`Scored`](crate::scored::method::Scored) makes a [`Method`] of it by a
-//! [`Picker`](crate::scored::select::Picker) and a granularity. The same three functions (an index built over a prefix, tokens
-//! appended to it, scores of some queries) serve a decoding step, an index that grows with what is generated, and a
-//! prompt of which every row attends its own picks.
+//! A scorer knows nothing of budgets, groups or attention: [`Scored`](crate::scored::method::Scored) combines it with a
+//! [`Picker`](crate::scored::select::Picker) and a granularity to a [`Method`]. The same three functions (build an index, append
+//! tokens, score queries) serve decode steps, indexes that grow with generated tokens, and a prefill in which
+//! every row has its own selection.
 //!
 //! [`Method`]: crate::Method
 
@@ -19,7 +19,7 @@ use crate::types::selection::Selection;
 use crate::{IndexKey, PromptNeed};
 use spattn_kernels::Joined;
 
-/// Scores candidates by what it stored of their keys.
+/// Scores candidates by an index of their keys.
 pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// The index over some candidates of one KV head, in token order.
     type Index: Send + Sync + 'static;
@@ -73,7 +73,7 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// Truncates the index to its first `kept` tokens (a multiple of the [`grain`](Self::grain)) and appends `new`.
     fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>);
 
-    /// Bytes the index occupies, as stored.
+    /// Bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
@@ -95,8 +95,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         false
     }
 
-    /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. Where scores are linear, queries are
-    /// added before they are scored: once for the group.
+    /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. If scores are linear, the
+    /// sum of the group's queries is scored.
     fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
         if queries.group() == 1 {
             return self.scores(queries, segment, cost);
@@ -140,15 +140,15 @@ pub(crate) enum Growth {
     Free(&'static str),
 }
 
-/// An artefact that a scorer needs, and how it takes it in.
+/// An artefact that a scorer needs, and how the scorer loads it.
 pub(crate) struct ScorerCalibration<S> {
     /// Kind of the artefact.
     pub kind: &'static str,
-    /// The scorer with what the artefact holds.
+    /// Loads the artefact into the scorer.
     pub load: fn(&S, &Artefact) -> Result<S, ArtefactError>,
 }
 
-/// Tokens to be appended to the index of a KV head.
+/// Tokens to append to the index of a KV head.
 pub(crate) struct NewTokens<'a> {
     /// The KV head.
     pub place: KvHeadId,

@@ -1,13 +1,12 @@
 //! How much a method may attend: tokens, a share of the context, or a density to meet.
 //!
-//! Every method takes `density=X` instead of its own budget. X is the share of the context that is attended, static
-//! tokens (sink, window, and all that follows the prefix) included, in the layers that are not dense by policy:
-//! what the column `density_sparse_layers` reports, and `density` too where no layer is dense. A budget of tokens is
-//! worked out anew at every step from what is static there. A budget in other terms (tables, a probability, draws)
-//! is solved once for an example, by what a [`Probe`](crate::Probe) measures.
+//! Every method accepts `density=X` instead of its own budget. X is the share of the context that is attended in sparse layers, static
+//! tokens (sink, window, and all tokens after the prefix) included: the column `density_sparse_layers`, and also `density` if no layer is
+//! dense. From it, a budget of tokens is computed at every step, less the static tokens. A budget in other terms (tables, a probability,
+//! draws) is solved once for an example, from the measurements of a [`Probe`](crate::Probe).
 //!
-//! Layers may be given different shares of a budget of tokens ([`Schedule`](crate::Schedule)): what is worked out from the context
-//! is what they have on average, and [`Context::share`] says what this one gets.
+//! Layers may have different shares of a budget of tokens ([`Schedule`](crate::Schedule)): what is computed from the context is the mean
+//! over layers, and [`Context::share`] gives this layer's part.
 
 use std::fmt::{self, Display};
 use std::hash::{Hash, Hasher};
@@ -17,7 +16,7 @@ use std::ops::Range;
 use crate::types::index_key::Bits;
 use crate::types::schedule::LayerShare;
 
-/// How many tokens a method may pick beyond the static ones.
+/// How many tokens a method may select beyond the static ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
     /// A number of tokens.
@@ -56,7 +55,7 @@ impl Budget {
         }
     }
 
-    /// Whether it never selects anything.
+    /// Whether the budget is no token at all.
     pub fn is_none(self) -> bool {
         self == Budget::Tokens(0)
     }
@@ -105,7 +104,7 @@ impl Context {
     }
 }
 
-/// A parameter that sets the budget: given as a value, or by the density that it is to give.
+/// A parameter that sets the budget: given as a value, or as the density that it should lead to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tuned<T> {
     /// The value.
@@ -129,7 +128,8 @@ impl<T: Hash> Hash for Tuned<T> {
 impl<T: Copy> Tuned<T> {
     /// The value.
     ///
-    /// # Panics If it is not solved yet; the engine solves it before any other call.
+    /// # Panics
+    /// If it is not solved yet; the engine solves it before any other call.
     pub fn value(self) -> T {
         match self {
             Tuned::Value(value) => value,
@@ -197,9 +197,9 @@ mod tests {
         let all = |of: &dyn Fn(Context) -> usize| [0, 1, 2].map(|layer| of(at(layer)));
         assert_eq!(all(&|context| Budget::Tokens(10).tokens(context)), [5, 15, 10]);
         assert_eq!(all(&|context| Budget::Ratio(0.1).tokens(context)), [50, 150, 100]);
-        // 250 of 1,000 are asked for, of which 100 are static: 150 on average.
+        // 25 % of 1,000 is 250, of which 100 are static: 150 on average.
         assert_eq!(all(&|context| Budget::Density(0.25).tokens(context)), [75, 225, 150]);
-        // 64 tokens are four blocks on average, twelve in all.
+        // 64 tokens are four blocks on average, twelve in all layers.
         assert_eq!(all(&|context| Budget::Tokens(64).blocks(context, 16)), [2, 6, 4]);
     }
 }

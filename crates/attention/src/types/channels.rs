@@ -7,7 +7,7 @@ use crate::kv::MOST_TOKENS;
 use crate::spec::Params;
 use spattn_base::error::UsageError;
 
-/// How many of a head's `d` channels: a number or a share such as `d/8`.
+/// How many of a head's `d` channels: a number, or a share such as `d/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Channels {
     /// A number.
@@ -21,7 +21,7 @@ impl Channels {
         params.get(key, default, "a whole number from 1, or a share such as d/8")
     }
 
-    /// The number, if it is given as one; see [`Method::required_head_dim`](crate::Method::required_head_dim).
+    /// The number, if it is given as one; for [`Method::required_head_dim`](crate::Method::required_head_dim).
     pub(crate) fn asked(self, key: &'static str) -> Option<(&'static str, usize)> {
         match self {
             Self::Count(n) => Some((key, n)),

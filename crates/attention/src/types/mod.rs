@@ -1,4 +1,4 @@
-//! The vocabulary of the crate: small types that everything else is written in, and that know nothing of methods, indexes or engines.
+//! Small types that the rest of the crate uses. They know nothing of methods, indexes or engines.
 
 pub(crate) mod attention_spec;
 pub(crate) mod budget;

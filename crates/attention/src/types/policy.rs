@@ -98,14 +98,14 @@ pub struct DenseLayers(Vec<LayerRef>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LayerRef {
     Span(usize, usize),
-    /// First, last, and the step between: as far as the model has such layers.
+    /// First layer, last layer and step; layers that the model does not have are ignored.
     Every(usize, usize, usize),
     Percent(usize),
 }
 
 impl DenseLayers {
-    /// Parses `none`, or layers joined by `+` or `,`: `0`, a span `0-2`, every so many of a span `0-48/16` (as far as a model has
-    /// them), a share of the depth `50%`.
+    /// Parses `none`, or layers joined by `+` or `,`: a layer `0`, a span `0-2`, every 16th layer of a span `0-48/16` (as far as the model
+    /// has these layers), a share of the depth `50%`.
     pub fn parse(text: &str) -> Result<Self, UsageError> {
         if text == "none" {
             return Ok(Self::default());
@@ -128,7 +128,7 @@ impl DenseLayers {
         })
     }
 
-    /// The highest layer that a model has to have, to check it against one.
+    /// The highest layer that a model must have; `None` if any model fits.
     pub fn highest(&self) -> Option<usize> {
         self.0.iter().filter_map(|r| if let LayerRef::Span(_, last) = r { Some(*last) } else { None }).max()
     }

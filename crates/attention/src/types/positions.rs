@@ -1,26 +1,26 @@
 //! The positions at which tokens are attended: their own, those within a cache, or grouped ones. Grouped positions let
 //! a model read contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM Maybe LongLM", §3.2).
 //!
-//! A query at position `p` sees the tokens at a distance below `w`, its neighbours, where they are. Tokens further off are
-//! far ones: they stand at `⌊position/g⌋` for a query that stands at `⌊p/g⌋ + w − ⌊w/g⌋`, so that their distances go on
-//! where those of the neighbours end, and grow by one every `g` tokens. All of them enter one softmax.
+//! A query at position `p` sees the tokens at a distance below `w`, its neighbours, at their own positions. Tokens further off are far
+//! tokens: they stand at `⌊position/g⌋` for a query that stands at `⌊p/g⌋ + w − ⌊w/g⌋`. So their distances continue where those of the
+//! neighbours end, and grow by one every `g` tokens. All tokens enter one softmax.
 //!
-//! Keys are stored rotated, so a far key is turned back to its group when it is read. By how much depends on its position
-//! alone, and for a query likewise.
+//! Keys are stored rotated, so a far key is rotated back to its group's position when it is read. The angle depends only on the key's
+//! position; the same holds for a query.
 
 use std::fmt;
 
 /// Which tokens are grouped, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grouping {
-    /// Far tokens that share a position (`g`); at least 1.
+    /// Far tokens in a group, which share a position (`g`); at least 1.
     pub group: usize,
-    /// Last tokens up to a query, its own included, that it sees where they are (`w`); at least 1.
+    /// Number of last tokens up to a query, its own included, that it sees at their own positions (`w`); at least 1.
     pub neighbours: usize,
 }
 
 impl Grouping {
-    /// Number of far tokens for a query at `position`: the first ones of the context.
+    /// Number of far tokens for a query at `position`; these are the first ones of the context.
     pub fn far(self, position: usize) -> usize {
         (position + 1).saturating_sub(self.neighbours)
     }
@@ -36,23 +36,23 @@ impl Grouping {
     }
 }
 
-/// Grouped positions of a model, whose rotation leads to them.
+/// Grouped positions, with the rotation of the model.
 #[derive(Debug, Clone, Copy)]
 pub struct Grouped<'a> {
     /// Which tokens are grouped.
     pub grouping: Grouping,
-    /// How the model's positions are moved.
+    /// Moves rotated vectors to other positions.
     pub rotation: &'a dyn Rotation,
 }
 
 impl Grouped<'_> {
-    /// Turns the rotated queries `[query][d]` of a token at `position` to where they stand for its far tokens.
+    /// Rotates the queries `[query][d]` of a token at `position` to where they stand for far tokens.
     pub fn turn_queries(&self, queries: &mut [f32], d: usize, position: usize) {
         let shift = self.grouping.query_shift(position);
         queries.chunks_exact_mut(d).for_each(|query| self.rotation.turn_back(query, shift));
     }
 
-    /// Turns the rotated keys `[token][d]` of `tokens` to where these stand as far ones.
+    /// Rotates the keys `[token][d]` of `tokens` to where they stand as far tokens.
     pub fn turn_keys(&self, keys: &mut [f32], d: usize, tokens: &[u32]) {
         for (key, token) in keys.chunks_exact_mut(d).zip(tokens) {
             self.rotation.turn_back(key, self.grouping.key_shift(*token as usize));
@@ -77,7 +77,7 @@ impl Positions {
     /// The grouped positions of a model with this rotation; `None` for the other variants.
     ///
     /// # Panics
-    /// If there is no rotation to lead to them.
+    /// If there is no rotation.
     pub(crate) fn grouped(self, rotation: Option<&dyn Rotation>) -> Option<Grouped<'_>> {
         let Self::Grouped(grouping) = self else { return None };
         Some(Grouped { grouping, rotation: rotation.expect(GIVEN_ROTATION) })
@@ -89,7 +89,7 @@ pub(crate) const GIVEN_ROTATION: &str = "a method that moves positions is given 
 
 /// Moves rotated vectors to other positions; only the model knows its frequencies.
 pub trait Rotation: Send + Sync {
-    /// Turns `x: [d]` as if its token stood `positions` earlier.
+    /// Rotates `x: [d]` as if its token stood `positions` earlier.
     fn turn_back(&self, x: &mut [f32], positions: usize);
 }
 

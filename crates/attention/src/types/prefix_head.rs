@@ -26,7 +26,7 @@ pub struct HeadPrefix<'a> {
     pub keys: Rows<'a>,
     /// Values `[token][d]` of the whole prefix.
     pub values: Rows<'a>,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
@@ -79,7 +79,7 @@ pub struct KvHeadId {
     pub layer: usize,
     /// KV head, from 0.
     pub kv_head: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,

@@ -1,4 +1,4 @@
-//! The shape of a prompt, on which the memory for it and for its indexes depends.
+//! The shape of a prefix, on which the memory for it and for its indexes depends.
 
 /// The shape of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct PromptShape {
     pub heads: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Tokens of the prefix.
     pub tokens: usize,

@@ -1,16 +1,15 @@
-//! What a method is for, among those that it is compared with.
+//! The role of a method among those that it is compared with.
 
-/// The role of a registered method, by which conclusions and figures treat it.
+/// The role of a registered method; conclusions and figures treat methods by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Attention over all tokens: the reference of all comparisons.
     Reference,
     /// A published method.
     Method,
-    /// It sees exact scores of all candidates before it selects: an upper bound of what a budget allows, not a usable
-    /// method.
+    /// Selects by exact scores of all candidates: an upper bound for a budget, not a usable method.
     Oracle,
-    /// It selects without looking at the data: a lower bound.
+    /// Selects without looking at the data: a lower bound.
     Floor,
 }
 

@@ -1,10 +1,10 @@
 //! How a method's budget of tokens is distributed over layers.
 //!
-//! A schedule gives each layer a weight. With a budget of `k` tokens a layer, `n` layers that are not dense, and weights `w` that
-//! sum to `W` over these, the i-th of them gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`: so all together
-//! get `k·n`, as if each had its `k`, whatever the rounding. A layer that is given more than there are candidates picks all of
-//! them, and the others do not get what it leaves. `linear` is the schedule that the paper on top-k attention suggests
-//! (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the first such layer to the last.
+//! A schedule gives each layer a weight. Take a budget of `k` tokens per layer, `n` sparse layers, and weights `w` that sum to `W` over
+//! these. The `i`-th sparse layer gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`. So all layers together get exactly
+//! `k·n`, whatever the rounding. A layer with more than there are candidates selects all of them; what is left over is not given to other
+//! layers. `linear` is the schedule that the paper on top-k attention suggests (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the
+//! first sparse layer to the last.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,7 +34,8 @@ impl Schedule {
 
     /// Checks that the schedule fits a model with these `dense` layers.
     ///
-    /// # Errors If the number of weights is not the number of layers, or all weights of sparse layers are 0.
+    /// # Errors
+    /// If the number of weights is not the number of layers, or all weights of sparse layers are 0.
     pub fn check(&self, dense: &[bool]) -> Result<(), UsageError> {
         let Self::Weights(weights) = self else { return Ok(()) };
         if weights.len() != dense.len() {
@@ -156,7 +157,7 @@ mod tests {
                 assert_eq!(all.iter().sum::<usize>(), mean * all.len(), "{schedule}, {mean}: {all:?}");
             }
         }
-        // By hand, in real numbers, to within a token.
+        // Computed by hand in real numbers; equal to within a token.
         let weights = [3.0, 4.0, 1.0, 5.0, 9.0, 6.0];
         let all: f64 = weights.iter().sum();
         for (own, weight) in dealt("3+1+4+1+5+9+2+6", &dense, 100).iter().zip(weights) {

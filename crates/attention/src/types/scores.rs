@@ -1,14 +1,14 @@
-//! Exact products of queries and stored keys, and the queries of a GQA group that scorers take.
+//! Exact products of queries with stored keys, and the queries of a GQA group in the form that scorers take.
 
 use crate::cost::Cost;
 use crate::types::attention_spec::SoftmaxScale;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::{Joined, Rows, linear};
 
-/// More queries than this are multiplied as a matrix. With fewer, each result is bit-equal to that of the query alone.
+/// More queries than this are multiplied as a matrix. With fewer, a query's results are the same bits as if it were alone.
 pub(crate) const FEW_QUERIES: usize = 16;
 
-/// `queries: [g][d]` against stored rows into `out: [g][rows]`.
+/// Products of `queries: [g][d]` with stored rows, into `out: [g][rows]`.
 pub(crate) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
     if queries.len() > FEW_QUERIES * d && rows.elements() > 0 {
         return matmul(queries, d, &transposed(&rows.to_f32(), d), rows.elements() / d, out);
@@ -20,7 +20,7 @@ pub(crate) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f
     }
 }
 
-/// `query: [d]` against the stored rows that `some` names.
+/// Products of `query: [d]` with the stored rows that `some` names.
 pub(crate) fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
     match rows {
         Rows::F32(data) => linear::scores_of(query, data, some, out),
@@ -40,7 +40,7 @@ pub(crate) struct GroupQueries<'a> {
     pub queries: &'a [f32],
     /// Rows of each head; 1 in a step.
     pub rows: usize,
-    /// Width of a head.
+    /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
@@ -62,12 +62,12 @@ impl<'a> GroupQueries<'a> {
         &self.queries[head * self.rows * self.d..][..self.rows * self.d]
     }
 
-    /// `q·row` (unscaled) of every query with every row, `[query][row]`; counts the FLOPs, not the bytes.
+    /// Unscaled products of every query with every row, `[query][row]`; counts the FLOPs, not the bytes.
     pub fn dots(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
         dots(self.queries, rows, self.d, cost)
     }
 
-    /// As [`dots`](Self::dots), with rows in two places.
+    /// As [`dots`](Self::dots), for rows in two slices.
     pub fn dots_joined(&self, rows: Joined<'_>, cost: &mut Cost) -> Vec<f32> {
         let [front, back] = rows.pieces();
         let before = self.dots(front, cost);
@@ -78,7 +78,7 @@ impl<'a> GroupQueries<'a> {
     }
 }
 
-/// The first `kept` columns of `left`, then all of `right`, for so many rows.
+/// For each of `rows` rows, the first `kept` columns of `left`, then all of `right`.
 pub(crate) fn joined_scores(rows: usize, (left, kept): (&[f32], usize), right: &[f32]) -> Vec<f32> {
     let (l, r) = (left.len() / rows, right.len() / rows);
     let mut joined = Vec::with_capacity(rows * (kept + r));
@@ -89,7 +89,7 @@ pub(crate) fn joined_scores(rows: usize, (left, kept): (&[f32], usize), right: &
     joined
 }
 
-/// `queries: [query][width]` against stored rows of that width, `[query][row]`; counts the FLOPs, not the bytes.
+/// Products of `queries: [query][width]` with stored rows of that width, `[query][row]`; counts the FLOPs, not the bytes.
 pub(crate) fn dots(queries: &[f32], rows: Rows<'_>, width: usize, cost: &mut Cost) -> Vec<f32> {
     let (count, stored) = (queries.len() / width, rows.elements() / width);
     let mut scores = vec![0.0; count * stored];

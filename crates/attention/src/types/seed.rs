@@ -9,7 +9,7 @@ pub fn mix_seed(seed: u64, value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Seed of a row.
+/// What the seed of a row (a token of a sequence) is derived from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSeed {
     /// Seed of its sequence.

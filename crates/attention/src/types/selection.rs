@@ -147,18 +147,18 @@ impl SelectedTokens {
 pub enum Weighting {
     /// Ordinary logits, in one softmax with the static tokens.
     Softmax,
-    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
+    /// Logits less `ln u`, with `u` the token's sampling probability, in one softmax (MagicPIG, eq. 11).
     LogBias(Vec<f32>),
-    /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
-    /// (oracle sampling); per query head only.
+    /// Given weights, which sum to about 1 and represent candidates whose exponentials sum to `exp(log_mass)` (oracle sampling). Only for
+    /// selections by query head.
     Direct {
-        /// One weight a token.
+        /// One weight for each token.
         weights: Vec<f32>,
         /// Log-sum-exp of the scaled logits of all candidates.
         log_mass: f32,
     },
-    /// Ordinary logits that cover only a part of the candidates' softmax mass; the rest goes to one vector in place of
-    /// the candidates not selected (SparQ's mean value).
+    /// Ordinary logits, which hold only a part of the candidates' softmax mass. The rest of the mass goes to one vector, which replaces the
+    /// candidates not selected (SparQ's mean value).
     Remainder {
         /// Mass of the candidates not selected, as a share of all candidates' mass, in `0..1`; one for each query head.
         shares: Vec<f32>,

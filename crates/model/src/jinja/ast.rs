@@ -1,17 +1,17 @@
-//! What a template says, as a tree.
+//! The syntax tree of a template.
 
 use std::sync::Arc;
 
 use super::limits::{Fault, TREE};
 
-/// A statement, or text that is printed.
+/// A statement, or text between tags.
 #[derive(Debug)]
 pub enum Statement {
-    /// Text as it is.
+    /// Text that is printed as it is.
     Data(Arc<str>),
     /// `{{ ... }}`, with its line.
     Print(usize, Expression),
-    /// `{% if %}` with its `elif`s, and what holds otherwise.
+    /// `{% if %}` and its `elif`s, each with line, condition and body; then the body of `{% else %}`.
     If(Vec<(usize, Expression, Vec<Statement>)>, Vec<Statement>),
     /// `{% for %}`.
     For(Arc<For>),
@@ -23,13 +23,13 @@ pub enum Statement {
     With(usize, Vec<(Target, Expression)>, Vec<Statement>),
     /// `{% macro %}`.
     Macro(Arc<Macro>),
-    /// `{% call %}`: the call and what `caller` is.
+    /// `{% call %}`: the call, and the macro that it passes as `caller`.
     Call(usize, CallExpression, Arc<Macro>),
     /// `{% filter %}`.
     Filter(usize, Vec<FilterCall>, Vec<Statement>),
-    /// `{% generation %}`: printed like any other text, in a scope of its own.
+    /// `{% generation %}`: prints its body, in a scope of its own.
     Generation(Vec<Statement>),
-    /// `{% block %}`, which sees the template's own variables alone.
+    /// `{% block %}`, whose body sees only the top-level variables of the template.
     Block(Vec<Statement>),
     /// `{% break %}`.
     Break,
@@ -42,17 +42,17 @@ pub enum Statement {
 pub struct For {
     /// Its line.
     pub line: usize,
-    /// What takes each item.
+    /// The variables that each item is assigned to.
     pub target: Target,
-    /// What is gone through.
+    /// What is iterated over.
     pub over: Expression,
-    /// Which items are taken.
+    /// The condition that items must meet.
     pub filter: Option<Expression>,
     /// Whether `loop` can be called.
     pub recursive: bool,
-    /// What is done with each.
+    /// What is run for each item.
     pub body: Vec<Statement>,
-    /// What is done if there are none.
+    /// What is run if no turn ended normally (`{% else %}`).
     pub otherwise: Vec<Statement>,
 }
 
@@ -61,11 +61,11 @@ pub struct For {
 pub struct Macro {
     /// Its name.
     pub name: Arc<str>,
-    /// Parameters with their defaults.
+    /// Parameters with their default values.
     pub parameters: Vec<(Arc<str>, Option<Expression>)>,
-    /// What it prints.
+    /// The statements that it runs.
     pub body: Vec<Statement>,
-    /// Which of the names `varargs`, `kwargs` and `caller` its body has: what is passed beyond its parameters is an error without them.
+    /// Which of the names `varargs`, `kwargs` and `caller` occur in its body. Without them, surplus arguments are an error.
     pub special: Special,
 }
 
@@ -87,25 +87,25 @@ pub enum Target {
     Name(Arc<str>),
     /// An attribute of a namespace.
     Attribute(Arc<str>, Arc<str>),
-    /// Several, each taking an item.
+    /// Several targets, each for one item of the value.
     Tuple(Vec<Target>),
 }
 
-/// `name(arguments)` behind `|`.
+/// `|name(arguments)`, or `is name(arguments)`.
 #[derive(Debug)]
 pub struct FilterCall {
-    /// The filter.
+    /// The name of the filter or test.
     pub name: Arc<str>,
     /// Its arguments.
     pub arguments: Arguments,
 }
 
-/// A function with its arguments.
+/// A call of a function.
 #[derive(Debug)]
 pub struct CallExpression {
     /// What is called.
     pub function: Expression,
-    /// With what.
+    /// Its arguments.
     pub arguments: Arguments,
 }
 
@@ -116,13 +116,13 @@ pub struct Arguments {
     pub positional: Vec<Expression>,
     /// By name.
     pub named: Vec<(Arc<str>, Expression)>,
-    /// `*...`.
+    /// `*expression`.
     pub more: Option<Expression>,
-    /// `**...`.
+    /// `**expression`.
     pub more_named: Option<Expression>,
 }
 
-/// An expression with the depth of its tree.
+/// An expression and the depth of its tree.
 #[derive(Debug)]
 pub struct Expression {
     /// What it is.
@@ -130,25 +130,25 @@ pub struct Expression {
     depth: usize,
 }
 
-/// A value that is written in a template.
+/// A literal in a template.
 #[derive(Debug, Clone)]
 pub enum Constant {
     /// `none`.
     None,
     /// `true` or `false`.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i128),
-    /// Another number.
+    /// A float.
     Float(f64),
     /// A string.
     Text(Arc<str>),
 }
 
-/// What an expression is.
+/// The kinds of expressions.
 #[derive(Debug)]
 pub enum Kind {
-    /// A value.
+    /// A literal.
     Constant(Constant),
     /// A variable.
     Name(Arc<str>),
@@ -160,11 +160,11 @@ pub enum Kind {
     Dict(Vec<(Expression, Expression)>),
     /// `not`.
     Not(Expression),
-    /// `-` before a number.
+    /// Unary `-`.
     Negative(Expression),
-    /// `+` before a number.
+    /// Unary `+`.
     Positive(Expression),
-    /// Two numbers, strings or lists.
+    /// A binary operator and its operands.
     Arithmetic(Operator, Expression, Expression),
     /// `a ~ b ~ c`.
     Concat(Vec<Expression>),
@@ -174,7 +174,7 @@ pub enum Kind {
     And(Expression, Expression),
     /// `or`.
     Or(Expression, Expression),
-    /// `then if test else otherwise`: test, then, otherwise.
+    /// `then if test else otherwise`, in the order test, then, otherwise.
     Condition(Expression, Expression, Option<Expression>),
     /// `a.b`.
     Attribute(Expression, Arc<str>),
@@ -190,7 +190,7 @@ pub enum Kind {
     Test(Expression, FilterCall),
 }
 
-/// An operator between two values.
+/// A binary operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     /// `+`.
@@ -209,7 +209,7 @@ pub enum Operator {
     Power,
 }
 
-/// A comparison.
+/// A comparison operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
     /// `==`.
@@ -231,10 +231,10 @@ pub enum Comparison {
 }
 
 impl Expression {
-    /// An expression of this kind.
+    /// Makes an expression of this kind.
     ///
     /// # Errors
-    /// If its tree is too deep.
+    /// If its tree is deeper than [`TREE`].
     pub fn new(kind: Kind) -> Result<Self, Fault> {
         let mut depth = 0;
         kind.children(&mut |child| depth = depth.max(child.depth));

@@ -1,12 +1,12 @@
-//! The date that a template sees.
+//! The date that templates see.
 
 use super::limits::{Fault, unsupported};
 
-/// The date a template sees as today's: a fixed one, because a prompt that changes with the day gives runs that cannot be repeated. It is the
-/// one the Llama 3 templates fall back to: midnight of Friday, 26 July 2024.
+/// Formats the date that templates see as today's. It is fixed, because prompts that change with the day make runs unrepeatable. It is the
+/// default date of the Llama 3 templates: Friday, 26 July 2024, midnight.
 ///
 /// # Errors
-/// Directives of C's `strftime` that depend on the machine, or are not known.
+/// A directive of C's `strftime` that depends on the machine, or is unknown.
 pub fn strftime(format: &str) -> Result<String, Fault> {
     let mut out = String::new();
     let mut chars = format.chars();

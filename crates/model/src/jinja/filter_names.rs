@@ -1,4 +1,4 @@
-//! The names of jinja2's filters, which the test `filter` asks for.
+//! The names of jinja2's filters, for the test `filter`.
 
 const KNOWN: [&str; 54] = [
     "abs",
@@ -57,7 +57,7 @@ const KNOWN: [&str; 54] = [
     "xmlattr",
 ];
 
-/// Whether jinja2 has such a filter.
+/// Whether jinja2 has a filter of this name.
 pub fn is_known(name: &str) -> bool {
     KNOWN.contains(&name)
 }

@@ -1,4 +1,4 @@
-//! What stands behind `|`.
+//! Filters: `value|name`.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -16,10 +16,10 @@ use super::predicates;
 use super::strings::{self, Place};
 use super::value::{Dict, Items, Value};
 
-/// `value|name(...)`.
+/// Applies the filter `value|name(...)`.
 ///
 /// # Errors
-/// A filter that is unknown or not supported; values it cannot be applied to.
+/// An unknown or unsupported filter, or a value that it cannot be applied to.
 pub fn call(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     budget.work(1)?;
     match name {
@@ -42,7 +42,7 @@ pub fn call(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Resul
             let [attribute] = passed.bind(name, ["name"], 1)?;
             let attribute = text_of("the name of an attribute", &attribute.unwrap_or(Value::None))?;
             match value {
-                // Items of a dict are no attributes of it.
+                // The items of a dict are not its attributes.
                 Value::Dict(_) => lookup::item(&Value::Dict(Rc::default()), &Value::Text(attribute), budget),
                 other => lookup::attribute(other, &attribute),
             }
@@ -311,7 +311,7 @@ fn best(value: &Value, path: &Path, least: bool, budget: &Budget) -> Result<Valu
 
 // --- Each item ---
 
-/// The attribute of each item that a filter looks at, such as `function.name`.
+/// The attribute of each item that a filter uses, such as `function.name`.
 #[derive(Debug, Default)]
 struct Path {
     parts: Vec<Value>,
@@ -329,7 +329,7 @@ impl Path {
         Ok(Self { parts, fold: false })
     }
 
-    /// The same with strings in lower case, so that their case does not count.
+    /// The same path; if `fold`, its strings are compared in lower case.
     fn folding(self, fold: bool) -> Self {
         Self { fold, ..self }
     }
@@ -456,7 +456,7 @@ fn simple(name: &str, value: &Value, budget: &Budget) -> Result<Value, Fault> {
                 budget.make(text.len())?;
                 Ok(Value::text(&text.chars().rev().collect::<String>()))
             }
-            // Python makes a list of what it cannot go through backwards, and an iterator of all else.
+            // Python returns a list for what it cannot iterate backwards, and an iterator otherwise.
             Value::Generator(_) => Value::list(value.items(budget)?.into_iter().rev().collect(), budget),
             other => Value::generator(other.items(budget)?.into_iter().rev().collect(), budget),
         },
@@ -475,10 +475,10 @@ fn reversible(value: &Value) -> Result<&Value, Fault> {
     }
 }
 
-/// The pairs of a dict as tuples.
+/// The key-value pairs of a dict as tuples.
 ///
 /// # Errors
-/// If they are too many.
+/// If there are too many.
 pub fn pairs(dict: &Dict, budget: &Budget) -> Result<Vec<Value>, Fault> {
     dict.pairs.iter().map(|(key, value)| Value::tuple(vec![key.clone(), value.clone()], budget)).collect()
 }
@@ -497,7 +497,7 @@ fn join(value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault> 
 /// An item with the keys it is sorted by.
 type Keyed = (Vec<Value>, Value);
 
-/// Sorts by keys, stably. (The standard library's sort may panic where an order fails midway.)
+/// Sorts by keys, stably. The standard library's sort may panic if a comparison fails midway.
 fn sorted(keyed: Vec<Keyed>, order: KeyOrder, reverse: bool, budget: &Budget) -> Result<Vec<Value>, Fault> {
     let first = |a: &Keyed, b: &Keyed| {
         let order = order(&a.0, &b.0, budget)?;
@@ -529,7 +529,7 @@ fn order_of(a: &Value, b: &Value, budget: &Budget) -> Result<Ordering, Fault> {
     a.order(b, "<", budget)?.ok_or_else(|| unsupported("sorting what has no order"))
 }
 
-/// The order of lists of keys, as Python compares lists: the first keys that are not equal decide.
+/// Compares lists of keys as Python compares lists: the first unequal keys decide.
 fn of_lists(a: &[Value], b: &[Value], budget: &Budget) -> Result<Ordering, Fault> {
     for (x, y) in a.iter().zip(b) {
         if !x.equals(y, budget)? {
@@ -539,7 +539,7 @@ fn of_lists(a: &[Value], b: &[Value], budget: &Budget) -> Result<Ordering, Fault
     Ok(a.len().cmp(&b.len()))
 }
 
-/// The order of single keys: two of what has no order are an error though they are equal.
+/// Compares single keys: values without an order are an error even if they are equal.
 fn of_single(a: &[Value], b: &[Value], budget: &Budget) -> Result<Ordering, Fault> {
     match (a, b) {
         ([x], [y]) => order_of(x, y, budget),

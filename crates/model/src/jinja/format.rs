@@ -1,4 +1,4 @@
-//! Python's two ways to fill values into a text: `%` and `str.format`.
+//! Python's two ways to format values: `%` and `str.format`.
 
 use super::limits::{Budget, Fault, unsupported};
 use super::lookup;
@@ -6,10 +6,10 @@ use super::passed::Passed;
 use super::strings::{Place, pad};
 use super::value::{Value, float_text};
 
-/// More digits than this are refused; a float has at most 1,074 behind the point.
+/// The largest precision. A float has at most 1,074 digits after the point.
 const DIGITS: i128 = 1100;
 
-/// How a value is laid out.
+/// How a value is formatted.
 #[derive(Debug, Default, Clone)]
 struct Layout {
     fill: Option<char>,
@@ -28,7 +28,7 @@ struct Layout {
 /// `text % values`.
 ///
 /// # Errors
-/// Values that do not fit the text.
+/// If the values do not match the directives.
 pub fn percent(text: &str, values: &Value, budget: &Budget) -> Result<Value, Fault> {
     let positional = match values {
         Value::Tuple(items) => items.all.clone(),
@@ -65,7 +65,7 @@ impl Filling<'_> {
         self.next.next().ok_or_else(|| Fault::new("not enough arguments for format string"))
     }
 
-    /// The text of one directive, whose `%` is read.
+    /// The text of one directive, from behind its `%`.
     fn take(&mut self, chars: &mut std::str::Chars, budget: &Budget) -> Result<String, Fault> {
         let mut named = None;
         if chars.as_str().starts_with('(') {
@@ -109,7 +109,7 @@ impl Filling<'_> {
         directive(kind, &value, layout, budget)
     }
 
-    /// A number, or `*` for one of the values.
+    /// Reads a number, or `*`, which takes one of the values.
     fn number(&mut self, chars: &mut std::str::Chars) -> Result<Option<i128>, Fault> {
         if chars.as_str().starts_with('*') {
             chars.next();
@@ -175,10 +175,10 @@ fn directive(kind: char, value: &Value, mut layout: Layout, budget: &Budget) -> 
     }
 }
 
-/// A float without its fraction.
+/// The integer part of a float.
 ///
 /// # Errors
-/// If it has no such integer.
+/// NaN, infinity, or an integer that is too large.
 pub fn truncated(number: f64) -> Result<i128, Fault> {
     match number {
         n if n.is_nan() => Err(Fault::new("cannot convert float NaN to integer")),
@@ -207,7 +207,7 @@ fn padded(text: &str, layout: &Layout, default: char, budget: &Budget) -> Result
     pad(text, layout.width, layout.fill.unwrap_or(' '), place, budget)
 }
 
-/// As `format` centers, which puts what is left over at the right.
+/// Centers a text as `format` does: with an odd number of fill characters, one more on the right.
 fn centered(text: &str, layout: &Layout, budget: &Budget) -> Result<String, Fault> {
     let length = text.chars().count() as i128;
     let left = (layout.width - length).max(0) / 2;
@@ -216,7 +216,7 @@ fn centered(text: &str, layout: &Layout, budget: &Budget) -> Result<String, Faul
     pad(&half, layout.width, fill, Place::Left, budget)
 }
 
-/// A number of these digits, with its sign, between blanks or zeros.
+/// Formats a number from its digits: sign, prefix, and fill characters or zeros.
 fn lay_number(negative: bool, prefix: &str, digits: &str, layout: &Layout, budget: &Budget) -> Result<String, Fault> {
     let sign = match (negative, layout.sign) {
         (true, _) => "-",
@@ -253,7 +253,7 @@ fn lay_int(value: i128, layout: &Layout, budget: &Budget) -> Result<String, Faul
     lay_number(value < 0, if layout.alternate { prefix } else { "" }, &digits, layout, budget)
 }
 
-/// Digits with separators of thousands, as the layout asks.
+/// Digits with the layout's thousands separators.
 fn grouped(digits: &str, layout: &Layout) -> String {
     let Some(separator) = layout.grouping else { return digits.to_owned() };
     let whole = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -321,7 +321,7 @@ fn general(size: f64, precision: usize) -> String {
 /// `text.format(...)`.
 ///
 /// # Errors
-/// A text that is no format, or values that do not fit it.
+/// If the text is no valid format, or the values do not match it.
 pub fn format(text: &str, passed: &Passed, budget: &Budget) -> Result<Value, Fault> {
     let mut out = String::new();
     let mut rest = text;
@@ -450,7 +450,7 @@ fn formatted(value: &Value, spec: &str, budget: &Budget) -> Result<String, Fault
     }
 }
 
-/// `[[fill]align][sign][#][0][width][,][.precision][type]`.
+/// Parses `[[fill]align][sign][#][0][width][,][.precision][type]`.
 fn layout(spec: &str) -> Result<Layout, Fault> {
     let mut layout = Layout::default();
     let is_align = |c: char| "<>=^".contains(c);

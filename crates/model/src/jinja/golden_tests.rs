@@ -1,10 +1,10 @@
-//! Every construct of `tests/golden/jinja.json` prints what jinja2 prints, or is refused by name.
+//! Every construct in `tests/golden/jinja.json` prints what jinja2 prints, or is refused with an error that names it.
 
 use serde_json::{Map, Value};
 
 use super::{Fault, Template};
 
-/// What jinja2 prints and this interpreter refuses, by its name there. Nothing else may be refused.
+/// The names of constructs that jinja2 prints and this interpreter refuses. Nothing else may be refused.
 const REFUSED: [&str; 38] = [
     "N escape",
     "wordwrap",
@@ -62,7 +62,7 @@ fn variables(golden: &Value) -> Map<String, Value> {
     given.as_object().unwrap().clone()
 }
 
-/// Whether an error says what is not supported.
+/// Whether an error names what is not supported.
 fn is_named(fault: &Fault) -> bool {
     ["is not supported", "no filter named"].iter().any(|named| fault.what.contains(named))
 }

@@ -1,4 +1,4 @@
-//! Templates that would never end, fill the memory or overflow the stack end soon, with a short reason.
+//! Templates that would run forever, fill the memory or overflow the stack are stopped soon, with a short reason.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Fault, Template};
 
-/// Far above what any of them takes (a second), since tests share the machine.
+/// Far longer than any of them needs (a second), since tests share the machine.
 const LONGEST: Duration = Duration::from_secs(30);
 
 fn run(template: &str) -> Result<String, Fault> {
@@ -25,7 +25,7 @@ fn nested(before: &str, middle: &str, after: &str, times: usize) -> String {
     format!("{{{{ {}{middle}{} }}}}", before.repeat(times), after.repeat(times))
 }
 
-/// Templates by what the reason has to say.
+/// Hostile templates, each with a text that the error must contain.
 fn hostile() -> Vec<(&'static str, String)> {
     const STEPS: &str = "too many steps";
     const BYTES: &str = "too much text";
@@ -35,7 +35,7 @@ fn hostile() -> Vec<(&'static str, String)> {
     const CYCLE: &str = "in a namespace is not supported";
     let s = str::to_owned;
     vec![
-        // What contains itself.
+        // Values that contain themselves.
         (CYCLE, s("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}")),
         (CYCLE, s("{% set ns = namespace() %}{% set ns.x = [{'a': ns}] %}{{ ns|tojson }}")),
         (CYCLE, s("{% set a = namespace() %}{% set b = namespace() %}{% set a.x = b %}{% set b.x = a %}{{ a == b }}")),
@@ -43,12 +43,12 @@ fn hostile() -> Vec<(&'static str, String)> {
         (CYCLE, s("{% set ns = namespace() %}{% set ns.x = [ns]|select %}")),
         (CYCLE, s("{% set ns = namespace() %}{% for x in [1] %}{% set ns.x = loop %}{% endfor %}")),
         ("`loop.changed` of what may change", s("{% for x in [1] %}{{ loop.changed(loop) }}{% endfor %}")),
-        // Values that are deep.
+        // Deep values.
         (DEEP, looped("[]", "[ns.x]", "{{ ns.x }}")),
         (DEEP, looped("{}", "{'a': ns.x}", "{{ ns.x|tojson }}")),
         (DEEP, looped("()", "(ns.x,)", "{{ ns.x == ns.x }}")),
         (DEEP, looped("[]", "[ns.x]|batch(1)|list", "{{ ns.x }}")),
-        // Values that are wide: a list of two lists of two lists.
+        // Wide values: a list of two lists of two lists, and so on.
         (
             STEPS,
             s(
@@ -81,7 +81,7 @@ fn hostile() -> Vec<(&'static str, String)> {
         (NESTED, "{% if 1 %}".repeat(20_000)),
         (NESTED, "{% for x in [1] %}".repeat(20_000)),
         ("more than", "{# #}".repeat(300_000)),
-        // No end.
+        // Endless loops.
         (BYTES, s("{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}")),
         (
             "too m",
@@ -105,7 +105,7 @@ fn hostile() -> Vec<(&'static str, String)> {
                 "{% for i in range(100000) %}{% for j in [1,2,3,4,5,6,7,8,9] %}{% macro f() %}{% endmacro %}{% endfor %}{% endfor %}",
             ),
         ),
-        // All memory.
+        // Values that fill the memory.
         (BYTES, looped("'ab'", "ns.x ~ ns.x", "{{ ns.x }}")),
         (BYTES, looped("'ab'", "ns.x + ns.x", "{{ ns.x }}")),
         (BYTES, looped("'ab'", "[ns.x, ns.x]|join(ns.x)", "{{ ns.x }}")),
@@ -139,7 +139,7 @@ fn hostile() -> Vec<(&'static str, String)> {
         ("range too big", s("{{ range(10**18)|list }}")),
         ("more than 127 bits", s("{{ 10**1000000 }}")),
         ("more than 127 bits", s("{{ 9 * 10**37 * 10 * 10 }}")),
-        // Work on few bytes.
+        // Much work for few bytes.
         (
             "too m",
             looped("'a' * 1000000", "ns.x", "{% for i in range(100000) %}{% if 'b' in ns.x %}{% endif %}{% endfor %}"),
@@ -179,7 +179,7 @@ fn a_message_of_50_megabytes_can_be_raised() {
 
 #[test]
 fn long_templates_and_prompts_of_good_will_pass() {
-    // Joined in one row of `~`, which is one node; a prompt of 10 MB, which is looked at and trimmed.
+    // A long row of `~`, which is one node; and a prompt of 10 MB, which is tested and trimmed.
     let joined = format!("{{{{ 'a' {} }}}}", "~'b'".repeat(34_000));
     assert_eq!(run(&joined).unwrap().len(), 34_001);
     let long = json!({"messages": [{"role": "user", "content": format!(" {} ", "word ".repeat(2_000_000))}]});

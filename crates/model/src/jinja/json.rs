@@ -1,4 +1,4 @@
-//! The filter `tojson` as transformers has it: Python's `json.dumps`, by default with letters beyond ASCII as they are.
+//! The filter `tojson` of transformers: Python's `json.dumps`, which by default keeps characters beyond ASCII.
 
 use super::limits::{Budget, Fault};
 use super::passed::{Passed, text_of};
@@ -16,7 +16,7 @@ struct Style {
 /// `value|tojson(...)`.
 ///
 /// # Errors
-/// A value that JSON does not have, or too long a text.
+/// A value that JSON cannot represent, or a text that is too long.
 pub fn to_json(value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     let [ascii, indent, separators, sorted] =
         passed.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;

@@ -1,12 +1,12 @@
-//! A template's text in tokens, with jinja2's rules for white space around tags.
+//! Splits a template into tokens, with jinja2's rules for white space around tags.
 //!
-//! `trim_blocks` and `lstrip_blocks` are on, as transformers sets them. Line ends become `\n`, and the last one goes.
+//! `trim_blocks` and `lstrip_blocks` are on, as in transformers. Line ends become `\n`, and the last one is removed.
 
 use std::sync::Arc;
 
 use super::limits::{Fault, unsupported};
 
-/// A piece of a template.
+/// A token of a template.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Token {
     /// Text between tags, as it is printed.
@@ -23,9 +23,9 @@ pub enum Token {
     Name(Arc<str>),
     /// A string.
     Text(Arc<str>),
-    /// A whole number.
+    /// An integer.
     Int(i128),
-    /// A number with a fraction or exponent.
+    /// A float.
     Float(f64),
     /// An operator or bracket.
     Op(&'static str),
@@ -33,18 +33,18 @@ pub enum Token {
     End,
 }
 
-/// Longer ones first.
+/// Longer operators come first.
 const OPERATORS: [&str; 25] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".",
     ":", "|", ",",
 ];
 
-/// White space as Python's `str.isspace` has it.
+/// White space as in Python's `str.isspace`.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// All tokens with the lines they start in, [`Token::End`] last.
+/// All tokens with the lines on which they start. The last is [`Token::End`].
 pub fn tokens(source: &str) -> Result<Vec<(Token, usize)>, Fault> {
     let mut text = source.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {
@@ -69,7 +69,7 @@ struct Lexer<'t> {
     text: &'t str,
     at: usize,
     line: usize,
-    /// Whether what was read last ends with a line.
+    /// Whether the next text starts a line.
     line_starts: bool,
     found: Vec<(Token, usize)>,
 }
@@ -113,7 +113,7 @@ impl<'t> Lexer<'t> {
         Ok(())
     }
 
-    /// The text before the next tag, what the tag is, its sign, and the bytes of its opening.
+    /// The text before the next tag, the kind of the tag, its sign (`-` or `+`), and the length of its opening in bytes.
     fn next_tag(&self) -> Option<(&'t str, Tag, Option<char>, usize)> {
         let rest = self.rest();
         let mut from = 0;
@@ -138,7 +138,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The text before a tag without what its sign, or `lstrip_blocks`, removes.
+    /// The text before a tag, without the white space that the tag's sign or `lstrip_blocks` removes.
     fn stripped(&self, before: &'t str, sign: Option<char>, print: bool) -> &'t str {
         match sign {
             Some('-') => before.trim_end_matches(is_space),
@@ -175,7 +175,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The tokens of a tag.
+    /// Reads the tokens of a tag.
     fn inside(&mut self, begin: Token, end: Token) -> Result<(), Fault> {
         self.push(begin);
         let mut open: Vec<char> = Vec::new();
@@ -205,7 +205,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The bytes of the tag's end with what it removes behind it, if this is one.
+    /// If the tag ends here: the bytes of its end, with the white space that it removes behind it.
     fn ending(&self, end: &Token) -> Option<usize> {
         let rest = self.rest();
         let closing = if *end == Token::PrintEnd { "}}" } else { "%}" };
@@ -222,7 +222,7 @@ impl<'t> Lexer<'t> {
     }
 }
 
-/// Bytes that the end of a block or comment removes behind it.
+/// Bytes of white space that the end of a block or comment removes behind it.
 fn removed_after(after: &str, sign: Option<char>) -> usize {
     match sign {
         Some('-') => after.len() - after.trim_start_matches(is_space).len(),
@@ -231,7 +231,7 @@ fn removed_after(after: &str, sign: Option<char>) -> usize {
     }
 }
 
-/// What follows `{%` and its sign, if it opens a raw block: its bytes.
+/// If the text behind `{%` and its sign opens a raw block: the bytes of that opening.
 fn raw_opening(after: &str) -> Option<usize> {
     let inner = after.trim_start_matches(is_space).strip_prefix("raw")?.trim_start_matches(is_space);
     let left = match inner.strip_prefix("-%}") {
@@ -241,7 +241,7 @@ fn raw_opening(after: &str) -> Option<usize> {
     Some(after.len() - left.len())
 }
 
-/// The sign and bytes of `{% endraw %}`, if this is one.
+/// If this is `{% endraw %}`: its sign and its length in bytes.
 fn raw_ending(text: &str) -> Option<(Option<char>, usize)> {
     let after = text.strip_prefix("{%")?;
     let sign = after.chars().next().filter(|c| matches!(c, '-' | '+'));
@@ -285,7 +285,7 @@ fn name(rest: &str) -> Result<(Token, usize), Fault> {
     }
 }
 
-/// Bytes of digits with single underscores between them.
+/// Length of a run of digits, with single underscores between them.
 fn digits(text: &str, is_digit: impl Fn(u8) -> bool) -> usize {
     let bytes = text.as_bytes();
     let mut end = 0;
@@ -298,7 +298,7 @@ fn digits(text: &str, is_digit: impl Fn(u8) -> bool) -> usize {
     }
 }
 
-/// A number; `after_dot` tells that a point stands before it, so that it is an index and no fraction.
+/// Reads a number. `after_dot`: it follows a dot, so it is an index and has no fraction.
 fn number(rest: &str, after_dot: bool) -> Result<(Token, usize), Fault> {
     let whole = digits(rest, |b| b.is_ascii_digit());
     let fraction = rest[whole..].strip_prefix('.').map_or(0, |r| digits(r, |b| b.is_ascii_digit()));
@@ -359,7 +359,7 @@ fn string(rest: &str, quote: char) -> Result<(Token, usize), Fault> {
     Err(Fault::new(format!("unexpected char {quote:?}: the string has no end")))
 }
 
-/// What Python's `unicode-escape` codec makes of a string, letters beyond ASCII written as escapes before.
+/// Resolves escapes as jinja2 does: characters beyond ASCII are escaped first, then Python's `unicode-escape` codec decodes the string.
 fn unescaped(text: &str) -> Result<String, Fault> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -385,7 +385,7 @@ fn unescaped(text: &str) -> Result<String, Fault> {
             Some('U') => out.push(hexadecimal(8, &mut chars)?),
             Some('N') => return Err(unsupported("a character by its name, \\N{...},")),
             Some(c) if c.is_ascii() => out.extend(['\\', c]),
-            // The codec sees the backslash before the escape of the letter, which is an escaped backslash.
+            // After a backslash, the codec sees `\\` followed by the letters of the character's escape, and keeps those.
             Some(c) => out.push_str(&match u32::from(c) {
                 code @ ..=0xff => format!("\\x{code:02x}"),
                 code @ ..=0xffff => format!("\\u{code:04x}"),

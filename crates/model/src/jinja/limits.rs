@@ -1,29 +1,29 @@
-//! What a template may take: steps, memory and depth. Whatever goes beyond is a [`Fault`].
+//! Limits for templates: steps, memory and depth. Exceeding one is a [`Fault`].
 
 use std::cell::Cell;
 
 /// Longest template, in bytes.
 pub const SOURCE_BYTES: usize = 1 << 20;
 
-/// How deep expressions or tags may stand in one another.
+/// How deep expressions and tags may be nested.
 pub const NESTING: usize = 100;
 
-/// How deep an expression's tree may be: operators, filters and attributes in one row count too.
+/// How deep an expression's tree may be. A chain of operators, filters or attributes counts too.
 pub const TREE: usize = 400;
 
-/// How deep values may stand in one another.
+/// How deep values may be nested.
 pub const VALUE_DEPTH: usize = 100;
 
-/// How deep calls, loops and expressions may be while a template runs.
+/// How deep calls, loops and expressions may be nested while a template runs.
 pub const CALLS: usize = 2500;
 
-/// The stack of the thread that a template is read and run on; [`CALLS`] of the largest frames fit in it.
+/// Stack of the thread that parses and runs a template: [`CALLS`] of the largest frames fit in it.
 pub const STACK_BYTES: usize = 64 << 20;
 
 const STEPS: u64 = 4_000_000;
 const BYTES: u64 = 64 << 20;
 
-/// Why a template cannot be read or fails.
+/// Why a template cannot be parsed, or fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// What is wrong.
@@ -33,24 +33,24 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault whose line is not known yet.
+    /// A fault whose line is still unknown.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), line: None }
     }
 
-    /// The same, in this line if it has none.
+    /// The same fault, on this line if it had none.
     pub fn at(mut self, line: usize) -> Self {
         self.line.get_or_insert(line);
         self
     }
 }
 
-/// What this interpreter refuses although Python's knows it.
+/// The fault for what Python's jinja2 supports and this interpreter does not.
 pub fn unsupported(what: &str) -> Fault {
     Fault::new(format!("{what} is not supported"))
 }
 
-/// What a rendering may still take.
+/// What a rendering may still use up.
 #[derive(Debug)]
 pub struct Budget {
     steps: Cell<u64>,
@@ -58,8 +58,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The budget of a template that is given so many bytes of text: a long prompt may be gone through character by
-    /// character.
+    /// The budget of a template whose variables hold `bytes` bytes of text: a template may go through a long prompt character by character.
     pub fn for_input(bytes: usize) -> Self {
         let bytes = bytes as u64;
         Self { steps: Cell::new(STEPS + 8 * bytes), bytes: Cell::new(BYTES + 64 * bytes) }
@@ -68,7 +67,7 @@ impl Budget {
     /// Counts steps.
     ///
     /// # Errors
-    /// If no more are left.
+    /// If too few are left.
     pub fn work(&self, steps: usize) -> Result<(), Fault> {
         match self.steps.get().checked_sub(steps as u64) {
             Some(left) => self.steps.set(left),
@@ -77,11 +76,11 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts bytes that are about to be made, and the work of making them. Nothing is given back: what is made and dropped in a loop counts
+    /// Counts bytes before they are allocated, and the work of filling them. Freed bytes are not given back: an allocation in a loop counts
     /// each time.
     ///
     /// # Errors
-    /// If no more are left.
+    /// If too few are left.
     pub fn make(&self, bytes: usize) -> Result<(), Fault> {
         match self.bytes.get().checked_sub(bytes as u64) {
             Some(left) => self.bytes.set(left),

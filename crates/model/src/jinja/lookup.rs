@@ -1,4 +1,4 @@
-//! Attributes and items of values, in the order in which jinja2 tries them, within what its sandbox allows.
+//! Attributes and items of values, looked up in jinja2's order and within its sandbox.
 
 use std::rc::Rc;
 
@@ -90,7 +90,7 @@ const OTHER: [&str; 12] = [
     "count",
 ];
 
-/// What would change a list or dict, which the sandbox refuses.
+/// Methods that change a list or dict. The sandbox refuses them.
 const CHANGING: [&str; 12] = [
     "append",
     "clear",
@@ -125,7 +125,7 @@ fn methods(value: &Value) -> &'static [&'static str] {
 /// `value.name`.
 ///
 /// # Errors
-/// An attribute of what does not exist, or one that the sandbox refuses.
+/// An attribute of an undefined value, or one that is not supported.
 pub fn attribute(value: &Value, name: &str) -> Result<Value, Fault> {
     if let Some(found) = own_attribute(value.used()?, name)? {
         return Ok(found);
@@ -137,9 +137,9 @@ pub fn attribute(value: &Value, name: &str) -> Result<Value, Fault> {
     .unwrap_or_else(|| value.no_attribute(name)))
 }
 
-/// Python's `getattr`; for a dict that is its methods.
+/// Python's `getattr`. For a dict these are its methods, not its items.
 fn own_attribute(value: &Value, name: &str) -> Result<Option<Value>, Fault> {
-    // Undefined for all that is printed or asked, and an error when it is used for anything.
+    // An undefined value: printing and testing it works, and any other use is an error.
     let unsafe_attribute = || {
         let what = format!("access to attribute '{name}' of '{}' object is unsafe.", value.type_name());
         Ok(Some(Value::Undefined(what.into())))
@@ -221,7 +221,7 @@ pub fn item(value: &Value, key: &Value, budget: &Budget) -> Result<Value, Fault>
 fn subscript(value: &Value, key: &Value, budget: &Budget) -> Result<Option<Value>, Fault> {
     Ok(match value {
         Value::Dict(dict) => match key {
-            // They have no hash, which is as if they were not there.
+            // They cannot be hashed; jinja2 treats them as missing keys.
             Value::List(_) | Value::Dict(_) => None,
             key => dict.get(&key.key(budget)?).cloned(),
         },
@@ -253,7 +253,7 @@ fn place(key: &Value, length: usize) -> Option<usize> {
 /// `value[from:to:step]`.
 ///
 /// # Errors
-/// What has no slices; bounds that are no integers.
+/// A value without slices, or bounds that are no integers.
 pub fn slice(value: &Value, bounds: [Value; 3], budget: &Budget) -> Result<Value, Fault> {
     match value.used()? {
         Value::Text(text) => {
@@ -272,7 +272,7 @@ pub fn slice(value: &Value, bounds: [Value; 3], budget: &Budget) -> Result<Value
     }
 }
 
-/// The places a slice takes, as Python's `slice.indices` has them.
+/// The indices of a slice, as in Python's `slice.indices`.
 fn places(bounds: &[Value; 3], length: usize) -> Result<impl Iterator<Item = usize>, Fault> {
     let bound = |value: &Value| match value.used()? {
         Value::None => Ok(None),
@@ -291,7 +291,7 @@ fn places(bounds: &[Value; 3], length: usize) -> Result<impl Iterator<Item = usi
     Ok((0..count as i128).filter_map(move |i| usize::try_from(start + i * step).ok()))
 }
 
-/// A dict of these pairs, for tests and functions.
+/// Makes a dict of these pairs.
 ///
 /// # Errors
 /// If it is too large.

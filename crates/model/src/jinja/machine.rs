@@ -1,4 +1,4 @@
-//! Runs a template.
+//! Runs templates.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,17 +18,17 @@ use super::passed::{Passed, int_of, int_or, text_of};
 use super::predicates;
 use super::value::{Dict, Items, Loop, Value, range_length};
 
-/// Names that every template knows.
+/// Functions that every template can call.
 const FUNCTIONS: [&str; 8] =
     ["range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"];
 
-/// The longest range of the sandbox.
+/// Most items of a range: the sandbox's limit.
 const LONGEST_RANGE: usize = 100_000;
 
-/// What one scope is counted as.
+/// What one scope counts towards the budget.
 const SCOPE_BYTES: usize = 128;
 
-/// The scope of the template's own variables; that before it has what it is given.
+/// The scope of the template's top-level variables. Scope 0, below it, holds the variables that the caller passes.
 const TOP: usize = 1;
 
 /// How a statement ended.
@@ -43,24 +43,24 @@ enum Flow {
 struct Scope {
     parent: Option<usize>,
     names: HashMap<Arc<str>, Value>,
-    /// Whether a macro looks at it later.
+    /// Whether a macro may still use it.
     kept: bool,
 }
 
-/// A template that runs.
+/// A running template.
 pub struct Machine<'b> {
     budget: &'b Budget,
     scopes: Vec<Scope>,
-    /// What is printed; above it what blocks, macros and filters capture.
+    /// The output; behind it, the captured output of open blocks, macros and filters.
     out: Vec<String>,
     depth: usize,
     line: usize,
 }
 
-/// The text of a template with these variables.
+/// Runs a template with these variables; returns the text that it prints.
 ///
 /// # Errors
-/// What fails, with the line.
+/// What fails, with its line.
 pub fn run(body: &[Statement], variables: Vec<(Arc<str>, Value)>, budget: &Budget) -> Result<String, Fault> {
     let mut names: HashMap<Arc<str>, Value> =
         FUNCTIONS.iter().map(|name| (Arc::from(*name), Value::Function(name))).collect();
@@ -87,7 +87,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Keeps a scope and all around it for a macro.
+    /// Keeps a scope and those that enclose it, for a macro.
     fn keep(&mut self, scope: usize) {
         let mut at = Some(scope);
         while let Some(scope) = at.filter(|scope| !self.scopes[*scope].kept) {
@@ -164,7 +164,7 @@ impl Machine<'_> {
         Ok(flow)
     }
 
-    /// A body in a scope of its own.
+    /// Runs a body in a new scope.
     fn scoped(&mut self, body: &[Statement], parent: usize) -> Result<Flow, Fault> {
         let scope = self.enter(parent)?;
         let flow = self.all(body, scope)?;
@@ -172,7 +172,7 @@ impl Machine<'_> {
         Ok(flow)
     }
 
-    /// What a body prints, and how it ended.
+    /// Runs a body; returns what it prints, and how it ended.
     fn captured(&mut self, body: &[Statement], scope: usize) -> Result<(Value, Flow), Fault> {
         self.out.push(String::new());
         let flow = self.all(body, scope)?;
@@ -256,7 +256,7 @@ impl Machine<'_> {
         Ok(Flow::On)
     }
 
-    /// What a body prints in a scope of its own.
+    /// As `captured`, in a new scope.
     fn in_scope(&mut self, body: &[Statement], parent: usize) -> Result<(Value, Flow), Fault> {
         let scope = self.enter(parent)?;
         let captured = self.captured(body, scope)?;
@@ -285,7 +285,7 @@ impl Machine<'_> {
         let recursive = node.recursive.then(|| (Arc::clone(node), scope));
         let count = items.len();
         let state = Rc::new(Loop { items, at: Cell::new(0), depth, recursive, seen: RefCell::new(None) });
-        // As jinja2 has it: a turn that ends with `break` or `continue` does not count.
+        // As in jinja2, `else` runs unless some turn ended without `break` or `continue`.
         let mut any_whole = false;
         for at in 0..count {
             state.at.set(at);
@@ -303,7 +303,7 @@ impl Machine<'_> {
         if any_whole { Ok(Flow::On) } else { self.scoped(&node.otherwise, scope) }
     }
 
-    /// The items that a loop's condition takes.
+    /// The items that meet a loop's condition.
     fn chosen(&mut self, node: &For, items: Vec<Value>, scope: usize) -> Result<Vec<Value>, Fault> {
         let Some(filter) = &node.filter else { return Ok(items) };
         let mut kept = Vec::new();
@@ -609,7 +609,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `dict(...)`: of a dict or of pairs, and of names.
+    /// `dict(...)` with a dict or pairs, and named arguments.
     fn new_dict(&self, what: &str, passed: Passed) -> Result<Dict, Fault> {
         let budget = self.budget;
         let mut dict = Dict::default();
@@ -640,7 +640,7 @@ impl Machine<'_> {
     }
 }
 
-/// The operand of a sign, which has to be a number.
+/// The operand of a unary sign as an integer; it must be an integer or Boolean.
 fn signed(value: Value, sign: char) -> Result<Value, Fault> {
     match value.as_int() {
         Some(value) => Ok(Value::Int(value)),

@@ -10,10 +10,10 @@ use super::passed::{Passed, int_of, int_or, optional_text, text_of};
 use super::strings::{self, Place};
 use super::value::{Dict, Items, Value};
 
-/// `value.name(...)`.
+/// Calls the method `value.name(...)`.
 ///
 /// # Errors
-/// A method that is not supported; arguments that do not fit.
+/// An unsupported method, or arguments that do not match.
 pub fn call(value: &Value, name: &'static str, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     budget.work(1)?;
     match value {
@@ -205,7 +205,7 @@ fn texts(all: &[&str], budget: &Budget) -> Result<Value, Fault> {
 fn split(text: &str, from_end: bool, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     let [separator, most] = passed.bind("split", ["sep", "maxsplit"], 0)?;
     let most = usize::try_from(int_or(most.as_ref(), -1)?).ok();
-    // Each part is a value of its own, however short.
+    // Each part becomes a value, however short it is.
     budget.make(text.len().saturating_mul(16))?;
     let Some(separator) = optional_text("a separator", separator.as_ref())? else {
         let split = if from_end { strings::split_words_from_end } else { strings::split_words };
@@ -240,7 +240,7 @@ fn partition(text: &str, from_end: bool, passed: Passed, budget: &Budget) -> Res
     Value::tuple(parts.iter().map(|part| Value::text(part)).collect(), budget)
 }
 
-/// The part of a text between two optional places in characters, with the characters before it.
+/// The part of a text between two optional positions in characters, and the number of characters before it.
 fn between<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Result<Option<(&'t str, usize)>, Fault> {
     let given = |value: Option<&Value>| match value {
         None | Some(Value::None) => Ok(None),

@@ -1,12 +1,12 @@
-//! Jinja for chat templates: what Python's jinja2 prints in the environment that transformers builds for them, or an error that names what is
+//! Jinja for chat templates: prints what Python's jinja2 prints with the settings of transformers, or returns an error that names what is
 //! not supported.
 //!
-//! Chat templates are programs written for Python, and come from anyone. A crate that is an engine of its own (minijinja, which fills in the
-//! templates of our own tasks) has its own rules for types, attributes and operators, which cannot be exchanged, and allocates what a
-//! template asks for. Here every value follows Python's rules, every step and every byte is counted before it is taken
-//! (`limits`), and a template runs on a thread whose stack holds the deepest nesting that is allowed.
+//! Chat templates are programs written for Python, from untrusted sources. A general engine such as minijinja (which fills in the templates
+//! of our own tasks) has fixed rules of its own for types, attributes and operators, and allocates as much as a template demands. Here
+//! every value follows Python's rules, steps and bytes are counted before they are spent (`limits`), and a template runs on a thread whose
+//! stack can hold the deepest nesting that is allowed.
 //!
-//! `tests/golden/jinja.json` has what jinja2 prints for several hundred constructs.
+//! `tests/golden/jinja.json` holds the output of jinja2 for several hundred constructs.
 
 mod ast;
 mod date;
@@ -40,14 +40,14 @@ pub use limits::Fault;
 use limits::{Budget, STACK_BYTES};
 use value::Value;
 
-/// A template that was read.
+/// A parsed template.
 #[derive(Debug)]
 pub struct Template {
     body: Vec<Statement>,
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
     /// What is wrong or not supported, with its line.
@@ -56,10 +56,10 @@ impl Template {
         Ok(Self { body })
     }
 
-    /// The text of the template with these variables.
+    /// Renders the template with these variables.
     ///
     /// # Errors
-    /// What fails, is not supported or takes too much, with its line.
+    /// What fails, is not supported or exceeds a limit, with its line.
     pub fn render(&self, variables: &Map<String, serde_json::Value>) -> Result<String, Fault> {
         let budget = |bytes| Budget::for_input(bytes);
         on_own_stack(|| {
@@ -81,7 +81,7 @@ fn text_bytes(value: &serde_json::Value) -> usize {
     }
 }
 
-/// Works on a thread with a stack of known size.
+/// Runs `work` on a thread with a stack of known size.
 fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
     thread::scope(|scope| {
         let worker = thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);

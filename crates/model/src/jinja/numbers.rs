@@ -1,4 +1,4 @@
-//! Arithmetic as Python has it.
+//! Python's arithmetic.
 
 use super::ast::Operator;
 use super::format::percent;
@@ -6,7 +6,7 @@ use super::limits::{Budget, Fault, unsupported};
 use super::strings::repeated;
 use super::value::Value;
 
-/// Integers beyond this are no longer exact as floats.
+/// Not all integers beyond this are exact as floats.
 const EXACT: u128 = 1 << 53;
 
 fn symbol(operator: Operator) -> &'static str {
@@ -24,7 +24,7 @@ fn symbol(operator: Operator) -> &'static str {
 /// `a operator b`.
 ///
 /// # Errors
-/// Values that do not go together, and results beyond what is supported.
+/// Operands that do not match, or a result that is not supported.
 pub fn arithmetic(operator: Operator, a: &Value, b: &Value, budget: &Budget) -> Result<Value, Fault> {
     if let (Operator::Remainder, Value::Text(text)) = (operator, a) {
         return percent(text, b, budget);
@@ -163,7 +163,7 @@ fn of_floats(operator: Operator, a: f64, b: f64) -> Result<f64, Fault> {
     })
 }
 
-/// Quotient and rest, as CPython works them out.
+/// Quotient and remainder, computed as in CPython.
 fn float_floor_division(a: f64, b: f64) -> (f64, f64) {
     let mut rest = a % b;
     let mut quotient = (a - rest) / b;
@@ -194,7 +194,7 @@ fn power(a: f64, b: f64) -> Result<f64, Fault> {
     }
 }
 
-/// `int(...)` of a string in base ten, if it is one.
+/// `int(...)` of a decimal string; `None` if it is no number.
 pub fn parse_int(text: &str) -> Result<Option<i128>, Fault> {
     let Some(digits) = plain_digits(text)? else { return Ok(None) };
     let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(&digits);
@@ -204,13 +204,13 @@ pub fn parse_int(text: &str) -> Result<Option<i128>, Fault> {
     digits.parse().map(Some).map_err(|_| too_large())
 }
 
-/// `float(...)` of a string, if it is one.
+/// `float(...)` of a string; `None` if it is no number.
 pub fn parse_float(text: &str) -> Result<Option<f64>, Fault> {
     let Some(digits) = plain_digits(text)? else { return Ok(None) };
     Ok(digits.parse().ok())
 }
 
-/// A number's text without white space around it and underscores within; `None` if these are where Python has none.
+/// A number's text without surrounding white space and without underscores; `None` if an underscore is not between digits.
 fn plain_digits(text: &str) -> Result<Option<String>, Fault> {
     let text = text.trim_matches(super::lexer::is_space);
     if text.chars().any(|c| !c.is_ascii() && c.is_numeric()) {
@@ -228,7 +228,7 @@ fn plain_digits(text: &str) -> Result<Option<String>, Fault> {
 /// `round(value, digits)`: halves go to the even neighbour of the exact decimal value.
 ///
 /// # Errors
-/// What is no number.
+/// A value that is no number.
 pub fn round(value: &Value, digits: i128) -> Result<Value, Fault> {
     match value.used()? {
         Value::Int(_) | Value::Bool(_) if digits >= 0 => Ok(Value::Int(value.as_int().unwrap_or(0))),

@@ -1,4 +1,4 @@
-//! Tokens become a tree, by jinja2's grammar: its precedence of operators, and its tags.
+//! Parses tokens into a tree, by jinja2's grammar.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use super::predicates;
 
 type Parsed<T> = Result<T, Fault>;
 
-/// Tags that jinja2 knows and chat templates have no use for.
+/// Tags of jinja2 that chat templates do not need.
 const UNSUPPORTED: [&str; 5] = ["extends", "include", "import", "from", "autoescape"];
 
-/// Reads a template.
+/// Parses a template.
 ///
 /// # Errors
 /// What is wrong, with its line.
@@ -33,11 +33,11 @@ struct Parser {
     tokens: Vec<(Token, usize)>,
     at: usize,
     nesting: usize,
-    /// How many loops `break` can end here.
+    /// How many enclosing loops `break` could leave here.
     loops: usize,
-    /// How many loops are around, through macros too: none of what they hold may assign to `loop`.
+    /// How many loops enclose this, those outside of macros included. Their bodies may not assign to `loop`.
     around: usize,
-    /// What the bodies of the macros around have.
+    /// The special names found so far in the bodies of the enclosing macros.
     specials: Vec<Special>,
 }
 
@@ -125,7 +125,7 @@ impl Parser {
 
     // --- Statements ---
 
-    /// Statements up to a tag of one of these names, which is left to be read; up to the end of the template if there are none.
+    /// Parses statements up to a tag of one of these names, which is not consumed; without names, up to the end of the template.
     fn statements(&mut self, ends: &[&str]) -> Parsed<Vec<Statement>> {
         let mut all = Vec::new();
         loop {
@@ -156,7 +156,7 @@ impl Parser {
         }
     }
 
-    /// The body of a tag, and the name of the tag that ends it, which is read.
+    /// Parses the body of a tag; also returns the name of the tag that ends it, which is consumed.
     fn body(&mut self, ends: &[&str]) -> Parsed<(Vec<Statement>, Arc<str>)> {
         self.skip_op(":");
         self.expect(&Token::TagEnd)?;
@@ -164,7 +164,7 @@ impl Parser {
         Ok((body, self.expect_name()?))
     }
 
-    /// The body of a tag that `break` cannot leave.
+    /// Parses the body of a tag that `break` cannot leave.
     fn closed_body(&mut self, end: &str) -> Parsed<Vec<Statement>> {
         let loops = std::mem::take(&mut self.loops);
         let body = self.body(&[end]);
@@ -383,7 +383,7 @@ impl Parser {
         matches!(self.token(), Token::PrintEnd | Token::TagEnd) || self.is_op(")")
     }
 
-    /// One expression, or several with commas between them.
+    /// Parses one expression, or several separated by commas.
     fn tuple(&mut self, conditions: bool) -> Parsed<Expression> {
         let (mut all, is_tuple) = self.items(conditions)?;
         match all.pop() {

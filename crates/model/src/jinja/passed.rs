@@ -1,11 +1,11 @@
-//! What a call passes.
+//! Arguments that a call passes.
 
 use std::sync::Arc;
 
 use super::limits::Fault;
 use super::value::Value;
 
-/// Arguments of a call, evaluated.
+/// The evaluated arguments of a call.
 #[derive(Debug, Default, Clone)]
 pub struct Passed {
     /// By position.
@@ -15,11 +15,11 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// Deals the arguments out to parameters of these names, of which the first `required` have to be there. A parameter without a name is
-    /// one that can only be passed by position.
+    /// Binds the arguments to parameters of these names. The first `required` must be passed. A parameter with an empty name can only be
+    /// passed by position.
     ///
     /// # Errors
-    /// Too many, too few, or unknown ones; `what` names the function.
+    /// Too many, too few or unknown arguments; `what` names the function.
     pub fn bind<const N: usize>(
         self,
         what: &str,
@@ -59,7 +59,7 @@ pub fn text_of(what: &str, value: &Value) -> Result<Arc<str>, Fault> {
     }
 }
 
-/// A string argument that may be left out or none.
+/// A string argument; `None` if it is missing or none.
 ///
 /// # Errors
 /// If it is something else.
@@ -81,7 +81,7 @@ pub fn int_of(value: &Value) -> Result<i128, Fault> {
         .ok_or_else(|| Fault::new(format!("'{}' object cannot be interpreted as an integer", value.type_name())))
 }
 
-/// An integer argument that may be left out.
+/// An integer argument; `default` if it is missing.
 ///
 /// # Errors
 /// If it is something else.

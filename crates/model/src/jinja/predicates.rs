@@ -1,4 +1,4 @@
-//! What stands behind `is`.
+//! Tests: `value is name`.
 
 use std::cmp::Ordering;
 
@@ -52,15 +52,15 @@ const KNOWN: [&str; 39] = [
     "le",
 ];
 
-/// Whether there is such a test.
+/// Whether there is a test of this name.
 pub fn is_known(name: &str) -> bool {
     KNOWN.contains(&name)
 }
 
-/// `value is name(...)`.
+/// Applies the test `value is name(...)`.
 ///
 /// # Errors
-/// An unknown test; values it cannot be asked of.
+/// An unknown test, or a value that it cannot be applied to.
 pub fn call(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Result<bool, Fault> {
     if let Some(symbol) = comparison(name) {
         let [other] = passed.bind(name, [""], 1)?;
@@ -144,7 +144,7 @@ fn comparison(name: &str) -> Option<&'static str> {
 /// A comparison by its symbol.
 ///
 /// # Errors
-/// Values that have no order.
+/// If the values have no order.
 pub fn compare(symbol: &str, a: &Value, b: &Value, budget: &Budget) -> Result<bool, Fault> {
     Ok(match symbol {
         "==" => a.equals(b, budget)?,
@@ -156,7 +156,7 @@ pub fn compare(symbol: &str, a: &Value, b: &Value, budget: &Budget) -> Result<bo
     })
 }
 
-/// Python's `is`, where it does not depend on what Python happens to keep in memory.
+/// Python's `is`, where the result does not depend on how Python shares objects.
 fn same(a: &Value, b: &Value) -> Result<bool, Fault> {
     let small = |value: i128| (-5..=256).contains(&value);
     match (a, b) {

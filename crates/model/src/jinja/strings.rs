@@ -1,4 +1,4 @@
-//! Python's rules for strings, where Rust's differ.
+//! Python's string functions, where Rust's differ.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::lexer::is_space;
 use super::limits::{Budget, Fault, unsupported};
 use super::value::Value;
 
-/// Whether Python ends a line at this character in `splitlines`.
+/// Whether Python's `splitlines` ends a line at this character.
 fn ends_line(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -60,14 +60,14 @@ pub fn split_words_from_end(text: &str, most: Option<usize>) -> Vec<&str> {
     all
 }
 
-/// `strip`, `lstrip` or `rstrip`: of white space or of these characters.
+/// `strip`, `lstrip` or `rstrip`: removes white space, or the given characters.
 pub fn strip<'t>(text: &'t str, chars: Option<&str>, left: bool, right: bool) -> &'t str {
     let goes = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
     let text = if left { text.trim_start_matches(goes) } else { text };
     if right { text.trim_end_matches(goes) } else { text }
 }
 
-/// Fills a text up to a width.
+/// Pads a text to a width.
 ///
 /// # Errors
 /// If the width is too large.
@@ -86,7 +86,7 @@ pub fn pad(text: &str, width: i128, fill: char, place: Place, budget: &Budget) -
     Ok(out)
 }
 
-/// Where a text stands in its width.
+/// Where a text is placed within its width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// At the left.
@@ -97,17 +97,17 @@ pub enum Place {
     Center,
 }
 
-/// A text so many times.
+/// Repeats a text.
 ///
 /// # Errors
-/// If that is too long.
+/// If the result is too long.
 pub fn repeated(text: &str, times: i128, budget: &Budget) -> Result<String, Fault> {
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
     budget.make(text.len().saturating_mul(times))?;
     Ok(if text.is_empty() { String::new() } else { text.repeat(times) })
 }
 
-/// `replace`, at most so often if it is given.
+/// `replace`, at most `most` times unless that is negative.
 ///
 /// # Errors
 /// If the result is too long.
@@ -132,7 +132,7 @@ pub fn join(separator: &str, all: &[Arc<str>], budget: &Budget) -> Result<String
     Ok(all.join(separator))
 }
 
-/// The first letter of a word in upper case as titles have it.
+/// The first letter of a word, in title case.
 fn title_letter(c: char) -> Result<String, Fault> {
     let upper: String = c.to_uppercase().collect();
     let has_own_form = upper.chars().count() > 1
@@ -144,7 +144,7 @@ fn title_letter(c: char) -> Result<String, Fault> {
 /// `capitalize`.
 ///
 /// # Errors
-/// A letter whose title form is not known.
+/// A letter whose title case is not known.
 pub fn capitalized(text: &str) -> Result<String, Fault> {
     let Some(first) = text.chars().next() else { return Ok(String::new()) };
     let lower = text.to_lowercase();
@@ -155,7 +155,7 @@ pub fn capitalized(text: &str) -> Result<String, Fault> {
 /// The method `title`.
 ///
 /// # Errors
-/// A letter whose title form is not known.
+/// A letter whose title case is not known.
 pub fn titled(text: &str) -> Result<String, Fault> {
     no_sigma(text)?;
     let mut out = String::with_capacity(text.len());
@@ -189,7 +189,7 @@ pub fn titled_words(text: &str) -> String {
 /// `swapcase`.
 ///
 /// # Errors
-/// A text with a capital sigma, whose small form depends on its place.
+/// A capital sigma, whose lower case depends on its place in the word.
 pub fn swapped(text: &str) -> Result<String, Fault> {
     no_sigma(text)?;
     let mut out = String::with_capacity(text.len());
@@ -230,10 +230,10 @@ pub fn expand_tabs(text: &str, width: i128, budget: &Budget) -> Result<String, F
     Ok(out)
 }
 
-/// `isalpha`, `isdigit` and their like.
+/// `isalpha`, `isdigit` and similar methods.
 ///
 /// # Errors
-/// Characters beyond ASCII of which Rust does not know enough.
+/// Characters beyond ASCII for which Rust cannot tell what Python says.
 pub fn is_all(text: &str, method: &str) -> Result<Value, Fault> {
     let mut any = false;
     for c in text.chars() {
@@ -245,7 +245,7 @@ pub fn is_all(text: &str, method: &str) -> Result<Value, Fault> {
     Ok(Value::Bool(any))
 }
 
-/// The same of one character.
+/// As [`is_all`], for one character.
 ///
 /// # Errors
 /// As [`is_all`].
@@ -269,16 +269,16 @@ pub fn is_of(c: char, method: &str) -> Result<bool, Fault> {
     }
 }
 
-/// Letters without case in the scripts of East Asia, which are letters for certain.
+/// Letters of scripts without case (Japanese, Chinese, Korean, Hebrew, Arabic), which Python counts as letters too.
 fn is_plain_letter(c: char) -> bool {
     matches!(c, '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}')
         || matches!(c, '\u{ac00}'..='\u{d7a3}' | '\u{5d0}'..='\u{5ea}' | '\u{621}'..='\u{63a}')
 }
 
-/// Whether a character is of a case.
+/// Whether a character is upper case, or lower case.
 type IsCase = fn(char) -> bool;
 
-/// `isupper` (or `islower`): cased characters are there, and all of this case.
+/// `isupper` (or `islower`): some characters are of this case, and none of the other.
 pub fn is_case(text: &str, upper: bool) -> bool {
     let (this, other): (IsCase, IsCase) =
         if upper { (char::is_uppercase, char::is_lowercase) } else { (char::is_lowercase, char::is_uppercase) };

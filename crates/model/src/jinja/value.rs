@@ -1,7 +1,7 @@
-//! Values of templates: Python's, as far as a template can hold them.
+//! Values of templates: those of Python that a template can hold.
 //!
-//! Nothing but a namespace and what counts (loops, cyclers, generators) ever changes, and none of those can be put into a namespace, so no value contains
-//! itself. How deep values stand in one another is bounded when they are made: whatever walks through one may recurse.
+//! Only namespaces and values with a state (loops, cyclers, generators) ever change, and none of them can be stored in a namespace, so no
+//! value contains itself. Nesting is bounded when a value is made, so functions may recurse over values.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -13,13 +13,13 @@ use super::ast::{self, Constant};
 use super::lexer::is_space;
 use super::limits::{Budget, Fault, VALUE_DEPTH, unsupported};
 
-/// What one item of a list is counted as.
+/// What one item of a list counts towards the budget.
 const ITEM_BYTES: usize = 64;
 
 /// A value.
 #[derive(Debug, Clone)]
 pub enum Value {
-    /// A name or attribute that does not exist, with what to say if it is used.
+    /// A missing name or attribute, with the error message for its use.
     Undefined(Rc<str>),
     /// `None`.
     None,
@@ -31,7 +31,7 @@ pub enum Value {
     Float(f64),
     /// A string.
     Text(Arc<str>),
-    /// A string that is marked as safe HTML: it can be printed, and that is all.
+    /// A string that is marked as safe HTML: it can only be printed.
     Safe(Arc<str>),
     /// A list.
     List(Rc<Items>),
@@ -41,23 +41,23 @@ pub enum Value {
     Dict(Rc<Dict>),
     /// A range: start, stop, step.
     Range(i128, i128, i128),
-    /// Keys, values or items of a dict, by the name of Python's type.
+    /// Keys, values or items of a dict, with the name of Python's type.
     View(&'static str, Rc<Items>),
-    /// What can be gone through once.
+    /// A generator, which can be iterated once.
     Generator(Rc<Generator>),
     /// A namespace.
     Namespace(Rc<RefCell<Dict>>),
-    /// A function of the environment, by its name.
+    /// A function of the environment, with its name.
     Function(&'static str),
-    /// A method of a value.
+    /// A bound method of a value.
     Method(Rc<(Value, &'static str)>),
-    /// A macro, or what a call block passes as `caller`, with the scope it was made in.
+    /// A macro or a call block's `caller`, with the scope in which it was defined.
     Macro(Arc<ast::Macro>, usize),
     /// The variable `loop`.
     Loop(Rc<Loop>),
-    /// What `cycler` made, and its position.
+    /// A cycler and its position.
     Cycler(Rc<(Items, Cell<usize>)>),
-    /// What `joiner` made, and whether it was called.
+    /// A joiner, and whether it was called already.
     Joiner(Rc<(Arc<str>, Cell<bool>)>),
 }
 
@@ -66,21 +66,21 @@ pub enum Value {
 pub struct Items {
     /// The items.
     pub all: Vec<Value>,
-    /// Whether this is a group of `groupby`, whose items have names.
+    /// Whether this is a group of `groupby`, which has the attributes `grouper` and `list`.
     pub group: bool,
     depth: usize,
     changing: bool,
 }
 
-/// Items that are gone through once.
+/// The items of a generator.
 #[derive(Debug)]
 pub struct Generator {
-    /// What is left.
+    /// The items that are left.
     pub left: RefCell<VecDeque<Value>>,
     depth: usize,
 }
 
-/// A dict, in the order of its keys.
+/// A dict, in the order of insertion.
 #[derive(Debug, Default)]
 pub struct Dict {
     /// Keys with their values.
@@ -90,31 +90,31 @@ pub struct Dict {
     changing: bool,
 }
 
-/// Where a loop is.
+/// The state of a loop.
 #[derive(Debug)]
 pub struct Loop {
     /// All items.
     pub items: Vec<Value>,
-    /// The place of the current one.
+    /// The index of the current item.
     pub at: Cell<usize>,
-    /// How many recursive loops are around.
+    /// How many recursive loops enclose it.
     pub depth: usize,
-    /// What it goes on with when it is called, and in which scope.
+    /// The loop that a call of `loop` runs, and its scope.
     pub recursive: Option<(Arc<ast::For>, usize)>,
-    /// What `changed` saw last.
+    /// The values that `changed` saw last.
     pub seen: RefCell<Option<Vec<Value>>>,
 }
 
-/// A value as the key of a dict: equal numbers are one key.
+/// The key of a dict. Equal numbers are one key.
 #[derive(Debug, PartialEq, Eq, Hash, Clone)]
 pub enum Key {
-    /// What does not exist.
+    /// An undefined value.
     Undefined,
     /// `None`.
     None,
     /// An integer, a Boolean or a float without a fraction.
     Int(i128),
-    /// The bits of another float.
+    /// The bits of any other float.
     Float(u64),
     /// A string.
     Text(Arc<str>),
@@ -141,10 +141,10 @@ impl From<bool> for Value {
 }
 
 impl Items {
-    /// A list or tuple of these.
+    /// Makes the items of a list or tuple.
     ///
     /// # Errors
-    /// If they are too many or too deep.
+    /// If there are too many, or they are too deep.
     pub fn new(all: Vec<Value>, budget: &Budget) -> Result<Self, Fault> {
         budget.make(all.len() * ITEM_BYTES + ITEM_BYTES)?;
         let depth = deeper(all.iter())?;
@@ -153,7 +153,7 @@ impl Items {
     }
 }
 
-/// The depth of what contains these.
+/// The depth of a value that contains these.
 fn deeper<'a>(all: impl Iterator<Item = &'a Value>) -> Result<usize, Fault> {
     match all.map(Value::depth).max().unwrap_or(0) {
         VALUE_DEPTH.. => Err(Fault::new(format!("values stand in one another more than {VALUE_DEPTH} deep"))),
@@ -165,7 +165,7 @@ impl Dict {
     /// Sets the value of a key.
     ///
     /// # Errors
-    /// A key that cannot be one; a dict that is too deep or too large.
+    /// A value that cannot be a key, or a dict that becomes too deep or too large.
     pub fn set(&mut self, name: Value, value: Value, budget: &Budget) -> Result<(), Fault> {
         let key = name.key(budget)?;
         self.depth = self.depth.max(deeper([&name, &value].into_iter())?);
@@ -186,7 +186,7 @@ impl Dict {
         self.places.get(key).map(|place| &self.pairs[*place].1)
     }
 
-    /// The value of a key that is a string.
+    /// The value of a string key.
     pub fn get_text(&self, name: &str) -> Option<&Value> {
         self.get(&Key::Text(name.into()))
     }
@@ -198,38 +198,38 @@ impl Value {
         Value::Text(text.into())
     }
 
-    /// A list of these. Errors as of [`Items::new`].
+    /// Makes a list.
     ///
     /// # Errors
-    /// If they are too many or too deep.
+    /// If there are too many items, or they are too deep.
     pub fn list(all: Vec<Value>, budget: &Budget) -> Result<Self, Fault> {
         Ok(Value::List(Rc::new(Items::new(all, budget)?)))
     }
 
-    /// A tuple of these.
+    /// Makes a tuple.
     ///
     /// # Errors
-    /// If they are too many or too deep.
+    /// If there are too many items, or they are too deep.
     pub fn tuple(all: Vec<Value>, budget: &Budget) -> Result<Self, Fault> {
         Ok(Value::Tuple(Rc::new(Items::new(all, budget)?)))
     }
 
-    /// What goes through these once.
+    /// Makes a generator.
     ///
     /// # Errors
-    /// If they are too many or too deep.
+    /// If there are too many items, or they are too deep.
     pub fn generator(all: Vec<Value>, budget: &Budget) -> Result<Self, Fault> {
         budget.make(all.len() * ITEM_BYTES)?;
         let depth = deeper(all.iter())?;
         Ok(Value::Generator(Rc::new(Generator { left: RefCell::new(all.into()), depth })))
     }
 
-    /// A name that does not exist.
+    /// The undefined value of a missing name.
     pub fn undefined(name: &str) -> Self {
         Value::Undefined(format!("'{}' is undefined", shortened(name)).into())
     }
 
-    /// An attribute or item that does not exist.
+    /// The undefined value of a missing attribute or item.
     pub fn no_attribute(&self, name: &str) -> Self {
         let owner = match self {
             Value::None => "None".to_owned(),
@@ -238,7 +238,7 @@ impl Value {
         Value::Undefined(format!("'{owner}' has no attribute '{}'", shortened(name)).into())
     }
 
-    /// A value of JSON. Numbers are integers if they are written as such.
+    /// Converts JSON. Numbers that are written as integers are integers.
     ///
     /// # Errors
     /// If it is too deep.
@@ -277,7 +277,7 @@ impl Value {
         }
     }
 
-    /// Whether it may change later, or holds what may: such values are not put into namespaces, so that none contains itself.
+    /// Whether it may change later, or holds such a value. Such values are not stored in namespaces, so that none contains itself.
     pub fn changes(&self) -> bool {
         match self {
             Value::Namespace(_) | Value::Generator(_) | Value::Loop(_) | Value::Cycler(_) => true,
@@ -339,7 +339,7 @@ impl Value {
         }
     }
 
-    /// Whether a condition on it holds.
+    /// Whether it counts as true in a condition.
     pub fn truth(&self) -> bool {
         match self {
             Value::Undefined(_) | Value::None => false,
@@ -354,7 +354,7 @@ impl Value {
         }
     }
 
-    /// What an undefined value says when it is used for something.
+    /// The value itself; an error if it is undefined.
     pub fn used(&self) -> Result<&Self, Fault> {
         match self {
             Value::Undefined(what) => Err(Fault::new(&**what)),
@@ -381,7 +381,7 @@ impl Value {
         })
     }
 
-    /// Whether it can be gone through.
+    /// Whether it can be iterated.
     pub fn is_iterable(&self) -> bool {
         matches!(
             self,
@@ -398,10 +398,10 @@ impl Value {
         )
     }
 
-    /// All items; a generator is empty afterwards.
+    /// All items; empties a generator.
     ///
     /// # Errors
-    /// A value that cannot be gone through.
+    /// A value that cannot be iterated.
     pub fn items(&self, budget: &Budget) -> Result<Vec<Value>, Fault> {
         let all: Vec<Value> = match self {
             Value::Undefined(_) => Vec::new(),
@@ -433,7 +433,7 @@ impl Value {
     /// The value as the key of a dict.
     ///
     /// # Errors
-    /// A value that has no hash.
+    /// A value that cannot be hashed.
     pub fn key(&self, budget: &Budget) -> Result<Key, Fault> {
         budget.work(1)?;
         Ok(match self {
@@ -457,7 +457,7 @@ impl Value {
     /// `==`.
     ///
     /// # Errors
-    /// If comparing takes too long, or is not supported.
+    /// If the comparison takes too long, or is not supported.
     pub fn equals(&self, other: &Value, budget: &Budget) -> Result<bool, Fault> {
         budget.work(1)?;
         Ok(match (self, other) {
@@ -493,7 +493,7 @@ impl Value {
         })
     }
 
-    /// The order of two numbers; `None` with NaN.
+    /// Compares two numbers; `None` if one is NaN.
     fn numbers(&self, other: &Value) -> Option<Ordering> {
         match (self.as_int(), other.as_int()) {
             (Some(a), Some(b)) => Some(a.cmp(&b)),
@@ -503,10 +503,10 @@ impl Value {
         }
     }
 
-    /// The order of two values, as `<` and `>` have it; `None` where all comparisons are false. `symbol` is for the error.
+    /// Compares two values, as `<` and `>` do; `None` if all comparisons are false. `symbol` is named in the error.
     ///
     /// # Errors
-    /// Values of different kinds.
+    /// Values without a common order.
     pub fn order(&self, other: &Value, symbol: &str, budget: &Budget) -> Result<Option<Ordering>, Fault> {
         budget.work(1)?;
         self.used()?;
@@ -514,7 +514,7 @@ impl Value {
         match (self, other) {
             (Value::Text(a), Value::Text(b)) => {
                 budget.work(a.len().min(b.len()) / 64)?;
-                // The order of UTF-8 is that of code points.
+                // The order of UTF-8 bytes is that of code points.
                 Ok(Some(a.cmp(b)))
             }
             (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
@@ -537,7 +537,7 @@ impl Value {
     /// `self in container`.
     ///
     /// # Errors
-    /// A container that is none.
+    /// If `container` is no container.
     pub fn is_in(&self, container: &Value, budget: &Budget) -> Result<bool, Fault> {
         match container {
             Value::Text(text) => match self {
@@ -573,7 +573,7 @@ impl Value {
     /// `str(...)`.
     ///
     /// # Errors
-    /// If that is too long, or shows a place in Python's memory.
+    /// If the text is too long, or would show an address in Python's memory.
     pub fn to_text(&self, budget: &Budget) -> Result<Arc<str>, Fault> {
         match self {
             Value::Text(text) | Value::Safe(text) => Ok(Arc::clone(text)),
@@ -585,10 +585,10 @@ impl Value {
         }
     }
 
-    /// Appends `str(...)`. Errors as of [`to_text`](Self::to_text).
+    /// Appends `str(...)`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`to_text`](Self::to_text).
     pub fn print(&self, out: &mut String, budget: &Budget) -> Result<(), Fault> {
         match self {
             Value::Undefined(_) => Ok(()),
@@ -693,7 +693,7 @@ fn dicts_equal(a: &Dict, b: &Dict, budget: &Budget) -> Result<bool, Fault> {
     Ok(true)
 }
 
-/// The order of an integer and a float, exactly.
+/// Compares an integer and a float, exactly.
 fn compare_int_float(a: i128, b: f64) -> Option<Ordering> {
     if b.is_nan() {
         return None;
@@ -705,7 +705,7 @@ fn compare_int_float(a: i128, b: f64) -> Option<Ordering> {
     Some(a.cmp(&(whole as i128)).then(if b > whole { Ordering::Less } else { Ordering::Equal }))
 }
 
-/// How many numbers a range has.
+/// Number of items of a range.
 pub fn range_length(start: i128, stop: i128, step: i128) -> usize {
     let span = if step > 0 { stop.saturating_sub(start) } else { start.saturating_sub(stop) };
     if span <= 0 {
@@ -714,7 +714,7 @@ pub fn range_length(start: i128, stop: i128, step: i128) -> usize {
     usize::try_from((span - 1) / step.saturating_abs().max(1) + 1).unwrap_or(usize::MAX)
 }
 
-/// `repr` of a float: the fewest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the fewest digits that parse to the same float, with an exponent below 1e-4 and from 1e16 on.
 pub fn float_text(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -758,17 +758,18 @@ fn quoted(text: &str, budget: &Budget) -> Result<String, Fault> {
     Ok(out)
 }
 
-/// Python's `str.isprintable`: neither control, format, surrogate, private, unassigned, nor a separator but the blank.
+/// Python's `str.isprintable`: false for control, format, surrogate, private and unassigned characters, and for separators except the
+/// space.
 pub fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return (' '..='~').contains(&c);
     }
-    // The standard library's table of what it prints in a debug form is of the same categories.
+    // `escape_debug` of the standard library escapes the same categories.
     let shown: String = ['a', c].iter().collect::<String>().escape_debug().collect();
     !shown[1..].starts_with('\\') && !(is_space(c))
 }
 
-/// The beginning of a text that an error names.
+/// The beginning of a text, for an error.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -44,7 +44,7 @@ pub struct DeviceStep<'a> {
     pub runs: &'a [DeviceSequence<'a>],
 }
 
-/// What a row's sequence has of its own at a layer.
+/// The data of a row's own sequence at a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSequence<'a> {
     /// Keys and values behind the prefix.

@@ -1,18 +1,16 @@
 //! Hierarchical navigable small worlds (Malkov and Yashunin 2020).
 //!
-//! Every node is on level 0; each level above holds about one in `M` of the level below. A search walks
-//! greedily through the upper levels, each of which brings it near with few steps, and searches level 0 with
-//! a beam. A new node is linked on each of its levels to `M` diverse ones among the nearest found, and those
-//! link back, `M` links at most on upper levels and `2M` on level 0.
+//! Every node is on level 0; each higher level holds about one in `M` nodes of the level below. A search walks greedily through the upper
+//! levels, each of which gets closer in few steps, and then searches level 0 with a beam. A new node is linked on each of its levels to `M`
+//! diverse nodes among the nearest found, and those link back; a node keeps at most `M` links on upper levels and `2M` on level 0.
 //!
-//! **Levels and order.** Each node draws `u` uniformly; its level is `⌊−ln u / ln M⌋`. Nodes are inserted by
-//! ascending `u`, the highest level first: the entry never changes, a level's nodes are the first so many,
-//! and neighbours in the text do not follow one another.
+//! **Levels and order.** Each node draws `u` uniformly; its level is `⌊−ln u / ln M⌋`. Nodes are inserted by ascending `u`, the highest
+//! level first. So the entry never changes, a level's nodes are the first ones inserted, and neighbours in the text are not inserted one
+//! after the other.
 //!
-//! **Inner products.** A search follows `q·k`, but a link is between two keys, and what makes two keys near is a
-//! choice. Measured on the built-in model (recall of the 64 best, means over 96 queries a layer and three
-//! texts of 4,000 tokens; in brackets the inner products computed, as a share of all):
-//!
+//! **Inner products.** A search follows `q·k`, but a link is between two keys, and there are several ways to define which keys are near.
+//! Measured on the built-in model (recall of the 64 best, means over 96 queries a layer and three texts of 4,000 tokens; in brackets the
+//! inner products computed, as a share of all):
 //! | keys are near by | `ef=2k` | `ef=4k` |
 //! |---|---|---|
 //! | distance | 0.947 (0.25) | 0.983 (0.39) |
@@ -20,8 +18,8 @@
 //! | inner product of keys less their mean | 0.965 (0.27) | 0.991 (0.42) |
 //! | angle between keys less their mean | 0.976 (0.28) | 0.994 (0.44) |
 //!
-//! The angle is taken. The inner product of the keys as they are (Morozov and Babenko 2018) found 0.73 of them
-//! on the one text tried: all keys share a large mean, and a few long ones are everyone's neighbours.
+//! The angle is used here. The inner product of the keys themselves (Morozov and Babenko 2018) found 0.73 of them on the one text tried:
+//! all keys share a large mean, and a few long keys are neighbours of all others.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -31,9 +29,9 @@ use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 /// How a graph is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HnswParams {
-    /// Links of a new node on each level; `M`.
+    /// Links of a new node on each level (`M`).
     pub links: usize,
-    /// Width of the beam that looks for them; `efConstruction`.
+    /// Width of the beam that searches for them (`efConstruction`).
     pub width: usize,
 }
 
@@ -42,15 +40,15 @@ pub struct HnswParams {
 pub struct Hnsw {
     /// Levels from 1 up; nodes are ranks in [`order`](Self::order).
     upper: Vec<Links>,
-    /// The nodes of level 1, those of each level above first.
+    /// The nodes of level 1 in order of insertion, so those of higher levels come first.
     order: Vec<u32>,
     ground: Links,
-    /// The first node of all levels, from which every node can be reached on the ground.
+    /// The first node inserted, from which all nodes of level 0 can be reached.
     entry: u32,
 }
 
 impl Hnsw {
-    /// Builds the graph of `keys: [node][d]`, of which there is at least one.
+    /// Builds the graph over `keys: [node][d]`; there must be at least one key.
     pub fn build(keys: &[f32], d: usize, params: HnswParams, seed: u64) -> Self {
         let (order, level_sizes) = draw_levels(keys.len() / d, params.links, seed);
         let by_rank: Vec<f32> = order.iter().flat_map(|&node| &keys[node as usize * d..][..d]).copied().collect();
@@ -59,7 +57,7 @@ impl Hnsw {
         builder.finish(order)
     }
 
-    /// The up to `width` nodes found by a beam of that width, best first; `score` writes the scores of nodes.
+    /// The best nodes that a beam of `width` finds, at most `width`, best first. `score` writes the scores of nodes.
     pub fn search(&self, width: usize, beam: &mut Beam, mut score: impl FnMut(&[u32], &mut [f32])) -> Vec<Scored> {
         let mut rank = 0;
         for links in self.upper.iter().rev() {
@@ -70,7 +68,7 @@ impl Hnsw {
             rank = beam.search(&[rank], 1, |r| links.of(r), of_ranks)[0].node;
         }
         let near = self.order.get(rank as usize).copied().unwrap_or(self.entry);
-        // From the entry, too: what all keys can be reached from.
+        // Also from the entry, from which all keys can be reached.
         beam.search(&[near, self.entry], width, |node| self.ground.of(node), score)
     }
 
@@ -79,14 +77,14 @@ impl Hnsw {
         self.ground.nodes()
     }
 
-    /// Bytes held.
+    /// Bytes stored.
     pub fn bytes(&self) -> usize {
         let upper: usize = self.upper.iter().map(Links::bytes).sum();
         upper + size_of_val(self.order.as_slice()) + self.ground.bytes() + size_of_val(&self.entry)
     }
 }
 
-/// Nodes in order of insertion, and how many are on each level from 0 up.
+/// Nodes in order of insertion, and the number of nodes on each level, from 0 up.
 fn draw_levels(nodes: usize, links: usize, seed: u64) -> (Vec<u32>, Vec<usize>) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // In (0, 1], so that the logarithm is finite.
@@ -100,11 +98,11 @@ fn draw_levels(nodes: usize, links: usize, seed: u64) -> (Vec<u32>, Vec<usize>) 
     (order, sizes)
 }
 
-/// A graph that grows; nodes are ranks in the order of insertion.
+/// A graph under construction; nodes are ranks in the order of insertion.
 struct Builder {
     points: Points,
     params: HnswParams,
-    /// Lists of each level from 0 up.
+    /// Lists of links on each level, from 0 up.
     levels: Vec<Vec<Vec<u32>>>,
     beam: Beam,
 }
@@ -120,7 +118,7 @@ impl Builder {
         if level == 0 { 2 * self.params.links } else { self.params.links }
     }
 
-    /// Links a node to the ones before it; node 0 is there.
+    /// Links a node to earlier ones; node 0 must be there.
     fn insert(&mut self, node: u32) {
         let points = &self.points;
         let mut entries = vec![0];

@@ -1,19 +1,16 @@
 //! Proximity graphs over the keys of one KV head, searched by a beam for the largest inner products.
 //!
-//! A node is a candidate's number, from 0; its links name other nodes. A search starts at an entry, and
-//! again and again scores the links of the best node not yet looked at, until none is left that is better
-//! than the `width` best found. How links are chosen is what tells the graphs apart: [`hnsw`] links keys to
-//! keys near them, [`roar`] links keys that the same queries look for. Both are built one node after the
-//! other, so that a graph is the same whatever runs beside it; heads are built in parallel above.
+//! A node is a candidate's number, from 0; its links name other nodes. A search starts at an entry node. It repeatedly scores the links of
+//! the best node not expanded yet, until that is worse than all of the `width` best found. Graphs differ in how links are chosen: [`hnsw`]
+//! links keys to near keys, [`roar`] links keys that the same queries look for. A graph is built node by node, so it does not depend on
+//! threads; the caller builds heads in parallel.
 //!
-//! **Why these are our own.** A crate was looked for first. Here a graph has to be the same bits for the same
-//! seed, its bytes and every inner product have to be counted, it is to be searched by the inner product with
-//! keys that are stored once, in 16 bits, and its parameters are set at run time. `hnsw_rs` 0.3 (the one that
-//! is kept up) copies every key as 32-bit floats, gives no access to what it stores, draws levels from a fixed
-//! seed, wants distances that are never negative, one pair at a time, and brings a logger, memory maps and a
-//! date library along; `instant-distance` 0.6 (2023) has one constant number of links and inserts in
-//! parallel, in an order that depends on threads; `hnsw` 0.11 and `hora` 0.1 rest since 2021; `usearch` is
-//! C++. Links that queries make instead of keys are in none of them.
+//! **Why no crate is used.** Here, a graph must be the same bits for the same seed, its bytes and every inner product must be counted,
+//! searches use the inner product with keys that are stored once, in 16 bits, and parameters are set at run time. `hnsw_rs` 0.3 (the one
+//! that is maintained) copies every key as 32-bit floats, gives no access to what it stores, draws levels from a fixed seed, needs
+//! distances that are never negative, one pair at a time, and depends on a logger, memory maps and a date library. `instant-distance` 0.6
+//! (2023) has a constant number of links and inserts in parallel, in an order that depends on threads. `hnsw` 0.11 and `hora` 0.1 have been
+//! inactive since 2021; `usearch` is C++. None has links that come from queries.
 
 pub mod hnsw;
 pub mod roar;
@@ -23,7 +20,7 @@ use std::collections::BinaryHeap;
 
 use spattn_kernels::linear;
 
-/// A node and its score; larger scores are greater, and among equals lower nodes are.
+/// A node and its score. Ordered by score; among equal scores, the lower node is greater.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scored {
     /// The node.
@@ -46,7 +43,7 @@ impl PartialOrd for Scored {
     }
 }
 
-/// What searches did.
+/// Work that searches did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effort {
     /// Nodes scored.
@@ -64,10 +61,10 @@ impl Effort {
     }
 }
 
-/// Best-first search with a bounded list of results; keeps its memory from search to search.
+/// Best-first search with a bounded list of results; its memory is reused from search to search.
 #[derive(Debug, Clone)]
 pub struct Beam {
-    /// One bit a node, all clear between searches.
+    /// One bit for each node, all clear between searches.
     visited: Vec<u64>,
     /// Nodes whose bit is set.
     touched: Vec<u32>,
@@ -75,12 +72,12 @@ pub struct Beam {
     best: BinaryHeap<Reverse<Scored>>,
     fresh: Vec<u32>,
     scores: Vec<f32>,
-    /// What all searches did together.
+    /// Work of all searches together.
     pub effort: Effort,
 }
 
 impl Beam {
-    /// For graphs of up to `nodes` nodes.
+    /// For graphs of at most `nodes` nodes.
     pub fn new(nodes: usize) -> Self {
         Self {
             visited: vec![0; nodes.div_ceil(64)],
@@ -93,9 +90,9 @@ impl Beam {
         }
     }
 
-    /// The up to `width` best nodes that are found from `entries` along `links`, best first.
+    /// The best nodes found from `entries` along `links`, at most `width`, best first.
     ///
-    /// `score` writes the scores of the nodes it is given.
+    /// `score` writes the scores of the given nodes.
     pub fn search<'g>(
         &mut self,
         entries: &[u32],
@@ -122,7 +119,7 @@ impl Beam {
         found
     }
 
-    /// Scores those of `nodes` that were not met before, and keeps the ones good enough.
+    /// Scores those of `nodes` that were not visited before, and keeps the good ones.
     fn meet(&mut self, nodes: &[u32], width: usize, score: &mut impl FnMut(&[u32], &mut [f32])) {
         self.fresh.clear();
         for &node in nodes {
@@ -151,10 +148,10 @@ impl Beam {
     }
 }
 
-/// Links of every node, one list after the other.
+/// Links of all nodes, one list after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Links {
-    /// Where the list of each node begins, and the end of the last.
+    /// Where each node's list begins, and the end of the last.
     ends: Vec<u32>,
     nodes: Vec<u32>,
 }
@@ -182,23 +179,23 @@ impl Links {
         self.ends.len() - 1
     }
 
-    /// Bytes held.
+    /// Bytes stored.
     pub fn bytes(&self) -> usize {
         size_of_val(self.ends.as_slice()) + size_of_val(self.nodes.as_slice())
     }
 }
 
-/// The directions of keys from their mean, `[node][d]`: the more two point the same way, the more alike.
+/// Directions of keys from their mean, `[node][d]`. Keys are alike if their directions are.
 ///
-/// `q·k` orders keys as `q·(k − mean)` does, so the mean is free to go, and with it what all keys share. A
-/// query asks for keys on its side, far out; keys are linked by their sides alone.
+/// `q·k` orders keys as `q·(k − mean)` does, so the mean, which all keys share, can be subtracted. A query looks for keys far out in its
+/// direction; only the directions of keys are linked.
 pub(crate) struct Points {
     directions: Vec<f32>,
     d: usize,
 }
 
 impl Points {
-    /// Of `keys: [node][d]`. A key that is the mean has no direction and is unlike all.
+    /// Directions of `keys: [node][d]`. A key equal to the mean has no direction: its cosine to all others is 0.
     fn new(mut keys: Vec<f32>, d: usize) -> Self {
         let mut sum = vec![0.0f64; d];
         for key in keys.chunks_exact(d) {
@@ -219,12 +216,12 @@ impl Points {
         self.directions.len() / self.d
     }
 
-    /// Likeness (cosine) of `node` to each of `others`.
+    /// Cosine of `node` with each of `others`.
     fn likeness(&self, node: u32, others: &[u32], out: &mut [f32]) {
         linear::scores_of(&self.directions[node as usize * self.d..][..self.d], &self.directions, others, out);
     }
 
-    /// `others` by their likeness to `node`, the most alike first.
+    /// `others` sorted by their cosine with `node`, largest first.
     fn ranked(&self, node: u32, others: &[u32]) -> Vec<Scored> {
         let mut scores = vec![0.0; others.len()];
         self.likeness(node, others, &mut scores);
@@ -233,9 +230,8 @@ impl Points {
         ranked
     }
 
-    /// Up to `count` links for a node out of `candidates`, the most alike first: one is taken unless a taken
-    /// one is more like it than the node itself is, which makes links point in different directions (Malkov
-    /// and Yashunin 2020, Alg. 4).
+    /// Chooses up to `count` links for a node from `candidates`, which are sorted. A candidate is chosen unless it is more like a chosen
+    /// one than like the node, so links point in different directions (Malkov and Yashunin 2020, Alg. 4).
     fn diverse(&self, candidates: &[Scored], count: usize) -> Vec<u32> {
         let mut taken: Vec<u32> = Vec::with_capacity(count);
         let mut scores = vec![0.0; count];
@@ -252,7 +248,7 @@ impl Points {
         taken
     }
 
-    /// Adds the link `from → to` unless it is there; lists that grow beyond `most` by half are cut back to it.
+    /// Adds the link `from → to`, unless it exists. A list half as long again as `most` is cut back to `most`.
     fn link(&self, lists: &mut [Vec<u32>], from: u32, to: u32, most: usize) {
         let list = &mut lists[from as usize];
         if list.contains(&to) {
@@ -272,11 +268,11 @@ impl Points {
     }
 }
 
-/// Makes every node reachable from `entry`: one that is not gets a link from one that is, among those it
-/// links to itself the one with the fewest links.
+/// Makes every node reachable from `entry`. A node that is not gets a link from a reachable node: of those that it links to, the one with
+/// the fewest links.
 ///
-/// Cutting lists can leave a node without a link to it, where many keys are nearly the same. With this, a
-/// beam as wide as the graph finds every key.
+/// Where many keys are nearly equal, cutting lists can leave a node without links to it. After this, a beam as wide as the graph finds
+/// every key.
 pub(crate) fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
     let mut reached = vec![false; lists.len()];
     spread(lists, entry, &mut reached);
@@ -291,7 +287,7 @@ pub(crate) fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
     }
 }
 
-/// Marks what can be reached from `node`.
+/// Marks all nodes that can be reached from `node`.
 fn spread(lists: &[Vec<u32>], node: u32, reached: &mut [bool]) {
     let mut open = vec![node];
     while let Some(node) = open.pop() {
@@ -317,7 +313,7 @@ mod tests {
         (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
     }
 
-    /// Rows around some centres, all moved the same way, as keys are.
+    /// Rows around some centres, all shifted by the same vector, as keys are.
     fn clustered(n: usize, d: usize, seed: u64) -> Vec<f32> {
         const CENTRES: usize = 20;
         let (centres, mean) = (noise(CENTRES * d, seed), noise(d, seed + 1));
@@ -342,7 +338,7 @@ mod tests {
         ranking
     }
 
-    /// Mean share of the `k` best that searches of this width find, and of the nodes that they score.
+    /// The mean share of the `k` best keys that searches of this width find, and the mean share of nodes that they score.
     fn recall(
         keys: &[f32],
         queries: &[f32],
@@ -445,8 +441,8 @@ mod tests {
         let keys = noise(n * d, 4);
         let roar = Roar::build(&keys, d, &noise(50 * d, 5), ROAR);
         let hnsw = Hnsw::build(&keys, d, HnswParams { links: 4, width: 50 }, 1);
-        // 8 links on the ground, less than 1/3 of the nodes above with 4; ends of lists; room for what makes
-        // all reachable.
+        // 8 links on level 0, 4 for less than 1/3 of the nodes on upper levels; ends of lists; and room for the links that make all nodes
+        // reachable.
         assert!(hnsw.bytes() < n * 4 * (8 + 1 + 4) && hnsw.bytes() > n * 4 * 4, "{}", hnsw.bytes());
         assert!(roar.bytes() < n * 4 * (32 + 2) && roar.bytes() > n * 4 * 4, "{}", roar.bytes());
         let lists: [&[u32]; 3] = [&[1, 2], &[], &[0]];

@@ -21,7 +21,7 @@ pub(crate) enum ScoresAre {
     AnOrder,
 }
 
-/// The parameter of methods that have several ways of selecting.
+/// Chooses among several ways of selecting.
 pub(crate) const PICK: ParamInfo = ParamInfo {
     key: "pick",
     default: "topk",
@@ -29,7 +29,7 @@ pub(crate) const PICK: ParamInfo = ParamInfo {
             best with a sample of the rest",
 };
 
-/// For scores that only order candidates.
+/// As [`PICK`], for scores that only order candidates.
 pub(crate) const PICK_BY_ORDER: ParamInfo = ParamInfo {
     key: "pick",
     default: "topk",
@@ -78,7 +78,7 @@ pub(crate) struct Choice {
     pub default: Budget,
     /// Whether a budget of 0 tokens is allowed.
     pub from_zero: bool,
-    /// What its scores are.
+    /// The meaning of its scores.
     pub scores: ScoresAre,
 }
 
@@ -93,10 +93,10 @@ impl Choice {
         Self { scores: ScoresAre::AnOrder, ..Self::by_logits(default) }
     }
 
-    /// Reads `pick` and what it takes: a budget of tokens, `p`, or a budget and the bounds of a sample.
+    /// Reads `pick` and its parameters: a budget of tokens, `p`, or a budget and the bounds of a sample.
     ///
     /// # Errors
-    /// A value out of range, or one that nothing asks for.
+    /// If a value is out of range, or a parameter does not apply to this way of selecting.
     pub fn read(self, params: &mut Params) -> Result<Arc<dyn Picker>, UsageError> {
         let ways: &[&str] = match self.scores {
             ScoresAre::Logits => &["topk", "topp", "sample"],

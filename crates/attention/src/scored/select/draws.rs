@@ -1,12 +1,12 @@
-//! Independent draws from the distribution that the scores, taken for logits, give to the candidates (MagicPIG,
-//! Definition 3.1 and eq. 4–5): a token weighs as often as it was drawn.
+//! Independent draws from the softmax of the candidates' scores, which are taken for logits (MagicPIG,
+//! Definition 3.1 and eq. 4–5). A token's weight is how often it was drawn.
 //!
-//! With `proposal=value_norm` tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token that was drawn
-//! `f_i` times weighs `(f_i/B)·(w_i/u_i)`: unbiased as well, with the least variance that independent draws can have about zero.
+//! With `proposal=value_norm`, tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token drawn
+//! `f_i` times has the weight `(f_i/B)·(w_i/u_i)`: unbiased as well, with the least second moment that independent draws can have.
 //!
-//! With `density=` one number of draws is solved for all heads of an example: the least from which the expected
-//! number of distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. Where
-//! attention is sharp no number of draws is; the most tried is 16 for each candidate.
+//! With `density=`, one number of draws is solved for all heads of an example: the least for which the expected
+//! number of distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. If
+//! attention is too sharp for any number, 16 draws for each candidate are made.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use crate::{Histogram, Probe, ProbeHead, least_reaching};
 pub(crate) struct Draws {
     /// Draws for each query.
     pub budget: Tuned<NonZero<usize>>,
-    /// What draws are made in proportion to.
+    /// The distribution of draws.
     pub proposal: Proposal,
 }
 
-/// What a token's probability of being drawn is in proportion to.
+/// What the probability of drawing a token is proportional to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proposal {
     /// Its weight `w`.
@@ -39,7 +39,7 @@ pub(crate) enum Proposal {
     ValueNorm,
 }
 
-/// Scores are written, and passed over for the largest and for the sums.
+/// Passes over the scores: they are written, and read for the maximum and for the sums.
 const PASSES: u64 = 3;
 
 /// Weights below `exp(−40)` are never drawn.
@@ -52,7 +52,7 @@ fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
 }
 
 impl Proposal {
-    /// What is added to the logarithm of each candidate's weight.
+    /// Added to the logarithm of each candidate's weight.
     fn log_norms(self, head: &ProbeHead<'_>) -> Vec<f64> {
         let (prefix, candidates) = (&head.prefix, head.prefix.candidates.clone());
         match self {
@@ -95,7 +95,7 @@ impl Picker for Draws {
     }
 
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
-        // Of a prefix without a candidate no number of draws follows: what comes after it is attended whole.
+        // A prefix without candidates cannot be solved for: all tokens after it are attended.
         let Tuned::Value(budget) = self.budget else {
             return SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect());
         };
@@ -121,7 +121,7 @@ impl Picker for Draws {
                 cumulative.partition_point(|c| *c <= x).min(row.scores.len() - 1) as u32
             })
             .collect();
-        // What a token drawn with `u` in place of `w` weighs; values that are all zero add nothing, whatever they weigh.
+        // The weight of a token drawn by `u` instead of `w`. Values that are all zero add nothing, whatever their weight.
         let correction = |token: u32| match norms.get(token as usize) {
             Some(norm) if *norm > 0.0 => (total / (f64::from(*norm) * mass)) as f32,
             _ => 1.0,

@@ -26,7 +26,7 @@ pub(crate) trait Picker: Send + Sync {
         false
     }
 
-    /// Whether it can select during prefill, when nothing is known of the prompt yet.
+    /// Whether it can select during prefill, before anything is solved from the prompt.
     fn is_known(&self) -> bool {
         true
     }
@@ -77,13 +77,13 @@ pub(crate) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Vec<f32> + Sync + 'a;
 pub(crate) struct ScoredRow<'a> {
     /// One for each page of the candidates.
     pub scores: &'a [f32],
-    /// Tokens a page; the last one may have fewer.
+    /// Tokens in a page; the last page may have fewer.
     pub page: usize,
-    /// Pages selected at least.
+    /// The least number of pages to select.
     pub least: usize,
     /// Tokens that may be selected.
     pub candidates: Range<usize>,
-    /// What is in context, and what is static.
+    /// Numbers of tokens in context and of static tokens.
     pub context: Context,
     /// Factor of the logits, `1/√d`.
     pub scale: f32,
@@ -135,13 +135,13 @@ impl ScoredRow<'_> {
         self.queries.chunks_exact(d).map(of_head).collect()
     }
 
-    /// A random generator that depends on the row's seed and head alone.
+    /// A random generator that depends only on the row's seed and head.
     pub fn rng(&self) -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, self.head as u64))
     }
 }
 
-/// Tokens of some pages (blocks) of `page` tokens, cut over the candidates; the last one may be shorter.
+/// Tokens of some pages (blocks) of `page` tokens, which cover the candidates; the last page may be shorter.
 pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>) -> Vec<u32> {
     if page == 1 {
         // The common case, and much faster than a range per token.
@@ -157,8 +157,8 @@ pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>)
 /// What the second score is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finer {
-    /// Their keys.
+    /// The keys.
     Keys,
-    /// Their keys in 4 bits, which the index holds for this.
+    /// The keys in 4 bits, which the index holds for this purpose.
     Codes,
 }

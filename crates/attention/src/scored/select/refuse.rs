@@ -1,4 +1,4 @@
-//! Parameters that a way of selecting does not take.
+//! Errors for parameters that a way of selecting does not use.
 
 use crate::spec::Params;
 use spattn_base::error::UsageError;

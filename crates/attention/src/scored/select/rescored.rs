@@ -1,12 +1,12 @@
-//! Two stages: many by the method's own scores, and of these the few that finer scores ask for (Twilight, arXiv:2502.02770).
+//! Two stages: many candidates by the method's scores, and of these a few by finer scores (Twilight, arXiv:2502.02770).
 //!
-//! The first stage takes the best so many, whole pages where scores are of pages; the second scores each of their tokens
-//! again, by its exact key or by its key in 4 bits, and takes the fewest with a share `p` of the mass that these scores
-//! estimate, or the best `k2`. The share is of what the first stage left, as in Twilight: static tokens are attended
-//! anyway. Twilight quantises a key by the range of its own channels; here keys in 4 bits are those of
-//! [`QuantisedRows`](crate::kv::quantised::QuantisedRows), where a channel has a range over 128 tokens.
+//! The first stage selects the top-k, whole pages if scores are of pages. The second scores each of their tokens
+//! again, by its exact key or by its key in 4 bits, and selects the fewest with a share `p` of the mass that these scores
+//! estimate, or the best `k2`. The share is of the first stage's mass, as in Twilight: static tokens are attended
+//! anyway. Twilight quantises a key by the range of its own channels; here, keys in 4 bits are those of
+//! [`QuantisedRows`](crate::kv::quantised::QuantisedRows), with a range for each channel over 128 tokens.
 //!
-//! With `density=`, the second stage takes as many as that gives at each step, out of four times as many: then budgets are
+//! With `density=`, the second stage selects by that density at each step, out of four times as many. Then budgets are
 //! equal for all heads, and `p` is not used.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::types::budget::Budget;
 use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
 
-/// A top-k whose tokens are scored again.
+/// A top-k whose tokens are scored and selected again.
 pub(crate) struct Rescored {
     first: Top,
     finer: Finer,
@@ -31,7 +31,7 @@ pub(crate) struct Rescored {
 }
 
 impl Rescored {
-    /// With the first stage's budget; reads the second one's, `p` or `k2`.
+    /// Takes the first stage's budget, and reads the second stage's, `p` or `k2`.
     pub(crate) fn read(params: &mut Params, budget: Budget, finer: Finer) -> Result<Self, UsageError> {
         if let Budget::Density(density) = budget {
             crate::scored::select::refuse::refuse(

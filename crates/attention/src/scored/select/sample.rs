@@ -1,21 +1,21 @@
-//! The best by score, and a uniform sample of the rest that is as large as an error bound asks (vAttention, arXiv:2510.05688).
+//! The best by score, and a uniform sample of the rest, as large as an error bound requires (vAttention, arXiv:2510.05688).
 //!
 //! Attention is a ratio of sums over tokens. The tokens with the largest scores, and the static ones, are summed exactly. A
-//! sum over the rest is estimated from tokens that are drawn without replacement, each as likely as any other, and that
-//! count for all they stand for: `N/b` times if `b` of `N` were drawn. How many have to be drawn is told by a base sample:
-//! its standard deviation `σ` of `exp(q·k/√d)`, and the denominator `D` that it gives, ask for
-//! `b ≥ (z·N·σ / (ε·D))²` tokens for the denominator to be off by more than `ε·D` with a probability of `δ`, by the
+//! sum over the rest is estimated from tokens drawn uniformly without replacement. Each counts `N/b` times if `b`
+//! of `N` were drawn. A base sample determines how many must be drawn:
+//! with its standard deviation `σ` of `exp(q·k/√d)`, and the denominator `D` that it estimates,
+//! `b ≥ (z·N·σ / (ε·D))²` tokens are needed for the denominator to be off by more than `ε·D` with probability `δ`, by the
 //! central limit theorem, where `z` is the normal quantile of `1 − δ/2`.
 //!
 //! As in the authors' code, the bound is on the denominator; the paper also has one on the numerator, which would need
-//! values, and one of both. As there, the `b` tokens are drawn from all of the rest, and the base sample is but looked at: it
-//! is attended as far as it is drawn again. So no more than `b` tokens are attended beside the best, and the size of the
-//! sample, which depends on the base sample, biases neither sum. `b` is the size of the base sample at least. The code
-//! draws with replacement, and takes the quantile of `1 − δ`; errors have two sides, so that of `1 − δ/2` is taken here.
+//! values, and one on both. As in the code, the `b` tokens are drawn from all of the rest; a token of the base sample
+//! is attended only if it is drawn again. So at most `b` tokens are attended besides the best, and the size of the
+//! sample, which depends on the base sample, biases neither sum. `b` is at least the size of the base sample. The code
+//! draws with replacement, and uses the quantile of `1 − δ`; errors have two sides, so this uses that of `1 − δ/2`.
 //!
-//! With `density=`, half of the budget is picked by score, the base sample has the size of an eighth of it, and one `ε` is solved for
-//! all heads of an example that makes the sample the other half on average. A group that picks as one draws as many as
-//! the most demanding of its heads, and scores that miss some of the best leave a rest that varies more: both exceed the
+//! With `density=`, half of the budget is selected by score, the base sample is an eighth of it, and one `ε` is solved for
+//! all heads of an example, so that the sample is the other half on average. A group that shares a selection draws as many as
+//! its most demanding head, and scores that miss some of the best leave a rest that varies more: both exceed the
 //! density.
 
 use std::sync::Arc;
@@ -42,20 +42,20 @@ use spattn_kernels::topk::top_k;
 /// The best, and a sample of the rest.
 #[derive(Clone, Copy)]
 pub(crate) struct Sample {
-    /// Tokens picked by score, in whole pages; with a density, what is picked by score and drawn together.
+    /// Tokens selected by score, in whole pages; if a density, tokens selected by score and drawn tokens together.
     pub budget: Budget,
-    /// Error of the denominator that is allowed, as a share of it.
+    /// Allowed error of the denominator, as a share of it.
     pub epsilon: f64,
-    /// Probability with which it may be larger.
+    /// Probability of a larger error.
     pub delta: f64,
-    /// Base sample, as a share of the tokens that are not picked by score.
+    /// Size of the base sample, as a share of the tokens not selected by score.
     pub base: f64,
 }
 
 impl Sample {
-    /// Allowed error, and the probability of a larger one, if none are given.
+    /// Default of the allowed error, and of the probability of a larger one.
     pub const TOLERANCE: f64 = 0.1;
-    /// Share of the base sample if none is given.
+    /// Default share of the base sample.
     pub const BASE: f64 = 0.05;
 
     /// Reads the budget, `epsilon`, `delta` and `base`.
@@ -76,7 +76,7 @@ impl Sample {
         Ok(Self { budget, epsilon, delta, base })
     }
 
-    /// Tokens of the base sample from `rest` tokens; a deviation takes two.
+    /// Tokens of the base sample of `rest` tokens, at least two, as a standard deviation requires.
     fn base_of(&self, rest: usize) -> usize {
         ((self.base * rest as f64).ceil() as usize).max(2)
     }
@@ -86,13 +86,13 @@ impl Sample {
         std::f64::consts::SQRT_2 * erfc_inv(self.delta)
     }
 
-    /// How many of the `rest` tokens are drawn, by what the base sample of `base` tokens says.
+    /// How many of the `rest` tokens are drawn, by the relative deviation of a base sample of `base` tokens.
     fn size(&self, relative_deviation: f64, base: usize, rest: usize) -> usize {
         let needed = (self.quantile() * relative_deviation / self.epsilon).powi(2).ceil();
         (needed as usize).clamp(base, rest.max(base))
     }
 
-    /// What each query of a head's probe says of the size of its sample, if `best` tokens are picked by score.
+    /// The relative deviation for each query of a head's probe, if `best` tokens are selected by score.
     fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
         let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
         let (tokens, scale) = (head.prefix.keys.elements() / d, head.prefix.scale.factor());
@@ -113,8 +113,8 @@ impl Sample {
     }
 }
 
-/// `N·σ/D`: the standard deviation of one draw's estimate of what the `rest` of the tokens sum up to, as a share of the
-/// denominator that the logits of a base sample of them and of all tokens that are summed exactly give.
+/// `N·σ/D`: the standard deviation of one draw's estimate of the sum over the `rest` of the tokens, as a share of the
+/// denominator, which is estimated from the logits of a `base` sample and of the `fixed` tokens, which are summed exactly.
 fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
     let max = fixed.iter().chain(base).copied().fold(f32::NEG_INFINITY, f32::max);
     let exponential = |logit: &f32| (f64::from(*logit) - f64::from(max)).exp();
@@ -125,14 +125,14 @@ fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
     rest as f64 * variance.sqrt() / denominator
 }
 
-/// So many of `0..all`, ascending, each as likely as any other.
+/// Draws `count` of `0..all` uniformly; ascending.
 fn draw(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Vec<u32> {
     let mut drawn: Vec<u32> = index::sample(rng, all, count).iter().map(|i| i as u32).collect();
     drawn.sort_unstable();
     drawn
 }
 
-/// The numbers from `first` on that stand at some places, ascending, among those that are not `taken`, ascending.
+/// The numbers at some `places` among those from `first` on that are not `taken`; all lists are ascending.
 fn outside(taken: &[u32], first: u32, places: &[u32]) -> Vec<u32> {
     let mut passed = 0;
     let number = |place: &u32| {
@@ -174,7 +174,7 @@ impl Picker for Sample {
             return all();
         }
         let drawn = outside(&tokens, first, &draw(&mut rng, rest, size));
-        // The rest of what is looked at here is attended, and counted there.
+        // The other tokens of the base sample are attended, and counted by attention.
         (row.pass_over)(&others(&looked_at, &drawn), cost);
         let mut log_u = vec![0.0; best];
         log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
@@ -204,7 +204,7 @@ impl Picker for Sample {
             let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest) as f64);
             sizes.sum::<f64>() / deviations.len() as f64
         };
-        // By halves of the logarithm: sizes fall as the error grows.
+        // Bisection on the logarithm: sizes fall as the error grows.
         let (mut low, mut high) = (SMALLEST_EPSILON, 1.0f64);
         for _ in 0..STEPS {
             let middle = (low * high).sqrt();
@@ -214,10 +214,10 @@ impl Picker for Sample {
     }
 }
 
-/// Below it all of the rest is drawn.
+/// The smallest error that is tried; practically all of the rest is drawn then.
 const SMALLEST_EPSILON: f64 = 1e-6;
 
-/// Halvings of the range in which an error is searched.
+/// Steps of the bisection.
 const STEPS: usize = 40;
 
 fn solved(sampler: Sample) -> Solved<Arc<dyn Picker>> {

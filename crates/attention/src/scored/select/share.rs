@@ -1,7 +1,7 @@
-//! As many of the largest scores as it takes to cover a share of the attention that they estimate (top-p).
+//! The fewest largest scores that cover a share of the attention that they estimate (top-p).
 //!
-//! Scores are taken for logits. The share is of the candidates' mass: static tokens are attended anyway. Where
-//! attention is sharp this takes few tokens, where it is flat many, so the budget is an outcome. With `density=` one
+//! Scores are taken for logits. The share is of the candidates' mass: static tokens are attended anyway. If
+//! attention is sharp, this takes few tokens, if it is flat, many: the budget is an outcome. With `density=`, one
 //! share is solved for all heads of an example, by the exact logits of the last queries of its prefix.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct TopShare {
 }
 
 impl TopShare {
-    /// Reads `p`, or the `density` that it is to give.
+    /// Reads `p`, or a `density` to solve it for.
     pub(crate) fn read(params: &mut Params) -> Result<Self, UsageError> {
         const RANGE: &str = "a number above 0 and up to 1";
         let p = params.tuned("p", 0.95, RANGE)?;
@@ -36,11 +36,11 @@ impl TopShare {
     }
 }
 
-/// Weights of the heaviest so many candidates, the largest weight being 1.
+/// Cumulative weights of the candidates, the heaviest first; the largest weight is 1.
 struct Covered(Vec<f64>);
 
 impl Covered {
-    /// By logits.
+    /// The cumulative weights by logits.
     fn new(logits: &[f32]) -> Self {
         let mut descending = logits.to_vec();
         descending.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -53,7 +53,7 @@ impl Covered {
         Self(covered.collect())
     }
 
-    /// How many of the heaviest it takes to cover a share `p`.
+    /// How many of the heaviest candidates cover a share `p`.
     fn needed(&self, p: f64) -> usize {
         let all = self.0.len();
         let total = self.0.last().copied().unwrap_or(0.0);
@@ -61,7 +61,7 @@ impl Covered {
     }
 }
 
-/// Shares that are tried for a density, by their log-odds: from 0.0003 to all but 10⁻⁷.
+/// Log-odds of the shares that are tried for a density: from 0.0003 to 1 − 10⁻⁷.
 fn ladder() -> impl Iterator<Item = f64> {
     (-64..=128).map(|eighths| f64::from(eighths) / 8.0)
 }
@@ -75,7 +75,7 @@ impl Picker for TopShare {
         self.p.density().is_none()
     }
 
-    /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
+    /// Computes the mean number of tokens needed for a ladder of shares, and interpolates the share between two rungs.
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
         let wanted = probe.tokens(self.p.density()?);
         let heads = probe.measure(|head| {
@@ -102,7 +102,7 @@ impl Picker for TopShare {
         Some(Solved { method: Arc::new(Self { p: Tuned::Value(p) }), params: format!("p={p:.7}") })
     }
 
-    /// Pages have as many tokens, so a page's share is that of its score.
+    /// Pages have equally many tokens, so a page's share is that of its score.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
         *cost += self.cost(row.scores.len());
         SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
@@ -131,7 +131,7 @@ impl DevicePicker for TopShare {
 mod tests {
     use super::*;
 
-    /// The share that is solved for gives the number that was asked for only if steps pick as the ladder counts.
+    /// A solved share leads to the requested density only if steps select as many as the ladder counts.
     #[test]
     fn the_ladder_counts_what_is_picked() {
         for n in [200, 5000] {
@@ -139,7 +139,7 @@ mod tests {
             let covered = Covered::new(&logits);
             for rung in ladder() {
                 let (counted, picked) = (covered.needed(share(rung)), top_share(&logits, 1.0, share(rung), 0).len());
-                // What rounds by so little that no share can tell.
+                // Near 1, rounding decides how many tokens a share covers.
                 let spare = if rung > 12.0 { n / 200 } else { 1 };
                 assert!(counted.abs_diff(picked) <= spare, "{n}, {rung}: {counted} counted, {picked} picked");
             }

@@ -8,7 +8,7 @@ use crate::types::budget::{Budget, Context};
 use crate::types::selection::SelectedTokens;
 use spattn_kernels::topk::top_k;
 
-/// The pages with the largest scores; of equal ones the earlier.
+/// The pages with the largest scores; among equal ones the earlier.
 pub(crate) struct Top {
     /// Tokens, in whole pages.
     pub budget: Budget,
@@ -42,7 +42,7 @@ impl Picker for Top {
 }
 
 impl DevicePicker for Top {
-    /// Scores are written once and passed over once; a sample rules out all but few of them.
+    /// Scores are written once and read once; a sample rules out all but few of them.
     fn cost(&self, scores: usize) -> Cost {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }

@@ -1,0 +1,967 @@
+//! Calibration artefacts of a run: made from text with `spattn calibrate`, found and checked by `spattn eval`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::examples::token_counter::Counter;
+use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
+use spattn_attention::calibration::{
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+};
+use spattn_attention::methods::CALIBRATIONS;
+use spattn_attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
+use spattn_base::disk::{no_lfs_pointer, write_whole};
+use spattn_base::error::UsageError;
+use spattn_base::given;
+use spattn_base::memory;
+use spattn_model::calibration::CalibrationPlace;
+use spattn_model::checksum::sha256_hex;
+use spattn_model::tokenizer::Tokenizer;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::Task;
+use spattn_tasks::seed::{Draw, example_seed};
+use spattn_tasks::text::decode;
+use spattn_tasks::text::essays::Essays;
+use spattn_train_rows::{Books, Encoder, Trainer};
+
+/// The most bytes of a file with imported nets.
+const MOST_OF_IMPORT: u64 = 16 << 30;
+
+// ---- finding artefacts ----
+
+/// Gives each method that needs one its artefact, from `folder` or from the model's own place.
+///
+/// # Errors
+/// A [`UsageError`] that says how to make an artefact, if one is missing or was not made for this model.
+pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Path>) -> Result<()> {
+    let mut artefacts = BTreeMap::new();
+    for method in methods {
+        let needs = |part: &Configured| Some((part.method.calibration()?, part.name.clone()));
+        for (kind, name) in method.parts().filter_map(needs).collect::<Vec<_>>() {
+            let artefact = match artefacts.entry(kind) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(find(kind, &name, model, folder)?),
+            };
+            *method = method.calibrated(artefact).map_err(|e| refused(e, kind, model, folder))?;
+        }
+    }
+    Ok(())
+}
+
+/// The artefact of `kind` for `model`, or an error for the method `method` that needs it.
+fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Artefact> {
+    found(kind, model, folder)?.ok_or_else(|| {
+        let file = place(model, folder).label(kind);
+        UsageError::new(format!("method `{method}` needs a calibration of {}: no {file}", model.id))
+            .hint(how_to_make(kind, model, folder))
+            .into()
+    })
+}
+
+/// The artefact of `kind` for `model`, from `folder` or from the model's own place; `None` if there is none.
+///
+/// # Errors
+/// If it cannot be read, or was not made for this model.
+pub fn found(kind: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Option<Artefact>> {
+    let place = place(model, folder);
+    let file = place.label(kind);
+    let Some(bytes) = place.read(kind).with_context(|| format!("cannot read {file}"))? else { return Ok(None) };
+    no_lfs_pointer(&file, &bytes)?;
+    let refused = |e| refused(e, kind, model, folder);
+    let artefact = Artefact::parse(&file, bytes).map_err(refused)?;
+    artefact.check(kind, &model.shape()).map_err(refused)?;
+    Ok(Some(artefact))
+}
+
+/// The place where artefacts are looked for.
+fn place(model: &OpenModel, folder: Option<&Path>) -> CalibrationPlace {
+    folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()))
+}
+
+fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&Path>) -> UsageError {
+    if let ArtefactError::NotImported { .. } = error {
+        return UsageError::new(error.to_string()).hint(how_to_make(&format!("{kind} --import FILE"), model, folder));
+    }
+    let what = match &error {
+        // Settings that change a selection are written as the method's own parameters.
+        ArtefactError::OtherSetting { expected, .. } => format!("{kind}:{expected}"),
+        _ => kind.to_owned(),
+    };
+    UsageError::new(error.to_string()).hint(how_to_make(&what, model, folder))
+}
+
+/// The command that makes an artefact at the place where it was looked for, or where it can be stored.
+fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
+    let command = format!("spattn calibrate {kind} --model {}", model.id);
+    match (folder, &model.writable_calibration) {
+        (Some(folder), _) => format!("make it with `{command} --out {}`", folder.display()),
+        (None, Some(_)) => format!("make it with `{command}`"),
+        (None, None) => format!("make it with `{command} --out DIR`, and give it to eval with --calibration DIR"),
+    }
+}
+
+// ---- making artefacts ----
+
+/// The text to read.
+pub enum Text {
+    /// Essays of the offline generator, different in every block.
+    Generated,
+    /// A text's token ids. Blocks continue where the last one ended, and start again at the end of the text.
+    File {
+        /// Its name and hash, for the record.
+        label: String,
+        /// Without the tokenizer's first special tokens.
+        ids: Vec<u32>,
+    },
+    /// Prompts of a task.
+    Task(Box<dyn Task>),
+    /// Training rows: contexts of many lengths with questions and answers.
+    Rows(Trainer),
+}
+
+impl From<ReadingText> for Text {
+    fn from(text: ReadingText) -> Self {
+        match text {
+            ReadingText::Essays => Self::Generated,
+            // Embedded definitions, which the tests read.
+            ReadingText::Rows => Self::Rows(Trainer::new(Books::default()).expect("the training rows are well-formed")),
+        }
+    }
+}
+
+impl Text {
+    /// Reads a file of running text.
+    ///
+    /// # Errors
+    /// As [`read_text`].
+    pub fn file(path: &Path, model: &Model) -> Result<Self> {
+        let (label, ids) = read_text(path, "--data", &model.tokenizer)?;
+        Ok(Self::File { label, ids })
+    }
+
+    fn label(&self) -> &str {
+        match self {
+            Self::Generated => Essays::Grammar.label(),
+            Self::File { label, .. } => label,
+            Self::Task(task) => task.name(),
+            Self::Rows(_) => "training rows of 256 tokens and more",
+        }
+    }
+
+    /// The shortest block, in tokens.
+    fn shortest(&self) -> usize {
+        match self {
+            Self::Rows(_) => SHORTEST_ROW,
+            _ => 1,
+        }
+    }
+
+    /// The length of the `number`-th block in tokens, at most `longest`. For rows, lengths are uniform on a logarithmic scale.
+    fn length(&self, number: usize, longest: usize, seed: u64) -> usize {
+        const STEPS: usize = 1 << 20;
+        match self {
+            Self::Rows(_) if longest > SHORTEST_ROW => {
+                let drawn = Draw::new(example_seed(seed, CALIBRATION_SEEDS, longest, number), 0).below(STEPS);
+                let factor = longest as f64 / SHORTEST_ROW as f64;
+                (SHORTEST_ROW as f64 * factor.powf((drawn + 1) as f64 / STEPS as f64)).round() as usize
+            }
+            _ => longest,
+        }
+    }
+
+    /// The `number`-th block, of `tokens` tokens (for tasks, at most that many).
+    fn block(&self, number: usize, tokens: usize, seed: u64, model: &Model) -> Result<Vec<u32>> {
+        match self {
+            Self::Generated => {
+                // A word has at least one token.
+                let text = Essays::Grammar.reader(seed, number as u64).text(tokens);
+                let mut ids = model.tokenizer.encode_text(&text, true)?;
+                ids.truncate(tokens);
+                Ok(ids)
+            }
+            Self::File { ids, .. } => {
+                let mut block = model.tokenizer.encode_text("", true)?;
+                let own = tokens.saturating_sub(block.len());
+                block.extend(ids.iter().cycle().skip(number * own % ids.len()).take(own));
+                Ok(block)
+            }
+            Self::Task(task) => {
+                // The seed is hashed, so that no evaluated example is made from the same seed.
+                let seed = example_seed(seed, CALIBRATION_SEEDS, tokens, number);
+                let index = task.available().map_or(number, |n| number % n.max(1));
+                let example = task.example(tokens, index, seed, &Counter(&model.tokenizer))?;
+                let prompt = model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
+                Ok(prompt.ids)
+            }
+            Self::Rows(rows) => {
+                let encoder = RowEncoder::new(model)?;
+                Ok(rows.row(seed, number, tokens, None, &encoder)?.encode(&encoder).0)
+            }
+        }
+    }
+}
+
+/// Reads a file of running text, which `flag` names: returns its name and hash for the record, and its tokens without the tokenizer's first
+/// special tokens.
+///
+/// # Errors
+/// If it cannot be read or has no text.
+pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(String, Vec<u32>)> {
+    let hint = format!("{flag} takes text files");
+    let bytes = given::bytes(path, given::MOST_OF_TEXT)
+        .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())).hint(hint.clone()))?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        let what = format!("{}: a zero at byte {at}: it is no text", path.display());
+        return Err(UsageError::new(what).hint(hint).into());
+    }
+    let ids = tokenizer.encode_text(&decode(bytes, path)?, false)?;
+    if ids.is_empty() {
+        return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
+    }
+    Ok((label, ids))
+}
+
+/// The shortest block, in tokens, that says enough about the model.
+const LEAST_BLOCK: usize = 64;
+const CALIBRATION_SEEDS: &str = "calibration";
+/// The shortest training row that is read, in tokens.
+const SHORTEST_ROW: usize = 256;
+
+/// The model's tokens for training rows.
+struct RowEncoder<'a> {
+    tokenizer: &'a Tokenizer,
+    bos: u32,
+    eos: u32,
+}
+
+impl<'a> RowEncoder<'a> {
+    fn new(model: &'a Model) -> Result<Self, UsageError> {
+        let tokenizer = &model.tokenizer;
+        let eos = tokenizer.eos_ids().first().copied().ok_or_else(|| {
+            UsageError::new(format!("{} has no end token, which training rows need", model.id))
+                .hint("give text with --data, or prompts with --task")
+        })?;
+        // A model without a BOS token reads rows after an EOS token.
+        Ok(Self { tokenizer, bos: tokenizer.bos_id().unwrap_or(eos), eos })
+    }
+}
+
+impl Encoder for RowEncoder<'_> {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        // Tokenizers of models encode every text. A text that failed would be missing from its row, nothing else.
+        ids.extend(self.tokenizer.encode_text(text, false).unwrap_or_default());
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.tokenizer.encode_text(text, false).map_or(0, |ids| ids.len())
+    }
+
+    fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos
+    }
+}
+
+/// An artefact to make, and how.
+#[derive(Clone)]
+pub struct CalibrationOrder {
+    /// Who makes it.
+    pub calibration: &'static Calibration,
+    /// Its settings as the user gave them.
+    pub spec: MethodSpec,
+}
+
+impl CalibrationOrder {
+    /// Reads `kind` or `kind:setting=value,...`, each kind once; all kinds there are if none is given.
+    ///
+    /// # Errors
+    /// If a kind is unknown or given twice.
+    pub fn parse(specs: &[String]) -> Result<Vec<Self>, UsageError> {
+        if specs.is_empty() {
+            let plain = |c: &'static Calibration| Self { calibration: c, spec: MethodSpec::bare(c.kind) };
+            return Ok(CALIBRATIONS.iter().map(plain).collect());
+        }
+        let mut orders: Vec<Self> = Vec::new();
+        for text in specs {
+            for spec in expand_grid(text)? {
+                let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).ok_or_else(|| {
+                    UsageError::unknown("calibrated method", &spec.name, CALIBRATIONS.iter().map(|c| c.kind))
+                })?;
+                if orders.iter().any(|o| o.calibration.kind == spec.name) {
+                    return Err(UsageError::new(format!("`{}` is to be calibrated twice", spec.name))
+                        .hint("a folder holds one artefact of a kind: run once for each, with --out DIR"));
+                }
+                orders.push(Self { calibration, spec });
+            }
+        }
+        // Always in the same order, so that orders that read the same text are adjacent.
+        orders.sort_by_key(|o| CALIBRATIONS.iter().position(|c| c.kind == o.calibration.kind));
+        Ok(orders)
+    }
+
+    /// Groups the orders that share one reading of the text.
+    pub fn by_reading(orders: &[Self]) -> impl Iterator<Item = &[Self]> {
+        orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading && !a.calibration.reading.resumable)
+    }
+
+    /// The default reading of orders that share one.
+    ///
+    /// # Panics
+    /// If there are no orders.
+    pub fn reading(orders: &[Self]) -> Reading {
+        orders[0].calibration.reading
+    }
+
+    /// The text that is generated if the user gives none.
+    ///
+    /// # Errors
+    /// If its settings are wrong.
+    pub fn text(&self) -> Result<ReadingText, UsageError> {
+        self.calibration.text.map_or(Ok(self.calibration.reading.text), |of| of(&self.spec))
+    }
+
+    fn start(&self, assignment: &Assignment<'_>) -> Result<Box<dyn Collector>, UsageError> {
+        let mut params = Params::new(&self.spec);
+        let collector = (self.calibration.start)(assignment, &mut params)?;
+        params.finish()?;
+        Ok(collector)
+    }
+}
+
+/// What to calibrate with.
+pub struct CalibrationPlan<'a> {
+    /// Which artefacts to make.
+    pub orders: &'a [CalibrationOrder],
+    /// Read in turn, a block each.
+    pub texts: &'a [Text],
+    /// Tokens to read, in all blocks together.
+    pub tokens: usize,
+    /// Most tokens of a block; the last one may be shorter.
+    pub length: usize,
+    /// Further blocks, of full length, that measure what was learned.
+    pub held_out: usize,
+    /// The seed of the text and of random numbers.
+    pub seed: u64,
+}
+
+/// Where checkpoints of long calibrations are stored.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    /// Folder of the files.
+    pub folder: PathBuf,
+    /// Whether to resume from existing files.
+    pub resume: bool,
+}
+
+impl Checkpoints {
+    /// Blocks between two checkpoints.
+    const EVERY: usize = 32;
+
+    /// The file for a kind of artefact.
+    pub fn file(&self, kind: &str) -> PathBuf {
+        self.folder.join(format!("{kind}.checkpoint"))
+    }
+}
+
+/// An artefact that was made.
+pub struct Made {
+    /// Its kind.
+    pub kind: &'static str,
+    /// Contents of its file.
+    pub bytes: Vec<u8>,
+    /// Notes for the user, one line each.
+    pub notes: Vec<String>,
+    /// Measurements on held-out text, as CSV.
+    pub held_out: Option<String>,
+}
+
+/// Imports nets that others trained for a model.
+///
+/// # Errors
+/// A [`UsageError`] if such files are not read for `order`, or the file cannot be read or does not fit the model.
+pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Result<Made> {
+    let (kind, label) = (order.calibration.kind, path.display());
+    if let Some((key, _)) = order.spec.params.first() {
+        return Err(UsageError::new(format!(
+            "`{kind}:{key}` sets how something is learned, and --import takes in what was"
+        ))
+        .hint(format!("write `spattn calibrate {kind} --import {label}`"))
+        .into());
+    }
+    let import = order.calibration.import.ok_or_else(|| {
+        let known = CALIBRATIONS.iter().filter(|c| c.import.is_some()).map(|c| c.kind).collect::<Vec<_>>();
+        UsageError::new(format!("nothing that was learned for {kind} elsewhere is read"))
+            .hint(format!("--import is for {}", known.join(", ")))
+    })?;
+    let bytes = given::bytes(path, MOST_OF_IMPORT).map_err(|e| {
+        UsageError::new(format!("cannot read {label}: {e}"))
+            .hint("--import takes a file: scripts/import_hash_attention.py makes one")
+    })?;
+    no_lfs_pointer(&label, &bytes)?;
+    let shape = model.shape();
+    let collected = import(&shape, &bytes).map_err(|what| {
+        UsageError::new(format!("{label}: {what}"))
+            .hint("scripts/import_hash_attention.py makes such a file of a checkpoint")
+    })?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let info = ArtefactInfo {
+        format: FORMAT,
+        kind: kind.to_owned(),
+        model: shape,
+        data: format!("imported from {name} ({})", &sha256_hex(&bytes)[..12]),
+        seed: 0,
+        blocks: 0,
+        tokens: 0,
+        settings: collected.settings,
+    };
+    let bytes = artefact::write(&info, &collected.tensors);
+    Ok(Made { kind, bytes, notes: collected.notes, held_out: None })
+}
+
+/// What calibrating gave.
+pub struct CalibrationOutcome {
+    /// One for each order of the plan, in its order.
+    pub made: Vec<Made>,
+    /// Sequences read.
+    pub blocks: usize,
+    /// Tokens read.
+    pub tokens: usize,
+    /// The text, in words.
+    pub data: String,
+    /// The time that this run took.
+    pub took: Duration,
+}
+
+/// What has been read so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Read {
+    blocks: usize,
+    tokens: usize,
+}
+
+impl CalibrationPlan<'_> {
+    /// Makes sure that settings are right and that the model can read the blocks.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are longer than the model's context.
+    pub fn check(&self, model: &Model) -> Result<(), UsageError> {
+        self.collectors(&model.shape(), None)?;
+        let limit = model.decoder.config().context_limit();
+        if self.tokens == 0 || self.length == 0 {
+            return Err(UsageError::new("0 tokens were asked for").hint("--tokens and --length take numbers from 1"));
+        }
+        let block = self.tokens.min(self.length);
+        if block < LEAST_BLOCK {
+            let what = format!("blocks of {block} tokens are too short to learn from");
+            return Err(UsageError::new(what).hint(format!("--tokens and --length take numbers from {LEAST_BLOCK}")));
+        }
+        for text in self.texts {
+            if let Text::File { label, ids } = text
+                && ids.len() < block
+            {
+                let what = format!("{label} has {} tokens, fewer than a block of {block}", ids.len());
+                return Err(UsageError::new(what).hint("give a longer text, or a shorter --length"));
+            }
+        }
+        let shortest = self.texts.iter().map(Text::shortest).max().unwrap_or(1);
+        if self.tokens.min(self.length) < shortest {
+            let what = format!("{} have {shortest} tokens at least", self.texts[0].label());
+            return Err(UsageError::new(what).hint("raise --tokens and --length, or give --data or --task"));
+        }
+        if self.length > limit {
+            let what = format!("blocks of {} tokens are beyond the context of {} ({limit})", self.length, model.id);
+            return Err(UsageError::new(what).hint("choose a shorter --length"));
+        }
+        let dimensions = &model.dimensions;
+        let needed = dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false));
+        let what = format!("{} reading blocks of {block} tokens takes", model.id);
+        memory::check(needed as u64, what, "choose a shorter --length")
+    }
+
+    /// Notes for the user about the text, one line each: about files that are read more than once.
+    pub fn notes(&self) -> Vec<String> {
+        let mut read = vec![0; self.texts.len()];
+        self.blocks().iter().enumerate().for_each(|(number, length)| read[number % self.texts.len()] += length);
+        let note = |(text, read): (&Text, usize)| match text {
+            Text::File { label, ids } if read > ids.len() => Some(format!(
+                "{label} has {} tokens, of which {read} are read: more than once, which teaches nothing new",
+                ids.len()
+            )),
+            _ => None,
+        };
+        self.texts.iter().zip(read).filter_map(note).collect()
+    }
+
+    fn collectors(
+        &self,
+        model: &ModelShape,
+        rotation: Option<Arc<dyn Rotation>>,
+    ) -> Result<Vec<Box<dyn Collector>>, UsageError> {
+        let is_general = self.texts.iter().all(|text| matches!(text, Text::Generated | Text::File { .. }));
+        let text = if is_general { TextKind::General } else { TextKind::Tasks };
+        let assignment = Assignment { rotation, model, seed: self.seed, tokens: self.tokens, text };
+        self.orders.iter().map(|order| order.start(&assignment)).collect()
+    }
+
+    fn text(&self, number: usize) -> &Text {
+        &self.texts[number % self.texts.len()]
+    }
+
+    /// Lengths of the blocks.
+    fn blocks(&self) -> Vec<usize> {
+        let (mut lengths, mut left) = (Vec::new(), self.tokens);
+        while left > 0 {
+            let text = self.text(lengths.len());
+            let length = text.length(lengths.len(), self.length, self.seed).min(left);
+            if length < text.shortest() {
+                break;
+            }
+            lengths.push(length);
+            left -= length;
+        }
+        lengths
+    }
+
+    /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
+    fn read(
+        &self,
+        number: usize,
+        length: usize,
+        model: &Model,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Result<usize> {
+        let text = self.text(number);
+        let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
+        model.check_tokens(&ids)?;
+        let limit = model.decoder.config().context_limit();
+        if ids.len() > limit {
+            let (label, tokens, id) = (text.label(), ids.len(), &model.id);
+            let what = format!("a prompt of {label} has {tokens} tokens, beyond the context of {id} ({limit})");
+            return Err(UsageError::new(what).hint("leave that text out").into());
+        }
+        model.decoder.prefill_observed(&ids, ids.len(), observe)?;
+        Ok(ids.len())
+    }
+
+    /// Reads all blocks. After each, `progress` gets the number of blocks done and of all blocks. `None` if it stops the run, which leaves
+    /// checkpoints to resume from.
+    ///
+    /// # Errors
+    /// If a text cannot be made or read, a prompt is longer than the model's context, or a checkpoint cannot be written or resumed.
+    pub fn run(
+        &self,
+        model: &Model,
+        checkpoints: Option<&Checkpoints>,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Option<CalibrationOutcome>> {
+        let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
+        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
+        let mut read = match checkpoints {
+            Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
+            _ => Read::default(),
+        };
+        for (number, length) in blocks.iter().enumerate().skip(read.blocks) {
+            let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.observe(chunk));
+            let tokens = self.read(number, *length, model, &mut observe)?;
+            collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
+            read = Read { blocks: number + 1, tokens: read.tokens + tokens };
+            let stops = progress(read.blocks, blocks.len()).is_break();
+            if let Some(checkpoints) = checkpoints.filter(|_| stops || read.blocks % Checkpoints::EVERY == 0) {
+                self.write_checkpoints(checkpoints, &collectors, read, &shape)?;
+            }
+            if stops {
+                return Ok(None);
+            }
+        }
+        for number in blocks.len()..blocks.len() + self.held_out {
+            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.examine(chunk));
+            let tokens = self.read(number, self.length, model, &mut examine)?;
+            collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
+        }
+        let made = self.orders.iter().zip(collectors).map(|(order, collector)| {
+            let (kind, collected) = (order.calibration.kind, collector.finish());
+            let info = self.info(kind.to_owned(), &collected, read, &shape);
+            let bytes = artefact::write(&info, &collected.tensors);
+            Made { kind, bytes, notes: collected.notes, held_out: collected.held_out }
+        });
+        let (made, data) = (made.collect(), self.data());
+        Ok(Some(CalibrationOutcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))
+    }
+
+    /// The text, in words.
+    fn data(&self) -> String {
+        let labels: Vec<&str> = self.texts.iter().map(Text::label).collect();
+        format!("{}, {} tokens a block", labels.join(" + "), self.length)
+    }
+
+    fn info(&self, kind: String, collected: &Collected, read: Read, model: &ModelShape) -> ArtefactInfo {
+        ArtefactInfo {
+            format: FORMAT,
+            kind,
+            model: model.clone(),
+            data: self.data(),
+            seed: self.seed,
+            blocks: read.blocks,
+            tokens: read.tokens,
+            settings: collected.settings.clone(),
+        }
+    }
+
+    // ---- checkpoints ----
+
+    /// Writes the state of every collector that has one.
+    fn write_checkpoints(
+        &self,
+        checkpoints: &Checkpoints,
+        collectors: &[Box<dyn Collector>],
+        read: Read,
+        model: &ModelShape,
+    ) -> Result<()> {
+        for (order, collector) in self.orders.iter().zip(collectors) {
+            let Some(mut state) = collector.checkpoint() else { continue };
+            let kind = order.calibration.kind;
+            state.settings.insert(PLANNED.to_owned(), self.tokens.to_string());
+            let info = self.info(checkpoint_kind(kind), &state, read, model);
+            write_whole(&checkpoints.file(kind), &artefact::write(&info, &state.tensors))?;
+        }
+        Ok(())
+    }
+
+    /// Restores the collectors from their checkpoints, and returns what had been read by then.
+    fn resume(
+        &self,
+        checkpoints: &Checkpoints,
+        collectors: &mut [Box<dyn Collector>],
+        model: &ModelShape,
+    ) -> Result<Read> {
+        let mut read = Read::default();
+        for (order, collector) in self.orders.iter().zip(collectors) {
+            let kind = order.calibration.kind;
+            if collector.checkpoint().is_none() {
+                continue;
+            }
+            let path = checkpoints.file(kind);
+            let bytes = match std::fs::read(&path) {
+                Ok(bytes) => bytes,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    let what = format!("there is no checkpoint to go on from: no {}", path.display());
+                    return Err(UsageError::new(what).hint("leave --resume out to start from the beginning").into());
+                }
+                Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
+            };
+            let refused = |e: ArtefactError| {
+                UsageError::new(e.to_string())
+                    .hint("--resume needs the arguments and the model that calibration began with")
+            };
+            let checkpoint = Artefact::parse(&path.display().to_string(), bytes).map_err(refused)?;
+            checkpoint.check(&checkpoint_kind(kind), model).map_err(refused)?;
+            checkpoint.check_setting(PLANNED, &self.tokens.to_string()).map_err(refused)?;
+            let info = checkpoint.info();
+            if (info.seed, &info.data) != (self.seed, &self.data()) {
+                let what = format!("{}: begun with seed {} on {}", path.display(), info.seed, info.data);
+                return Err(UsageError::new(what).hint("--resume needs the same --seed, text and --length").into());
+            }
+            collector.restore(&checkpoint).map_err(refused)?;
+            read = Read { blocks: info.blocks, tokens: info.tokens };
+        }
+        Ok(read)
+    }
+}
+
+/// The setting of a checkpoint that holds the plan's number of tokens.
+const PLANNED: &str = "planned_tokens";
+
+fn checkpoint_kind(kind: &str) -> String {
+    format!("{kind}.checkpoint")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+    use spattn_tasks::{TaskOptions, resolve};
+
+    fn file(ids: impl IntoIterator<Item = u32>) -> Text {
+        Text::File { label: "a file".into(), ids: ids.into_iter().collect() }
+    }
+
+    fn plan(texts: &[Text], tokens: usize, length: usize) -> CalibrationPlan<'_> {
+        CalibrationPlan { orders: &[], texts, tokens, length, held_out: 0, seed: 1 }
+    }
+
+    fn model() -> Model {
+        Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn blocks_are_as_long_as_was_asked_and_the_last_is_what_is_left() {
+        let texts = [file(0..10)];
+        assert_eq!(plan(&texts, 250, 100).blocks(), [100, 100, 50]);
+        assert_eq!(plan(&texts, 200, 100).blocks(), [100, 100]);
+        assert_eq!(plan(&texts, 7, 100).blocks(), [7]);
+        assert_eq!(plan(&texts, 101, 100).blocks(), [100, 1], "of running text, every token is read");
+    }
+
+    #[test]
+    fn rows_have_many_lengths_and_none_is_too_short() {
+        let texts = [ReadingText::Rows.into()];
+        let blocks = plan(&texts, 60_000, 1024).blocks();
+        assert!(blocks.iter().all(|length| (SHORTEST_ROW..=1024).contains(length)), "{blocks:?}");
+        let left = 60_000 - blocks.iter().sum::<usize>();
+        assert!(left < 1024, "a row that does not fit ends it: {left} are left");
+        // On a logarithmic scale from 256, the median length is the middle: 512.
+        let short = blocks.iter().filter(|length| **length < 512).count() as f64 / blocks.len() as f64;
+        assert!((0.3..0.7).contains(&short), "{short} of {} are shorter than 512", blocks.len());
+        assert_eq!(plan(&texts, SHORTEST_ROW - 1, 1024).blocks(), [0; 0]);
+        assert_eq!(plan(&texts, 2 * SHORTEST_ROW, SHORTEST_ROW).blocks(), [SHORTEST_ROW; 2]);
+    }
+
+    #[test]
+    fn a_file_is_read_on_from_block_to_block_and_from_its_start_again() {
+        let model = model();
+        let front = model.tokenizer.encode_text("", true).unwrap();
+        let text = file(100..110);
+        let block = |number: usize, own: std::ops::Range<u32>| {
+            let expected: Vec<u32> = front.iter().copied().chain(own.map(|i| 100 + i % 10)).collect();
+            assert_eq!(text.block(number, front.len() + 4, 1, &model).unwrap(), expected, "block {number}");
+        };
+        block(0, 0..4);
+        block(1, 4..8);
+        block(2, 8..12);
+        block(3, 12..16);
+    }
+
+    #[test]
+    fn generated_blocks_are_full_and_differ() {
+        let model = model();
+        let block = |number, seed| Text::Generated.block(number, 80, seed, &model).unwrap();
+        assert!([(0, 1), (1, 1), (0, 2)].iter().all(|(number, seed)| block(*number, *seed).len() == 80));
+        assert_eq!(block(1, 1), block(1, 1));
+        assert!(block(0, 1) != block(1, 1) && block(0, 1) != block(0, 2));
+    }
+
+    #[test]
+    fn prompts_of_a_task_are_at_most_as_long_as_was_asked_and_differ() {
+        let model = model();
+        let text = Text::Task(resolve(&["ruler/niah_single_1".into()], &TaskOptions::default()).unwrap().remove(0));
+        let [first, second] = [0, 1].map(|number| text.block(number, 512, 1, &model).unwrap());
+        assert!(first.len() <= 512 && second.len() <= 512 && first != second);
+    }
+
+    #[test]
+    fn texts_are_read_in_turn_and_repeated_reading_is_said() {
+        let texts = [file(0..120), file(0..150)];
+        // Blocks of 100, 100 and 50 tokens: 150 from the first text, 100 from the second.
+        let plan_of_two = plan(&texts, 250, 100);
+        let notes = plan_of_two.notes();
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert!(notes[0].starts_with("a file has 120 tokens, of which 150 are read"), "{notes:?}");
+        let enough = [file(0..150), file(0..100)];
+        assert_eq!(plan(&enough, 250, 100).notes(), [""; 0]);
+    }
+
+    #[test]
+    fn plans_that_cannot_be_read_say_why() {
+        let model = model();
+        let refused = |texts: &[Text], tokens, length| {
+            plan(texts, tokens, length).check(&model).map_err(|error| error.what).err().unwrap_or_default()
+        };
+        let limit = model.decoder.config().context_limit();
+        let files = [file(0..200)];
+        for (tokens, length) in [(LEAST_BLOCK, 1000), (1000, LEAST_BLOCK), (1000, 200), (200, limit)] {
+            assert_eq!(refused(&files, tokens, length), "", "{tokens} in blocks of {length}");
+        }
+        assert_eq!(refused(&files, 0, 100), "0 tokens were asked for");
+        assert_eq!(refused(&files, 100, 0), "0 tokens were asked for");
+        assert!(refused(&files, LEAST_BLOCK - 1, 100).contains("too short to learn from"));
+        assert!(refused(&files, 201, 1000).starts_with("a file has 200 tokens, fewer than a block of 201"));
+        let rows = [ReadingText::Rows.into()];
+        assert_eq!(refused(&rows, SHORTEST_ROW, SHORTEST_ROW), "");
+        assert!(refused(&rows, 1000, SHORTEST_ROW - 1).contains("have 256 tokens at least"));
+        assert_eq!(refused(&[Text::Generated], 10 * limit, limit), "");
+        assert!(refused(&[Text::Generated], 10 * limit, limit + 1).contains("beyond the context"));
+    }
+
+    fn orders(specs: &[&str]) -> Vec<CalibrationOrder> {
+        CalibrationOrder::parse(&specs.iter().map(|spec| (*spec).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn orders_are_sorted_by_kind_each_of_which_is_made_once() {
+        let kinds = |orders: &[CalibrationOrder]| orders.iter().map(|o| o.calibration.kind).collect::<Vec<_>>();
+        let all = ["double_sparsity", "loki", "duo_attention", "hash_attention"];
+        assert_eq!(kinds(&orders(&[])), all);
+        assert_eq!(kinds(&orders(&["loki", "double_sparsity"])), ["double_sparsity", "loki"]);
+        let refused = |specs: &[&str]| {
+            CalibrationOrder::parse(&specs.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).err().map(|e| e.what)
+        };
+        assert_eq!(refused(&["loki", "loki"]).unwrap(), "`loki` is to be calibrated twice");
+        assert!(refused(&["quest"]).unwrap().contains("quest"));
+        // The first two kinds read the same text. A long training has a reading of its own.
+        let orders = orders(&[]);
+        let readings: Vec<_> = CalibrationOrder::by_reading(&orders).map(kinds).collect();
+        assert_eq!(readings[0], all[..2]);
+        assert!(readings.iter().all(|kinds| kinds.len() == 1 || !kinds.contains(&"hash_attention")));
+        assert_eq!(CalibrationOrder::reading(&orders[1..]), Reading::STATISTICS);
+    }
+
+    #[test]
+    fn all_blocks_are_read_and_what_was_learned_says_from_what() {
+        let model = model();
+        let orders = orders(&["loki", "double_sparsity"]);
+        let texts = [file(100..300), Text::Generated];
+        let plan = CalibrationPlan { orders: &orders, held_out: 1, ..plan(&texts, 150, 70) };
+        let mut told = Vec::new();
+        let mut watch = |done, all| {
+            told.push((done, all));
+            ControlFlow::Continue(())
+        };
+        let outcome = plan.run(&model, None, &mut watch).unwrap().unwrap();
+        assert_eq!((told, outcome.blocks, outcome.tokens), (vec![(1, 3), (2, 3), (3, 3)], 3, 150));
+        assert_eq!(outcome.data, format!("a file + {}, 70 tokens a block", Essays::Grammar.label()));
+        for (made, kind) in outcome.made.iter().zip(["double_sparsity", "loki"]) {
+            let info = Artefact::parse("made", made.bytes.clone()).unwrap().info().clone();
+            assert_eq!((made.kind, info.kind.as_str(), &info.data), (kind, kind, &outcome.data));
+            assert_eq!((info.seed, info.blocks, info.tokens), (1, 3, 150));
+        }
+        let again = plan.run(&model, None, |_, _| ControlFlow::Continue(())).unwrap().unwrap();
+        assert!(again.made.iter().zip(&outcome.made).all(|(a, b)| a.bytes == b.bytes));
+        assert!(
+            plan.run(&model, None, |done, _| match done {
+                2 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            })
+            .unwrap()
+            .is_none()
+        );
+        let limit = model.decoder.config().context_limit();
+        assert!(plan.read(0, limit + 1, &model, &mut |_| {}).unwrap_err().to_string().contains("beyond the context"));
+    }
+
+    #[test]
+    fn each_text_is_read_from_its_own_start_on() {
+        let model = model();
+        let texts = [file(100..300), file(300..500)];
+        let plan = plan(&texts, 280, 70);
+        let front = model.tokenizer.encode_text("", true).unwrap();
+        let own = (70 - front.len()) as u32;
+        let first_keys = |chunk: &PrefillChunk<'_>, keys: &mut Vec<f32>| {
+            if chunk.layer == 0 {
+                keys.extend(chunk.keys(0));
+            }
+        };
+        for (number, start) in [100, 300, 100 + own, 300 + own].into_iter().enumerate() {
+            let (mut read, mut expected) = (Vec::new(), Vec::new());
+            let tokens = plan.read(number, 70, &model, &mut |chunk| first_keys(chunk, &mut read)).unwrap();
+            let ids: Vec<u32> = front.iter().copied().chain(start..start + own).collect();
+            model.decoder.prefill_observed(&ids, 70, &mut |chunk| first_keys(chunk, &mut expected)).unwrap();
+            assert!(tokens == 70 && !read.is_empty() && read == expected, "block {number}");
+        }
+    }
+
+    #[test]
+    fn long_calibrations_go_on_from_where_they_were_kept() {
+        let model = model();
+        let orders = orders(&["hash_attention:steps=1,queries=1,top=1"]);
+        let texts = [file(100..400)];
+        let plan = CalibrationPlan { orders: &orders, ..plan(&texts, 35 * 16, 16) };
+        let dir = tempfile::tempdir().unwrap();
+        let begin = Checkpoints { folder: dir.path().to_owned(), resume: false };
+        let go_on = Checkpoints { resume: true, ..begin.clone() };
+        let refused = |plan: &CalibrationPlan<'_>, checkpoints: &Checkpoints| {
+            plan.run(&model, Some(checkpoints), |_, _| ControlFlow::Break(())).err().unwrap().to_string()
+        };
+        assert!(refused(&plan, &go_on).starts_with("there is no checkpoint to go on from: no "));
+        let kept = || {
+            let bytes = std::fs::read(begin.file("hash_attention")).ok()?;
+            let info = Artefact::parse("kept", bytes).unwrap().info().clone();
+            Some((info.blocks, info.tokens))
+        };
+        // The checkpoint after each block: one at every 32nd, and one at the block where the run stops.
+        let mut found = Vec::new();
+        let stopped = plan.run(&model, Some(&begin), |done, _| {
+            found.push(kept());
+            if done == 34 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(stopped.unwrap().is_none());
+        let at = |blocks: usize| Some((blocks, 16 * blocks));
+        assert_eq!((&found[..32], &found[32..], kept()), (&[None; 32][..], &[at(32); 2][..], at(34)));
+
+        let mut told = Vec::new();
+        let mut watch = |done, all| {
+            told.push((done, all));
+            ControlFlow::Continue(())
+        };
+        let resumed = plan.run(&model, Some(&go_on), &mut watch).unwrap().unwrap();
+        assert_eq!((told, resumed.blocks, resumed.tokens), (vec![(35, 35)], 35, 35 * 16));
+        let whole = plan.run(&model, None, |_, _| ControlFlow::Continue(())).unwrap().unwrap();
+        assert!(resumed.made[0].bytes == whole.made[0].bytes, "as if it had not been stopped");
+        let other = refused(&CalibrationPlan { seed: 2, ..plan }, &go_on);
+        assert!(other.ends_with("begun with seed 1 on a file, 16 tokens a block"), "{other}");
+        assert!(
+            refused(&CalibrationPlan { length: 17, ..plan }, &go_on).contains("begun with seed 1 on a file, 16 tokens")
+        );
+        assert!(refused(&CalibrationPlan { tokens: 36 * 16, ..plan }, &go_on).contains("planned_tokens"));
+    }
+
+    #[test]
+    fn artefacts_are_found_where_they_are_and_the_user_is_told_how_to_make_them() {
+        let mut model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Some(dir.path());
+        let made = find("loki", "loki", &model, None).unwrap();
+        assert_eq!(made.info().kind, "loki");
+        let missing = find("loki", "mine", &model, folder).unwrap_err().downcast::<UsageError>().unwrap();
+        assert!(missing.what.starts_with("method `mine` needs a calibration of builtin: no "), "{}", missing.what);
+        let command = "spattn calibrate loki --model builtin";
+        let at_folder = format!("make it with `{command} --out {}`", dir.path().display());
+        assert_eq!(missing.hint.unwrap(), at_folder);
+        assert!(how_to_make("loki", &model, None).contains("--calibration DIR"));
+        model.writable_calibration = Some(dir.path().to_owned());
+        assert_eq!(how_to_make("loki", &model, None), format!("make it with `{command}`"));
+
+        let policy = spattn_attention::Policy::default();
+        let configured =
+            |spec: &str| spattn_attention::methods::configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+        let mut methods = [configured("loki"), configured("topk"), configured("loki:rank=8")];
+        supply(&mut methods, &model, None).unwrap();
+        let hashes = methods.each_ref().map(|m| m.artefact.clone());
+        assert_eq!(hashes, [Some(made.sha256().to_owned()), None, Some(made.sha256().to_owned())]);
+        assert!(supply(&mut [configured("loki")], &model, folder).is_err());
+        let checkpoints = Checkpoints { folder: "a".into(), resume: false };
+        assert_eq!(checkpoints.file("loki"), Path::new("a/loki.checkpoint"));
+    }
+
+    #[test]
+    fn files_of_text_are_read_and_others_refused() {
+        let model = model();
+        let dir = tempfile::tempdir().unwrap();
+        let read = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            Text::file(&path, &model)
+        };
+        let text = read("a.txt", b"The door opens.").unwrap();
+        assert_eq!(text.label(), format!("a.txt ({})", &sha256_hex(b"The door opens.")[..12]));
+        let Text::File { ids, .. } = text else { panic!("a file") };
+        assert_eq!(ids, model.tokenizer.encode_text("The door opens.", false).unwrap());
+        let refused = |name, bytes| read(name, bytes).err().unwrap().to_string();
+        assert!(refused("b", b"ab\0c").ends_with("a zero at byte 2: it is no text"));
+        assert!(refused("c", b"").starts_with("there is no text in"));
+        let missing = Text::file(&dir.path().join("none"), &model).err().unwrap();
+        assert!(missing.to_string().starts_with("cannot read"));
+    }
+}

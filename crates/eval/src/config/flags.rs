@@ -1,0 +1,262 @@
+//! The table of flags: a row says all that is known of a flag of `eval` and `sweep`, or of the key of a config that says the same.
+//!
+//! A row has, in this order:
+//!
+//! * its help, of which the last paragraph is an example;
+//! * `#[serde(...)]`, where the key is not written as types of its kind are;
+//! * its key, and the type of the values: `OneOrMany` where a sweep takes several and `eval` one, `Given` for a text that
+//!   means something, which is read once;
+//! * after `=>`, of a setting that a run is told as it is: the type of the field of
+//!   [`RunConfig`](super::run_config::RunConfig), and its value where neither flags nor configs say one;
+//! * a [`Flag`](super::flag::Flag): name, letter, value in help, bounds, and the field of a run's identity that it decides.
+//!
+//! All lists are made from the rows: `eval --help` and completions, [`Settings`](super::settings::Settings) with its keys,
+//! checks and layers, the fields of `RunConfig`, the tables of `docs/settings.md`, and a table of wrong inputs. Rows stand in the
+//! order in which manifests list them; `.after(...)` moves a flag to another place in help.
+//!
+//! The table is a macro that hands its rows to another, the maker of a list: names in rows are resolved where the maker is.
+
+/// Hands the rows of settings, flags that are keys of configs as well, to the macro `$make`.
+macro_rules! with_settings {
+    ($make:ident) => {
+        $make! {
+            /// One line that says what the config is for
+            about: String,
+                Flag::key_only().anything();
+
+            /// Model: builtin, a folder, or a hub id; a sweep takes several
+            ///
+            /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
+            model: OneOrMany<String>,
+                Flag::value("model", "builtin|DIR|HUB_ID[@REV]").texts("./checkpoint", &[""]).identity("model");
+
+            /// Tasks or groups; may be repeated
+            ///
+            /// Example: --task ruler/vt,ruler/cwe --task jsonl:niah.jsonl, --task ruler
+            tasks: Vec<String>,
+                Flag::value("task", "TASK,...").short('t').texts("ruler/vt", &["zzz", ""]);
+
+            /// Lengths in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
+            /// (before the chat template; without it, to the model's context)
+            ///
+            /// Example: --length 4096,16K (of 1,024 tokens)
+            lengths: Vec<usize>,
+                Flag::value("length", "N,...").short('l').commas().tokens(1, MOST_TOKENS).refused_with(not_a_length);
+
+            /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated
+            ///
+            /// Example: -m 'topk:k={16,64}' -m quest:page=16,ratio=0.05. `full` always runs as the reference.
+            methods: Vec<String>,
+                Flag::value("method", "SPEC").short('m').texts("topk:k=16", &["zzz", "topk:k=x"]).checked(check_method);
+
+            /// Examples for each task and length, and for each depth of tasks that have depths
+            ///
+            /// Example: --samples 100
+            samples: usize => usize = 10,
+                Flag::value("samples", "N").short('n').whole(1, MOST_SAMPLES).refused_with(not_so_many_samples);
+
+            /// Seed of the examples and of methods that draw; a sweep takes several
+            ///
+            /// Example: --seed 7
+            seed: OneOrMany<u64>,
+                Flag::value("seed", "S,...").commas().seed().identity("seed");
+
+            /// Where sparse attention starts: decode (generated tokens only), question, last:N prompt tokens, or prefill; a
+            /// sweep takes several
+            ///
+            /// Example: --sparse-from last:32
+            sparse_from: OneOrMany<Given<Protocol>>,
+                Flag::value("sparse-from", "WHERE,...").commas().texts("last:32", &["zzz", "last:0", "last:16777217"]).identity("protocol");
+
+            /// First tokens that every method attends; a sweep takes several
+            ///
+            /// Example: --sink 4
+            sink: OneOrMany<usize>,
+                Flag::value("sink", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
+
+            /// Last tokens of the prefix that every method attends; a sweep takes several
+            ///
+            /// Example: --local 64
+            local: OneOrMany<usize>,
+                Flag::value("local", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
+
+            /// Layers that attend everything: none, layers, spans, or shares of the depth; a sweep takes several
+            ///
+            /// Example: --dense-layers 0,1 or --dense-layers 0+50%
+            dense_layers: OneOrMany<Given<DenseLayers>>,
+                Flag::value("dense-layers", "LIST").texts("0+50%", &["zzz", "3-1"]);
+
+            /// What becomes of the tokens after the prefix: exact, window:N or indexed; a sweep takes several
+            ///
+            /// exact: all are attended, beside the method's budget. window:N: only the last N tokens are; what leaves the window is
+            /// picked from like the rest. indexed: as window with the method's own --local. A method that keeps or drops generated
+            /// tokens by a rule of its own goes on to do so (`spattn list methods`).
+            ///
+            /// Example: --tail indexed
+            tail: OneOrMany<Given<Tail>>,
+                Flag::value("tail", "RULE,...").commas().texts("indexed", &["zzz", "window:0", "window:16777217"]);
+
+            /// Compare every step with exact attention: output error and top-k recall, by layer
+            ///
+            /// Example: --fidelity (slower: exact attention is computed beside each method)
+            fidelity: bool => bool = false,
+                Flag::switch("fidelity").identity("fidelity");
+
+            /// What ms/token is: shared, a method's share of steps that all take together, or solo, its steps with all threads to
+            /// itself
+            ///
+            /// solo: after each example its methods take up to 16 of their steps again, one method at a time, five times in turns.
+            /// That is the latency a deployment would see. Predictions, scores and costs are the same either way.
+            ///
+            /// Example: --latency solo
+            latency: Latency => Latency = Latency::Shared,
+                Flag::value("latency", "HOW").texts("solo", &["zzz"]).identity("latency");
+
+            /// Storage of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
+            ///
+            /// Example: --dtype f32
+            dtype: Given<KvDtype> => Option<KvDtype> = None,
+                Flag::value("dtype", "TYPE").texts("f16", &["int8", ""]).identity("dtype");
+
+            /// What a CPU rounds factors of matrix products to, of weights and of prompts' attention: f32 (nothing) or bf16, which is faster
+            /// where the CPU has AMX or AVX512_BF16; f32 if not given
+            ///
+            /// Example: --matmul-precision bf16
+            matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
+                Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
+
+            /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
+            ///
+            /// Example: --device cpu, --device cuda:1
+            device: Given<Device> => Device = Device::Cpu,
+                Flag::value("device", "cpu|cuda[:i]").texts("cuda:1", &["tpu", "cuda:x"]).after("latency").identity("engine");
+
+            /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
+            ///
+            /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, longbench/hotpotqa.jsonl ...),
+            /// --data hub:zai-org/LongBench
+            #[serde(serialize_with = "as_shown")]
+            data: PathBuf => Option<PathBuf> = None,
+                Flag::value("data", "DIR|hub:HUB_ID[@REV]").texts("hub:zai-org/LongBench", &["nowhere", ""]).identity("data");
+
+            /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
+            ///
+            /// Example: --calibration qwen-calibration
+            #[serde(serialize_with = "as_shown")]
+            calibration: PathBuf => Option<PathBuf> = None,
+                Flag::value("calibration", "DIR").anything();
+
+            /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
+            ///
+            /// Example: --positions published
+            positions: Positions => Positions = Positions::Varied,
+                Flag::value("positions", "HOW").texts("published", &["zzz"]).identity("positions");
+
+            /// Give the model plain text even if it has a chat template
+            ///
+            /// Example: --model meta-llama/Llama-3.2-1B --no-chat
+            chat: bool => bool = true,
+                Flag::switch_off("no-chat").identity("chat_template");
+
+            /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+            ///
+            /// Tasks whose prompts are published as plain text go without it, as without the chat template.
+            ///
+            /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
+            system_prompt: Given<SystemPrompt> => Option<String> = None,
+                Flag::value("system-prompt", "TEXT|@FILE").texts("Be brief.", &["", "@nowhere"]).identity("system_prompt");
+
+            /// Leave out `full`, the dense reference
+            ///
+            /// Example: -m topk:k=64 --no-full
+            no_full: bool,
+                Flag::switch("no-full").after("methods");
+
+            /// Allow lengths beyond the model's context
+            ///
+            /// Example: --length 65536 --allow-extrapolation
+            allow_extrapolation: bool => bool = false,
+                Flag::switch("allow-extrapolation");
+
+            /// Leave out rows of files that are malformed, or that the model cannot read, instead of stopping; their number and
+            /// lines are noted
+            ///
+            /// Example: --task jsonl:rows.jsonl --skip-bad
+            skip_bad: bool => bool = false,
+                Flag::switch("skip-bad");
+
+            /// Keep what the model reads of each example, compressed, in the folder's prompts/; the page shows it on demand
+            ///
+            /// Example: --out run --keep-prompts, then zcat run/prompts/*
+            keep_prompts: bool => bool = false,
+                Flag::switch("keep-prompts");
+
+            /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+            ///
+            /// docs/privacy.md lists what is written with it and without. A run goes on with it, or without it, as it began.
+            ///
+            /// Example: spattn eval --model ~/models/qwen --anonymous --out run
+            #[serde(skip_serializing_if = "Option::is_none")]
+            anonymous: bool => bool = false,
+                Flag::switch("anonymous");
+        }
+    };
+}
+
+/// Hands the rows of flags that are no settings to the macro `$make`: they say how to run, not what.
+#[macro_export]
+macro_rules! with_run_flags {
+    ($make:ident) => {
+        $make! {
+            /// A model of some shape with random weights, as --model random:SHAPE: for latency and memory, its scores mean nothing
+            ///
+            /// Example: --random-weights llama-3.1-8b, --random-weights my/config.json
+            random_weights: String,
+                Flag::value("random-weights", "SHAPE|CONFIG").texts("llama-3.1-8b", &["zzz"]).conflicts_with("model").after("model");
+
+            /// Threads to use; all cores if not given
+            ///
+            /// Example: --threads 4
+            threads: usize,
+                Flag::value("threads", "N").threads().after("matmul_precision");
+
+            /// Folder for records, tables and plots; results/TIME if not given
+            ///
+            /// Example: --out results/qwen-4k
+            out: PathBuf,
+                Flag::value("out", "DIR").short('o').anything().after("threads");
+
+            /// Go on with the run in --out: records that are there are kept
+            ///
+            /// Example: --out results/qwen-4k --resume
+            resume: bool,
+                Flag::switch("resume").conflicts_with("overwrite").after("out");
+
+            /// Throw away the records in --out and start anew
+            ///
+            /// Example: --out results/qwen-4k --overwrite
+            overwrite: bool,
+                Flag::switch("overwrite").after("resume");
+
+            /// Run one share of the examples, about as much work as each other: I of N, I from 1
+            ///
+            /// Example: --shard 1/4
+            shard: String,
+                Flag::value("shard", "I/N").texts("1/4", &["0/4", "5/4", "zzz"]).after("overwrite");
+
+            /// Show no progress
+            ///
+            /// Example: --quiet
+            quiet: bool,
+                Flag::switch("quiet").short('q');
+
+            /// Print the summary as JSON instead of a table
+            ///
+            /// Example: spattn eval --json | jq '.[].score'
+            json: bool,
+                Flag::switch("json");
+        }
+    };
+}
+
+pub(super) use with_settings;

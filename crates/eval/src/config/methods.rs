@@ -1,0 +1,116 @@
+//! The methods of a run: specs and grids, multiplied by sinks, windows, dense layers and tails.
+
+use std::collections::HashSet;
+
+use super::bounds::MOST_METHODS;
+use super::protocol::Protocol;
+use super::settings::Settings;
+use super::value::{Given, alternatives, meanings};
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, Policy, Schedule, expand_grid};
+use spattn_base::error::UsageError;
+
+/// All combinations of sinks, windows, dense layers and tails. Methods run under them unless their specs say otherwise.
+fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
+    let default = Policy::default();
+    let sinks = alternatives("sink", s.sink.as_ref(), default.sink)?;
+    let locals = alternatives("local", s.local.as_ref(), default.local)?;
+    let dense = alternatives("dense_layers", s.dense_layers.as_ref(), Given::meant(default.dense_layers))?;
+    let tails = alternatives("tail", s.tail.as_ref(), Given::meant(default.tail))?;
+    let count = [locals.len(), dense.len(), tails.len()].into_iter().fold(sinks.len(), usize::saturating_mul);
+    if count > MOST_METHODS {
+        return Err(UsageError::new(format!(
+            "{count} combinations of `sink`, `local`, `dense_layers` and `tail` were asked for"
+        ))
+        .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
+    }
+    let mut policies = Vec::new();
+    let tails = meanings(&tails)?;
+    for dense_layers in meanings(&dense)? {
+        for &tail in &tails {
+            for &sink in &sinks {
+                let of = |&local| Policy {
+                    sink,
+                    local,
+                    dense_layers: dense_layers.clone(),
+                    tail,
+                    schedule: Schedule::default(),
+                };
+                policies.extend(locals.iter().map(of));
+            }
+        }
+    }
+    Ok(policies)
+}
+
+/// The policy of methods under these settings, unless their specs say otherwise.
+///
+/// # Errors
+/// If there are several sinks, windows, dense layers or tails, or a wrong one.
+pub fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
+    let mut policies = policies(s)?;
+    match policies.len() {
+        1 => Ok(policies.remove(0)),
+        n => Err(UsageError::new(format!("`sink`, `local`, `dense_layers` and `tail` have {n} combinations"))
+            .hint("give one value of each, and others in the methods' own specs")),
+    }
+}
+
+pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
+    let policies = policies(s)?;
+    let reference = (s.no_full != Some(true)).then(|| "full".to_owned());
+    let mut specs = Vec::new();
+    for text in reference.iter().chain(s.methods.iter().flatten()) {
+        specs.extend(expand_grid(text)?);
+        let count = specs.len().saturating_mul(policies.len());
+        if count > MOST_METHODS {
+            let what = format!(
+                "{count} methods were asked for, up to `{text}`: grids, sinks, windows and dense layers multiply"
+            );
+            return Err(UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: run them in parts")));
+        }
+    }
+    let mut methods: Vec<Configured> = Vec::new();
+    let mut labels = HashSet::new();
+    for spec in &specs {
+        for policy in &policies {
+            let method = configure(spec, policy)?;
+            if labels.insert(method.label()) {
+                methods.push(method);
+            }
+        }
+    }
+    if methods.is_empty() {
+        return Err(UsageError::new("no method is left to run").hint("give one with -m, or leave out --no-full"));
+    }
+    Ok(methods)
+}
+
+pub(super) fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
+    if protocol != Protocol::Prefill {
+        if let Some(m) = methods.iter().find(|m| m.reader.is_some()) {
+            let what =
+                format!("`{}` says how the prompt is read, and sparse attention starts at {protocol}", m.label());
+            return Err(UsageError::new(what).hint("use --sparse-from prefill, or leave out what stands before `>`"));
+        }
+        return match methods.iter().find(|m| m.method.decodes_densely()) {
+            None => Ok(()),
+            Some(m) => Err(UsageError::new(format!(
+                "method `{}` is sparse only while the prompt is read, so it cannot be sparse from {protocol}",
+                m.label()
+            ))
+            .hint("use --sparse-from prefill for it; after a dense prompt it would be full attention")),
+        };
+    }
+    match methods.iter().find(|m| m.reads().method.prefill_pattern().is_none()) {
+        None => Ok(()),
+        Some(m) => Err(UsageError::new(format!(
+            "method `{}` has no prefill pattern, so it cannot be sparse from prefill",
+            m.label()
+        ))
+        .hint(
+            "write full>... to decode with it after a dense prompt, or use --sparse-from decode, question or last:N; \
+             `spattn list methods` says which have one, and none has that is solved for a density on the prompt itself",
+        )),
+    }
+}

@@ -1,0 +1,16 @@
+//! What a user asked for: settings as they are given, and the configuration of a run that they resolve to.
+//!
+//! [`flags`] is the table of all flags and keys. From its rows [`settings`] makes what users give, with the types of [`value`], and
+//! [`run_config`] what a run is told. [`file`] reads configs, of which [`shipped`] are those of the program. How arguments are
+//! taken apart is in [`cli`](crate::cli).
+
+pub mod bounds;
+pub mod file;
+pub mod flag;
+pub(crate) mod flags;
+pub mod methods;
+pub mod protocol;
+pub mod run_config;
+pub mod settings;
+pub mod shipped;
+pub mod value;

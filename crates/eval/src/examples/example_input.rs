@@ -1,0 +1,111 @@
+//! The input of an example, the same under every protocol: a prompt to answer, or a passage to score.
+
+use anyhow::Result;
+
+use super::token_counter::Counter;
+use super::truncate::{TruncatedExample, check_bytes, check_said, fit};
+use crate::config::protocol::Protocol;
+use spattn_model::OpenModel;
+use spattn_model::tokenizer::Tokenizer;
+use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
+use spattn_tasks::{Cut, Task};
+
+/// The content of an example.
+pub(crate) enum ExampleInput {
+    Prompt(Box<TruncatedExample>),
+    Passage(Passage),
+}
+
+/// Token counts of an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Steps after the prefix, summed over all protocols, if answers are as long as their references.
+    pub steps: usize,
+}
+
+/// Makes an example of a task for a model that reads at most `most` tokens. Whether it fits exactly, and whether the model knows all
+/// tokens, is not checked.
+///
+/// # Errors
+/// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
+pub(crate) fn make(
+    task: &dyn Task,
+    length: usize,
+    index: usize,
+    seed: u64,
+    model: &OpenModel,
+    most: usize,
+) -> Result<ExampleInput> {
+    let counter = Counter(&model.tokenizer);
+    match task.likelihood() {
+        Some(text) if task.is_sized() => Ok(ExampleInput::Passage(text.passage(length, index, seed, &counter)?)),
+        Some(rows) => Ok(ExampleInput::Passage(rows.passage(length, index, seed, &Bounded { model, most })?)),
+        None => {
+            let example = task.example(length, index, seed, &counter)?;
+            let context = model.dimensions.config().context_limit();
+            if example.rules.cut == Cut::Nothing {
+                check_bytes(&example.user_turn(), model, most)?;
+            }
+            let fitted = fit(example, context, &model.tokenizer)?;
+            check_said(&fitted.example, &fitted.prompt, &model.tokenizer)?;
+            Ok(ExampleInput::Prompt(Box::new(fitted)))
+        }
+    }
+}
+
+/// Tokenizes texts of rows up to a limit.
+struct Bounded<'a> {
+    model: &'a OpenModel,
+    most: usize,
+}
+
+impl TextEncoder for Bounded<'_> {
+    fn encode(&self, text: &str) -> Result<TextTokens> {
+        check_bytes(text, self.model, self.most)?;
+        Counter(&self.model.tokenizer).encode(text)
+    }
+
+    fn front(&self) -> &[u32] {
+        self.model.tokenizer.front()
+    }
+}
+
+impl ExampleInput {
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> &[u32] {
+        match self {
+            Self::Prompt(fitted) => &fitted.prompt.ids,
+            Self::Passage(passage) => &passage.prompt,
+        }
+    }
+
+    /// The number of its tokens in the prefix.
+    pub fn prefix_tokens(&self, protocol: Protocol) -> usize {
+        match self {
+            Self::Prompt(fitted) => protocol.prefix_tokens(&fitted.prompt, fitted.example.context.len()),
+            Self::Passage(passage) => protocol.prefix_before_answer(passage.prompt.len()),
+        }
+    }
+
+    /// The number of generated tokens, if the answer is as long as its references, or of scored tokens; `None` if the references cannot be
+    /// tokenized.
+    pub fn answer_tokens(&self, tokenizer: &Tokenizer) -> Option<usize> {
+        match self {
+            Self::Passage(passage) => Some(passage.continuations.iter().map(|c| c.tokens.len()).sum()),
+            Self::Prompt(fitted) => {
+                let most = fitted.example.max_new_tokens;
+                let key = tokenizer.count_past(&fitted.example.references.join(", "), most).ok()?;
+                Some((key + 1).min(most))
+            }
+        }
+    }
+
+    /// The token counts; `None` as in [`answer_tokens`](Self::answer_tokens).
+    pub fn size(&self, protocols: &[Protocol], tokenizer: &Tokenizer) -> Option<Size> {
+        let (prompt, answer) = (self.prompt().len(), self.answer_tokens(tokenizer)?);
+        let steps = protocols.iter().map(|protocol| prompt - self.prefix_tokens(*protocol) + answer).sum();
+        Some(Size { prompt, steps })
+    }
+}

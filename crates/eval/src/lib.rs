@@ -1,0 +1,26 @@
+//! Running a matrix: settings, examples under many methods, records, and what is computed from them.
+//!
+//! Each module imports only from those before it:
+//!
+//! 1. [`folder`]: a results folder on disk, its writer, and the files that this program wrote;
+//! 2. [`records`]: records and the file that they are stored in;
+//! 3. [`config`]: what a user asked for; [`summary`]: means, differences and self-checks of records;
+//! 4. [`examples`]: one example before it is run;
+//! 5. [`plan`]: what is to be run, on which shard, in how much memory;
+//! 6. [`run`]: the loop over examples;
+//! 7. [`calibration`]: calibrating methods.
+//!
+//! Nothing here knows how results are drawn.
+
+#[macro_use]
+extern crate spattn_base;
+
+pub mod calibration;
+pub mod config;
+pub mod examples;
+pub mod folder;
+pub mod plan;
+pub mod program;
+pub mod records;
+pub mod run;
+pub mod summary;

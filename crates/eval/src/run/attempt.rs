@@ -1,0 +1,200 @@
+//! Running one example, and what happens when it fails.
+//!
+//! If methods fail together, the first error is kept and each method is tried alone: those that fail again are left out of
+//! the rest of their cell. If the prefix that they share cannot be read, no method is at fault: all that share it are left
+//! out, and it is not read again.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, anyhow};
+
+use super::example_request::ExampleRequest;
+use super::example_runner::ExampleRunner;
+use super::generate::Generation;
+use super::prepared_example::PreparedExample;
+use super::runner::Runner;
+use super::score_text::{GivenText, TextToScore};
+use super::shared_prefill;
+use crate::config::protocol::Protocol;
+use crate::examples::example_input::ExampleInput;
+use crate::examples::observer::{RunObserver, SkippedWork};
+use crate::examples::truncate::TruncatedExample;
+use crate::plan::given_prompts::passage_tokens;
+use crate::plan::planner::RunPlan;
+use crate::records::record::Record;
+use crate::records::timing::Latency;
+use spattn_attention::Configured;
+use spattn_tasks::likelihood::{Passage, Scoring};
+use spattn_tasks::seed::example_seed;
+
+impl Runner<'_> {
+    /// The records of an example; `None` if `stop` was raised.
+    ///
+    /// If methods fail together they are run one by one, and those that fail again are left out of the rest of their cell, each with
+    /// an error of its own; the first error is told where none of these says it. If the prompt cannot be read that they share, none is
+    /// at fault: they are left out together, and it is not read again.
+    pub(super) fn run_example(
+        &self,
+        item: &PreparedExample,
+        examples: &mut ExampleRunner<'_>,
+        plan: &mut RunPlan,
+        watch: &mut dyn RunObserver,
+    ) -> Result<Option<Vec<Record>>> {
+        let PreparedExample { place, variant, methods, .. } = item;
+        if methods.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let error = match self.attempt(item, methods, examples) {
+            Ok(records) => return Ok(records),
+            Err(error) => error,
+        };
+        let what = format!("{}, {}", self.name_with_seed(*place, variant.seed), variant.protocol);
+        if shared_prefill::is_of_no_method(&error) {
+            let (unread, others) = sharing(variant.protocol, methods);
+            plan.leave_out(*place, &[*variant], &unread);
+            watch.failed(SkippedWork { what, error })?;
+            let item = PreparedExample { methods: others, ..item.clone() };
+            return self.run_example(&item, examples, plan, watch);
+        }
+        let first = SkippedWork { what, error };
+        match methods.as_slice() {
+            [alone] => self.fail(item, alone, first.error, plan, watch).map(|()| Some(Vec::new())),
+            _ => self.one_by_one(item, first, examples, plan, watch),
+        }
+    }
+
+    /// The records of an example whose methods failed together; `None` if `stop` was raised.
+    fn one_by_one(
+        &self,
+        item: &PreparedExample,
+        first: SkippedWork,
+        examples: &mut ExampleRunner<'_>,
+        plan: &mut RunPlan,
+        watch: &mut dyn RunObserver,
+    ) -> Result<Option<Vec<Record>>> {
+        let (mut all, mut is_told) = (Vec::new(), false);
+        for method in &item.methods {
+            match self.attempt(item, std::slice::from_ref(method), examples) {
+                Ok(Some(records)) => all.extend(records),
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    is_told |= error.root_cause().to_string() == first.error.root_cause().to_string();
+                    self.fail(item, method, error, plan, watch)?;
+                }
+            }
+        }
+        if !is_told {
+            watch.mended(&first);
+        }
+        Ok(Some(all))
+    }
+
+    /// Leaves a method out of the rest of its cell.
+    fn fail(
+        &self,
+        item: &PreparedExample,
+        method: &Configured,
+        error: anyhow::Error,
+        plan: &mut RunPlan,
+        watch: &mut dyn RunObserver,
+    ) -> Result<()> {
+        let PreparedExample { place, variant, .. } = item;
+        let cell = self.name_with_seed(*place, variant.seed);
+        plan.leave_out(*place, &[*variant], std::slice::from_ref(method));
+        watch.failed(SkippedWork { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
+    }
+
+    /// The records of an example under some methods, or why there are none.
+    fn attempt(
+        &self,
+        item: &PreparedExample,
+        methods: &[Configured],
+        examples: &mut ExampleRunner<'_>,
+    ) -> Result<Option<Vec<Record>>> {
+        // Nothing that a method leaves half done is used again: a cached prefix is taken out until its indexes are complete.
+        let run = AssertUnwindSafe(|| match &*item.input {
+            ExampleInput::Prompt(truncated) => self.generate(item, truncated, methods, examples),
+            ExampleInput::Passage(passage) => self.score(item, passage, methods, examples),
+        });
+        let records = catch_unwind(run).unwrap_or_else(|panic| Err(shared_prefill::fault(&*panic)));
+        let records = records.and_then(|records| {
+            let broken = records.iter().flatten().find_map(|record| record.check().err());
+            broken.map_or(Ok(records), |why| Err(anyhow!("{why}: nothing can be said of it")))
+        });
+        records.with_context(|| self.example_name(item.place, item.index))
+    }
+
+    /// Generates the answers of an example's prompt, and scores them.
+    fn generate(
+        &self,
+        item: &PreparedExample,
+        truncated: &TruncatedExample,
+        methods: &[Configured],
+        examples: &mut ExampleRunner<'_>,
+    ) -> Result<Option<Vec<Record>>> {
+        let TruncatedExample { example, prompt, .. } = truncated;
+        self.check_positions(methods, prompt.ids.len() + example.max_new_tokens)?;
+        let policy = Generation {
+            tokenizer: &self.model.tokenizer,
+            max_new_tokens: example.max_new_tokens,
+            line_end: if example.rules.ends_at_line { self.line_end()? } else { None },
+            until: example.rules.until,
+        };
+        let request = self.request(item, methods);
+        let result = match item.variant.protocol {
+            Protocol::Prefill => examples.run_from_first_token(request, &policy),
+            _ => examples.run(request, &policy),
+        }?;
+        result.map(|result| self.records_of_answers(item, truncated, methods, result)).transpose()
+    }
+
+    /// Scores the continuations of a passage.
+    fn score(
+        &self,
+        item: &PreparedExample,
+        passage: &Passage,
+        methods: &[Configured],
+        examples: &mut ExampleRunner<'_>,
+    ) -> Result<Option<Vec<Record>>> {
+        self.check_positions(methods, passage_tokens(passage))?;
+        let texts: Vec<TextToScore<'_>> = passage.continuations.iter().map(TextToScore::from).collect();
+        let policy = GivenText { texts: &texts, compare: passage.scoring == Scoring::Perplexity };
+        // Nothing is drawn for a context that several passages share: each has a context of its own.
+        let own = self.request(item, methods);
+        let request = ExampleRequest { index_seed: own.step_seed, ..own };
+        let result = match item.variant.protocol {
+            Protocol::Prefill => examples.score_in_one_pass(request, &policy),
+            _ => examples.run(request, &policy),
+        }?;
+        Ok(result.map(|result| self.records_of_passage(item, passage, methods, result)))
+    }
+
+    fn request<'r>(&self, item: &'r PreparedExample, methods: &'r [Configured]) -> ExampleRequest<'r> {
+        let PreparedExample { place, index, variant, .. } = *item;
+        let task = &self.tasks[place.task];
+        let seed_of = |number: usize| example_seed(variant.seed, task.name(), place.length, number);
+        ExampleRequest {
+            prompt: item.input.prompt(),
+            prefix_tokens: item.prefix_tokens,
+            longer: &item.longer,
+            methods,
+            index_seed: seed_of(task.context_of(index)),
+            step_seed: seed_of(index),
+            fidelity: self.config.fidelity,
+            solo: self.config.latency == Latency::Solo,
+        }
+    }
+
+    /// The token of a line break: the last of those that stand for it.
+    pub(super) fn line_end(&self) -> Result<Option<u32>> {
+        Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
+    }
+}
+
+/// Methods that share the dense reading of a prompt, and the others: sparse from the first token, those that read by a mask read for
+/// themselves. If none but these are there, all are of the first kind.
+fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<Configured>) {
+    let reads_alone = |m: &Configured| protocol == Protocol::Prefill && m.masks_prefill();
+    let (others, dense): (Vec<Configured>, Vec<Configured>) = methods.iter().cloned().partition(reads_alone);
+    if dense.is_empty() { (others, dense) } else { (dense, others) }
+}

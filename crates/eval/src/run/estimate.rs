@@ -1,0 +1,471 @@
+//! Estimates the time and memory of a matrix, from a short probe of the machine and of every method.
+//!
+//! The probe runs all methods at two short lengths on text of the matrix. Prefill times are extrapolated by the number of multiplications,
+//! index and step times along a straight line through both lengths. Answers are assumed to be as long as their references. The result is an
+//! order of magnitude, not minutes and seconds.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+
+use super::example_request::ExampleRequest;
+use super::example_runner::ExampleRunner;
+use super::generate::Generation;
+use super::runner::Runner;
+use super::solo;
+use crate::config::protocol::Protocol;
+use crate::config::run_config::RunConfig;
+use crate::config::settings::Settings;
+use crate::examples::example_input::ExampleInput;
+use crate::plan::contexts::Shard;
+use crate::plan::memory::example_bytes;
+use crate::plan::planner::{PlanCell, Planner, RunPlan};
+use crate::plan::work::{expected_tokens, prefill_work};
+use crate::records::timing::Latency;
+use spattn_attention::Configured;
+use spattn_model::Model;
+use spattn_model::decoder::Dimensions;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+
+/// The longer of the probe's lengths in tokens; the other is a quarter of it.
+const PROBE_TOKENS: usize = 1024;
+/// Tokens that the probe reads after its prefix, and generates.
+const PROBE_QUESTION: usize = 8;
+const PROBE_ANSWER: usize = 8;
+
+/// The time and memory of a matrix on one model.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RunEstimate {
+    /// Seconds of prefill.
+    pub prefill: f64,
+    /// Seconds of building indexes.
+    pub index: f64,
+    /// Seconds of steps.
+    pub steps: f64,
+    /// Bytes of weights, the largest example and all of its indexes.
+    pub bytes: usize,
+}
+
+impl RunEstimate {
+    /// Seconds of all.
+    pub fn seconds(&self) -> f64 {
+        self.prefill + self.index + self.steps
+    }
+
+    /// The estimate with `n` times the seconds.
+    fn times(self, n: usize) -> Self {
+        let n = n as f64;
+        Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
+    }
+}
+
+/// Assumed tokens of a question and of an answer, if no example is made.
+const USUAL_QUESTION: usize = 64;
+const USUAL_ANSWER: usize = 32;
+
+/// The estimate for a model without weights, from the multiplications of prefill, and of weights and attention in steps, at the rate at
+/// which the built-in model reads. The cost of selection is not included, because it is unknown in advance.
+///
+/// # Errors
+/// If the built-in model cannot be run.
+pub fn estimate_by_products(planner: &Planner<'_>, plan: &RunPlan) -> Result<RunEstimate> {
+    let (dimensions, config) = (&planner.model.dimensions, planner.config);
+    let rate = built_in_rate()?;
+    let steps = config.protocols.len() * config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER);
+    let mut estimate = RunEstimate {
+        bytes: dimensions.weight_bytes().saturating_add(example_bytes(config, planner.model)),
+        ..RunEstimate::default()
+    };
+    for cell in &plan.cells {
+        let tokens = expected_tokens(cell.place.length);
+        let runs = cell.examples() as f64 * config.seeds.len() as f64;
+        estimate.prefill += runs * prefill_work(dimensions, cell.place.length) as f64 / rate;
+        estimate.steps += runs * dimensions.products(steps, tokens) as f64 / rate;
+    }
+    Ok(estimate)
+}
+
+/// The estimated seconds of reading prompts densely, from the multiplications, at the rate at which the built-in model reads. `prompts` are
+/// pairs of a number of prompts and their tokens.
+///
+/// # Errors
+/// If the built-in model cannot be run.
+pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> Result<f64> {
+    let of_prompts = |(count, tokens): &(usize, usize)| *count as f64 * dimensions.prefill_products(*tokens) as f64;
+    let all: f64 = prompts.iter().map(of_prompts).sum();
+    Ok(all / built_in_rate()?)
+}
+
+/// Millions of multiplications per second on this machine, when the built-in model reads.
+fn built_in_rate() -> Result<f64> {
+    const TOKENS: usize = 512;
+    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = []";
+    let config = RunConfig::resolve(Settings::parse(text, "estimate")?)?.remove(0);
+    let shard = Shard::WHOLE;
+    let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard, is_elsewhere: false };
+    let runner = Runner { planner, model: &model };
+    let prompt = vec![5; TOKENS];
+    // The first run takes longer.
+    runner.sample(&prompt, TOKENS)?;
+    Ok(model.dimensions.prefill_products(TOKENS) as f64 / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
+}
+
+/// The most lengths of a task at which an example is made.
+const MOST_MADE: usize = 32;
+/// The most methods that the probe runs.
+const MOST_PROBED: usize = 64;
+
+/// At most `most` of all values, evenly spaced from the first on.
+fn spread<T: Clone>(all: &[T], most: usize) -> Vec<T> {
+    let count = all.len().min(most);
+    (0..count).map(|i| all[i * all.len() / count].clone()).collect()
+}
+
+/// The seconds of the probe at one length.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    tokens: f64,
+    prefill: f64,
+    index: f64,
+    step: f64,
+    /// Bytes of all indexes.
+    index_bytes: f64,
+}
+
+/// The value at `tokens` on the line through two samples; the larger of both if the line falls.
+fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
+    let [short, long] = samples;
+    let slope = (of(long) - of(short)) / (long.tokens - short.tokens).max(1.0);
+    if slope <= 0.0 { of(short).max(of(long)) } else { (of(long) + slope * (tokens - long.tokens)).max(0.0) }
+}
+
+/// What all examples of the sizes take under one seed, whose prompts are read `readings` times: that by the number of its
+/// `products` for so many tokens, all else along the lines through the samples.
+fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: impl Fn(usize) -> f64) -> RunEstimate {
+    let mut sum = RunEstimate::default();
+    for size in sizes {
+        let growth = products(size.longest()) / products(samples[1].tokens as usize);
+        let examples = size.examples as f64;
+        sum.prefill += examples * samples[1].prefill * growth * readings as f64;
+        for &prefix in &size.prefixes {
+            let steps = size.prompt - prefix + size.answer_tokens;
+            sum.index += examples * along(samples, prefix as f64, |s| s.index);
+            sum.steps += examples * steps as f64 * along(samples, prefix as f64, |s| s.step);
+        }
+    }
+    sum
+}
+
+/// The seconds of the steps that are repeated to time methods alone: about as long as when methods step together.
+fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
+    let of_prefix = |prefix: &usize| along(samples, *prefix as f64, |s| s.step);
+    let of_size = |size: &Sized| size.examples as f64 * size.prefixes.iter().map(of_prefix).sum::<f64>();
+    ((solo::REPEATS + 1) * solo::STEPS) as f64 * sizes.iter().map(of_size).sum::<f64>()
+}
+
+impl Runner<'_> {
+    /// Estimates a plan by running its methods, or some of very many, on a short piece of the first example.
+    ///
+    /// # Errors
+    /// If an example cannot be made or run.
+    pub fn estimate(&self, plan: &RunPlan) -> Result<RunEstimate> {
+        let weights = self.model.decoder.weight_bytes();
+        let Some(prompt) = plan.cells.iter().find_map(|cell| self.first(cell)).map(|first| first.prompt().to_vec())
+        else {
+            return Ok(RunEstimate { bytes: weights, ..RunEstimate::default() });
+        };
+        let sizes = self.sizes(plan);
+        let samples = self.probe(&prompt)?;
+        let products = |tokens| self.model.dimensions.prefill_products(tokens) as f64;
+        let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), products);
+        if self.config.latency == Latency::Solo {
+            seconds.steps += solo_seconds(&samples, &sizes);
+        }
+        let seconds = seconds.times(self.config.seeds.len());
+        let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
+        let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
+        Ok(RunEstimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
+    }
+
+    /// How many times a prompt is read by a mask; methods with the same mask share a reading. Each is assumed to take as long as dense
+    /// prefill.
+    fn own_readings(&self) -> usize {
+        let protocols = self.config.protocols.iter().filter(|p| **p == Protocol::Prefill).count();
+        let methods = &self.config.methods;
+        let is_first = |(i, m): &(usize, &Configured)| !methods[..*i].iter().any(|before| before.reads_as(m));
+        protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
+    }
+
+    /// The sizes of cells, as far as there are any. Of a task at very many lengths the examples of some are made, and the
+    /// others are as much longer or shorter as was asked for.
+    fn sizes(&self, plan: &RunPlan) -> Vec<Sized> {
+        let mut sizes = Vec::new();
+        for of_task in plan.cells.chunk_by(|a, b| a.place.task == b.place.task) {
+            let made = spread(&of_task.iter().collect::<Vec<_>>(), MOST_MADE);
+            let made: Vec<(usize, Sized)> =
+                made.into_iter().filter_map(|cell| Some((cell.place.length, self.size(cell)?))).collect();
+            let of_cell = |cell: &PlanCell| {
+                let length = cell.place.length;
+                let (known, size) = made.iter().min_by_key(|(known, _)| known.abs_diff(length))?;
+                Some(Sized { examples: cell.examples(), ..size.as_of(*known, length) })
+            };
+            sizes.extend(of_task.iter().filter_map(of_cell));
+        }
+        sizes
+    }
+
+    /// A cell's first example; `None` if there is none or it cannot be made.
+    fn first(&self, cell: &PlanCell) -> Option<ExampleInput> {
+        let index = *cell.contexts.iter().next()?.first()?;
+        self.material(cell.place, index, self.config.seeds[0]).ok()
+    }
+
+    /// The size of a cell's first example; `None` if there is none or it cannot be made.
+    fn size(&self, cell: &PlanCell) -> Option<Sized> {
+        let material = self.first(cell)?;
+        let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
+        let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
+        Some(Sized { examples: 0, prompt: material.prompt().len(), prefixes, answer_tokens })
+    }
+
+    fn probe(&self, prompt: &[u32]) -> Result<[Sample; 2]> {
+        let long = prompt.len().clamp(4 * PROBE_QUESTION, PROBE_TOKENS);
+        // The first run takes longer.
+        self.sample(prompt, long / 4)?;
+        Ok([self.sample(prompt, long / 4)?, self.sample(prompt, long)?])
+    }
+
+    fn sample(&self, prompt: &[u32], tokens: usize) -> Result<Sample> {
+        let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
+        let methods = spread(&self.config.methods, MOST_PROBED);
+        // Methods that were not run are assumed to take as much as those that were, on average.
+        let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
+        let request = ExampleRequest {
+            prompt: &text,
+            prefix_tokens: tokens - PROBE_QUESTION,
+            longer: &[],
+            methods: &methods,
+            index_seed: 0,
+            step_seed: 0,
+            fidelity: self.config.fidelity,
+            solo: false,
+        };
+        let tokenizer = &self.model.tokenizer;
+        let policy = Generation { tokenizer, max_new_tokens: PROBE_ANSWER, line_end: None, until: &[] };
+        let never = AtomicBool::new(false);
+        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
+        let (spent, runs) = (result.spent, result.runs);
+        let c = self.model.decoder.config();
+        let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
+        Ok(Sample {
+            tokens: tokens as f64,
+            prefill: spent.prefill.as_secs_f64(),
+            index: share * spent.index.as_secs_f64(),
+            step: share * spent.steps.as_secs_f64() / steps as f64,
+            index_bytes: share * runs.iter().map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
+                * (tokens * c.kv_heads * c.layers) as f64,
+        })
+    }
+}
+
+/// The size of a cell's examples, as measured on the first.
+#[derive(Debug, Clone, PartialEq)]
+struct Sized {
+    examples: usize,
+    /// Tokens of the prompt.
+    prompt: usize,
+    /// Tokens of the prefix under each protocol.
+    prefixes: Vec<usize>,
+    /// Tokens that are generated or scored.
+    answer_tokens: usize,
+}
+
+impl Sized {
+    /// The size of examples at another length: question and answer stay the same.
+    fn as_of(&self, known: usize, length: usize) -> Self {
+        let grown = |tokens: usize| (tokens + length).saturating_sub(known);
+        let prefixes = self.prefixes.iter().map(|tokens| grown(*tokens)).collect();
+        Self { prompt: grown(self.prompt), prefixes, ..*self }
+    }
+
+    fn longest(&self) -> usize {
+        self.prefixes.iter().copied().max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
+    use spattn_tasks::{TaskOptions, resolve};
+
+    #[test]
+    fn what_grows_is_carried_on_and_what_falls_stays() {
+        let sample = |tokens, index, step| Sample { tokens, prefill: 1.0, index, step, index_bytes: 0.0 };
+        let samples = [sample(100.0, 1.0, 3.0), sample(300.0, 2.0, 2.0)];
+        assert_eq!(along(&samples, 700.0, |s| s.index), 4.0);
+        assert_eq!(along(&samples, 700.0, |s| s.step), 3.0);
+    }
+
+    #[test]
+    fn of_many_methods_some_are_probed_evenly() {
+        assert_eq!(spread(&[1, 2, 3], 64), [1, 2, 3]);
+        assert_eq!(spread(&(0..10).collect::<Vec<_>>(), 4), [0, 2, 5, 7]);
+        assert_eq!(spread::<u8>(&[], 4), [0; 0]);
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nno_full = true\n\
+                    methods = ['streaming_llm:window={1..70}']";
+        let windows = (1..=130).map(|w| w.to_string()).collect::<Vec<_>>().join(",");
+        with_runner(&text.replace("1..70", &windows), |runner| {
+            assert_eq!(spread(&runner.config.methods, MOST_PROBED).len(), MOST_PROBED);
+            let sample = runner.sample(&[5; 300], 300).unwrap();
+            assert!(sample.step > 0.0 && sample.prefill > 0.0);
+        });
+    }
+
+    #[test]
+    fn examples_protocols_and_seeds_add_up() {
+        let sample = |tokens, seconds| Sample {
+            tokens,
+            prefill: seconds,
+            index: seconds,
+            step: seconds / 10.0,
+            index_bytes: 0.0,
+        };
+        // One second for each 100 tokens, and a tenth of that for a step.
+        let samples = [sample(100.0, 1.0), sample(200.0, 2.0)];
+        let sized = |examples, prompt, prefixes: &[usize], answer_tokens| Sized {
+            examples,
+            prompt,
+            prefixes: prefixes.to_vec(),
+            answer_tokens,
+        };
+        let sizes = [sized(3, 410, &[400, 300], 5), sized(2, 50, &[40], 1)];
+        // Twice the length has four times the products.
+        let sum = seconds(&samples, &sizes, 2, |tokens| (tokens * tokens) as f64);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, not {b}");
+        close(sum.prefill, 3.0 * 2.0 * (4.0 * 2.0) + 2.0 * 2.0 * (0.04 * 2.0));
+        close(sum.index, 3.0 * (4.0 + 3.0) + 2.0 * 0.4);
+        close(sum.steps, 3.0 * (15.0 * 0.4 + 115.0 * 0.3) + 2.0 * (11.0 * 0.04));
+        let seeds = RunEstimate { bytes: 7, ..sum }.times(3);
+        close(seeds.seconds(), 3.0 * (sum.prefill + sum.index + sum.steps));
+        for (all, one) in [(seeds.prefill, sum.prefill), (seeds.index, sum.index), (seeds.steps, sum.steps)] {
+            close(all, 3.0 * one);
+        }
+        assert_eq!(seeds.bytes, 7, "one run at a time");
+    }
+
+    fn with_runner<R>(text: &str, use_it: impl FnOnce(&Runner<'_>) -> R) -> R {
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
+        use_it(&Runner { planner, model: &model })
+    }
+
+    struct Silent;
+
+    impl RunObserver for Silent {
+        fn progress(&mut self, _: RunProgress<'_>) {}
+
+        fn failed(&mut self, failure: SkippedWork) -> Result<()> {
+            Err(failure.error)
+        }
+    }
+
+    #[test]
+    fn what_is_run_is_sized_and_probed() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 3\nmethods = ['topk:k=16', 'quest:sink=0,local=0']\n\
+                    sparse_from = ['question', 'decode']";
+        with_runner(text, |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let size = runner.size(&plan.cells[0]).unwrap();
+            let ExampleInput::Prompt(fitted) = runner.material(plan.cells[0].place, 0, runner.config.seeds[0]).unwrap()
+            else {
+                panic!("a prompt")
+            };
+            let prompt = &fitted.prompt.ids;
+            assert_eq!(size.prompt, prompt.len());
+            assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
+            assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
+            // The reference, and the token that ends it.
+            let key = runner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
+            assert_eq!(size.answer_tokens, key.len() + 1);
+
+            let long = prompt.len();
+            let [short, whole] = runner.probe(prompt).unwrap();
+            assert_eq!((short.tokens, whole.tokens), ((long / 4) as f64, long as f64));
+            assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
+            let c = runner.model.decoder.config();
+            // For quest alone: the least and greatest key of each page of 16 tokens before the question, for each token of these.
+            let (prefix, d, bytes) = (long - PROBE_QUESTION, c.head_dim, runner.model.decoder.dtype().bytes());
+            let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
+            let index_bytes = per_token * (long * c.kv_heads * c.layers) as f64;
+            assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
+            // A step is one of those in the probe: at least the question's eight tokens.
+            let start = std::time::Instant::now();
+            let step = runner.sample(prompt, long).unwrap().step;
+            assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
+
+            let estimate = runner.estimate(&plan).unwrap();
+            let known = runner.model.decoder.weight_bytes() + example_bytes(runner.config, runner.model);
+            assert!(estimate.bytes > known && ((estimate.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
+            assert!(estimate.prefill > 0.0 && estimate.index > 0.0 && estimate.steps > 0.0);
+            let nothing = RunEstimate { bytes: runner.model.decoder.weight_bytes(), ..RunEstimate::default() };
+            assert_eq!(runner.estimate(&RunPlan::default()).unwrap(), nothing);
+            assert_eq!(runner.own_readings(), 0);
+        });
+    }
+
+    #[test]
+    fn of_very_many_lengths_some_examples_are_made() {
+        let lengths: Vec<String> = (0..200).map(|i| (400 + 3 * i).to_string()).collect();
+        let text = format!("tasks = ['ruler/niah_single_1']\nlengths = [{}]\nsamples = 2", lengths.join(", "));
+        with_runner(&text, |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let sizes = runner.sizes(&plan);
+            assert_eq!(sizes.len(), 200);
+            for (cell, size) in plan.cells.iter().zip(&sizes) {
+                let own = runner.size(cell).unwrap();
+                // Prompts grow by whole repetitions of their noise.
+                let is_near = |a: usize, b: usize| a.abs_diff(b) <= 64;
+                assert!(is_near(own.prompt, size.prompt) && is_near(own.longest(), size.longest()), "{own:?} {size:?}");
+                assert_eq!(size.examples, 2);
+            }
+            let made = spread(&sizes, MOST_MADE);
+            assert_eq!(made.len(), MOST_MADE);
+        });
+        // If there are few lengths, examples are made for all of them.
+        with_runner("tasks = ['ruler/niah_single_1']\nlengths = [400, 500, 900]\nsamples = 1", |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let own: Vec<Sized> = plan.cells.iter().map(|c| Sized { examples: 1, ..runner.size(c).unwrap() }).collect();
+            assert_eq!(runner.sizes(&plan), own);
+        });
+    }
+
+    #[test]
+    fn the_probe_is_of_bounded_length() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1";
+        with_runner(text, |runner| {
+            let tokens = |prompt: usize| runner.probe(&vec![5; prompt]).unwrap().map(|sample| sample.tokens);
+            assert_eq!(tokens(3), [8.0, 32.0], "a question's tokens are left to be read at either length");
+            assert_eq!(tokens(1500), [256.0, 1024.0]);
+        });
+    }
+
+    #[test]
+    fn prompts_are_read_once_for_all_methods_that_read_alike() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nsparse_from = ['prefill']\n\
+                    methods = ['streaming_llm', 'streaming_llm:window=32', 'streaming_llm>full']";
+        // Two windows, one of them used by two methods; `full` reads densely.
+        with_runner(text, |runner| assert_eq!(runner.own_readings(), 2));
+    }
+}

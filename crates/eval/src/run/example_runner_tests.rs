@@ -1,0 +1,274 @@
+//! Generating answers: what is generated, what is read again, and where the time goes.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::decode_loop::DecodeLoop;
+use super::example_request::ExampleRequest;
+use super::example_runner::{ExampleResult, ExampleRunner, fork_sequences};
+use super::generate::{GeneratedAnswer, Generation};
+use super::prefix_cache::PrefixCache;
+use super::prefix_reading::{LEAST_SHARED, PrefixReader};
+use super::time_attribution::Clock;
+use crate::records::timing::StepTime;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, Policy, RecentQueries, expand_grid};
+use spattn_model::Model;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+
+fn model() -> (Model, Vec<u32>) {
+    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+    let text: String = (0..30).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
+    let ids = model.tokenizer.encode_text(&text, true).unwrap();
+    (model, ids)
+}
+
+fn methods(specs: &[&str]) -> Vec<Configured> {
+    let policy = Policy { sink: 1, local: 4, ..Policy::default() };
+    specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
+}
+
+/// An example, and the tokens that it generates at most.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    example: ExampleRequest<'a>,
+    max_new_tokens: usize,
+    line_end: Option<u32>,
+    until: &'a [String],
+}
+
+fn request<'a>(prompt: &'a [u32], prefix_tokens: usize, methods: &'a [Configured]) -> Asked<'a> {
+    let (index_seed, step_seed) = (1, 2);
+    let example = ExampleRequest {
+        prompt,
+        prefix_tokens,
+        longer: &[],
+        methods,
+        index_seed,
+        step_seed,
+        fidelity: true,
+        solo: false,
+    };
+    Asked { example, max_new_tokens: 6, line_end: None, until: &[] }
+}
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+fn runner(model: &Model) -> ExampleRunner<'_> {
+    ExampleRunner::new(&model.decoder, &NEVER)
+}
+
+fn policy<'a>(model: &'a Model, asked: &Asked<'a>) -> Generation<'a> {
+    let Asked { max_new_tokens, line_end, until, .. } = *asked;
+    Generation { tokenizer: &model.tokenizer, max_new_tokens, line_end, until }
+}
+
+/// Runs an example after those that `runner` ran before.
+fn run_after(model: &Model, asked: Asked<'_>, runner: &mut ExampleRunner<'_>) -> ExampleResult<GeneratedAnswer> {
+    runner.run(asked.example, &policy(model, &asked)).unwrap().unwrap()
+}
+
+/// Runs an example with nothing before it.
+fn run_on(model: &Model, asked: Asked<'_>) -> ExampleResult<GeneratedAnswer> {
+    run_after(model, asked, &mut runner(model))
+}
+
+/// The likeliest tokens one after the other, each read densely with all before it.
+fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut ids = prompt.to_vec();
+    for _ in 0..count {
+        let logits = model.decoder.prefill(&ids, ids.len()).unwrap().logits;
+        let top = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
+        ids.push(top as u32);
+        if model.tokenizer.eos_ids().contains(&(top as u32)) {
+            break;
+        }
+    }
+    ids.split_off(prompt.len())
+}
+
+#[test]
+fn full_takes_the_likeliest_token_wherever_the_prefix_ends() {
+    let (model, ids) = model();
+    let prompt = &ids[..170];
+    let expected = greedy(&model, prompt, 6);
+    let methods = methods(&["topk:k=4", "full"]);
+    for prefix_tokens in [prompt.len(), prompt.len() - 1, 20] {
+        let outcome = run_on(&model, request(prompt, prefix_tokens, &methods));
+        let [topk, full] = &outcome.runs[..] else { panic!("two runs") };
+        let answer = &full.answers[0];
+        assert_eq!(answer.tokens, expected, "after {prefix_tokens}");
+        let is_end = model.tokenizer.eos_ids().contains(expected.last().unwrap());
+        assert_eq!(answer.stopped, is_end);
+        let [topk, full] = [&topk.costs, &full.costs];
+        // The last token is not read again.
+        assert_eq!(full.steps, prompt.len() - prefix_tokens + expected.len() - 1);
+        assert_eq!((full.streams, full.density, full.density_sparse_layers), (2, 1.0, 1.0));
+        assert!(topk.density < 0.9 && topk.bytes.unwrap().read < full.bytes.unwrap().read);
+        let (layers, heads) = (model.decoder.config().layers, model.decoder.config().heads);
+        assert_eq!((full.density_by_layer.len(), full.density_by_layer[0]), (layers, 1.0));
+        let fidelity = full.fidelity.as_ref().unwrap();
+        assert!(fidelity.output_error.iter().all(|error| *error < 1e-3));
+        assert!(fidelity.recall.iter().all(|recall| *recall == 1.0) && fidelity.recall.len() == layers);
+        let missed = topk.fidelity.as_ref().unwrap();
+        assert!(missed.dropped_mass.iter().sum::<f64>() > 0.0 && missed.output_error.iter().sum::<f64>() > 0.0);
+        let of_heads = missed.heads.as_ref().unwrap();
+        assert_eq!((of_heads.density.len(), of_heads.density[0].len()), (layers, heads));
+        let spread = missed.spread.unwrap().recall;
+        let all = of_heads.recall.iter().flatten();
+        assert_eq!(all.clone().copied().fold(f64::INFINITY, f64::min), spread.min);
+        assert_eq!(all.copied().fold(0.0, f64::max), spread.max);
+        let mean = of_heads.recall[3].iter().sum::<f64>() / heads as f64;
+        assert!((missed.recall[3] - mean).abs() < 1e-3);
+    }
+}
+
+#[test]
+fn a_prefix_that_begins_alike_is_not_read_again_and_changes_nothing() {
+    let (model, ids) = model();
+    let methods = methods(&["full", "topk:k=4"]);
+    let other: Vec<u32> = ids[..120].iter().chain(&ids[20..70]).copied().collect();
+    let mut held = runner(&model);
+    let first = run_after(&model, request(&ids[..170], 170, &methods), &mut held);
+    assert_eq!((first.prefill.reused_tokens, first.prefill.reused), (0, Duration::ZERO));
+    let common = ids.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    // All of it, more of it, and another text from the 120th token on.
+    let last = RecentQueries::COUNT;
+    let cases = [(&ids[..170], 170), (&ids[..200], 170), (&other[..], common), (&ids[..90], 90 - last)];
+    for (prompt, reused) in cases {
+        let again = run_after(&model, request(prompt, prompt.len(), &methods), &mut held);
+        let fresh = run_on(&model, request(prompt, prompt.len(), &methods));
+        assert_eq!(again.prefill.reused_tokens, reused, "of {}", prompt.len());
+        assert!(again.prefill.reused > Duration::ZERO && again.prefill.reused <= again.prefill.whole);
+        for (again, fresh) in again.runs.iter().zip(&fresh.runs) {
+            assert_eq!(again.answers, fresh.answers);
+            assert_eq!((again.costs.steps, again.costs.density), (fresh.costs.steps, fresh.costs.density));
+        }
+        held = runner(&model);
+        run_after(&model, request(&ids[..170], 170, &methods), &mut held);
+    }
+    let short = run_after(&model, request(&ids[..LEAST_SHARED - 1], LEAST_SHARED - 1, &methods), &mut held);
+    assert_eq!(short.prefill.reused_tokens, 0, "a template's first words");
+}
+
+#[test]
+fn gathering_for_indexes_is_no_part_of_reading_a_prefix() {
+    let (model, ids) = model();
+    let long: Vec<u32> = ids.iter().copied().cycle().take(900).collect();
+    let (methods, mut held) = (methods(&["h2o"]), runner(&model));
+    let mut first = request(&long[..860], 860, &methods);
+    first.example.longer = &[900];
+    assert!(run_after(&model, first, &mut held).runs[0].costs.index.whole > Duration::ZERO);
+    // What is read now takes its time besides what was gathered before.
+    let again = run_after(&model, request(&long, 900, &methods), &mut held);
+    assert_eq!(again.prefill.reused_tokens, 860);
+    assert!(Duration::ZERO < again.prefill.reused && again.prefill.reused < again.prefill.whole, "{:?}", again.prefill);
+    let fresh = run_on(&model, request(&long, 900, &methods));
+    let [again, fresh] = [&again.runs[0], &fresh.runs[0]];
+    assert_eq!((&again.answers, again.costs.density), (&fresh.answers, fresh.costs.density));
+}
+
+#[test]
+fn an_answer_ends_at_a_line_a_text_or_its_limit() {
+    let (model, ids) = model();
+    let methods = methods(&["full"]);
+    let prompt = &ids[..170];
+    let of = |change: &dyn Fn(&mut Asked<'_>)| {
+        let mut asked = request(prompt, prompt.len(), &methods);
+        change(&mut asked);
+        let run = run_on(&model, asked).runs.remove(0);
+        (run.answers[0].tokens.clone(), run.answers[0].stopped, run.costs.steps)
+    };
+    let free = greedy(&model, prompt, 6);
+    assert!(free.len() > 3, "{free:?}");
+    assert_eq!(of(&|r| r.max_new_tokens = 2), (free[..2].to_vec(), false, 1));
+    assert_eq!(of(&|r| r.max_new_tokens = 0), (vec![], false, 0));
+    let one = run_on(&model, Asked { max_new_tokens: 1, ..request(prompt, prompt.len(), &methods) });
+    assert_eq!((one.runs[0].costs.steps, one.runs[0].costs.bytes), (0, None), "no step has no bytes");
+    // A token that comes later ends the answer there; as the first, it is passed over.
+    let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
+    assert_eq!(of(&|r| r.line_end = Some(free[at])), (free[..=at].to_vec(), true, at));
+    let (passed, ..) = of(&|r| (r.line_end, r.max_new_tokens) = (Some(free[0]), 1));
+    assert!(passed.len() == 1 && passed[0] != free[0]);
+    let until: &'static [String] = Box::leak(Box::new(["no such text".to_owned()]));
+    assert_eq!(of(&|r| r.until = until).0, free, "a text that does not come up");
+    let raised = AtomicBool::new(true);
+    let mut stopped = ExampleRunner::new(&model.decoder, &raised);
+    let asked = request(prompt, 170, &methods);
+    assert!(stopped.run(asked.example, &policy(&model, &asked)).unwrap().is_none());
+}
+
+const LIVE: [&str; 6] = ["full", "topk:k=4", "quest", "streaming_llm:window=16", "random", "topp"];
+
+fn on_threads<T: Send>(threads: usize, run: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
+}
+
+#[test]
+fn shares_add_up_to_the_time_that_passed_on_any_number_of_threads() {
+    let (model, ids) = model();
+    let methods = methods(&LIVE);
+    let mut request = request(&ids[..170], 160, &methods);
+    request.example.fidelity = false;
+    for threads in [1, 2, 8] {
+        let outcome = on_threads(threads, || run_on(&model, request));
+        let passed = outcome.spent.steps.as_secs_f64();
+        let sum: f64 = outcome.runs.iter().map(|run| run.costs.step_time.steps()).sum();
+        assert!((sum - passed).abs() < 1e-6, "{threads} threads: {sum} s of {passed}");
+        for run in &outcome.runs {
+            assert!(run.costs.is_time_split);
+            let StepTime { select, attend, weights, beside } = run.costs.step_time;
+            assert!(select > 0.0 && attend > 0.0 && weights > 0.0 && beside == 0.0, "{:?}", run.costs.step_time);
+        }
+    }
+    // What is compared with exact attention beside the steps is no part of them.
+    request.example.fidelity = true;
+    let outcome = run_on(&model, request);
+    let parts: Vec<StepTime> = outcome.runs.iter().map(|run| run.costs.step_time).collect();
+    let (steps, all): (f64, f64) = (parts.iter().map(StepTime::steps).sum(), parts.iter().map(StepTime::all).sum());
+    assert!(parts.iter().all(|p| p.beside > 0.0) && steps < all);
+    assert!((all - outcome.spent.steps.as_secs_f64()).abs() < 1e-6);
+}
+
+/// What sequences measure before it is scaled, on so many threads and with so many sequences `together`; with the time that passed
+/// and what the threads worked.
+fn measured(threads: usize, together: Option<usize>) -> (f64, f64, f64) {
+    let (model, ids) = model();
+    let ids: Vec<u32> = ids.iter().copied().cycle().take(1200).collect();
+    let methods = methods(&LIVE);
+    let asked = Asked { max_new_tokens: 12, ..request(&ids, 1195, &methods) };
+    let example = ExampleRequest { fidelity: false, ..asked.example };
+    let (decoder, policy) = (&model.decoder, policy(&model, &asked));
+    let reader = PrefixReader { decoder, example: &example, longest_answer: 100, known_tokens: 1, mask: None };
+    let (mut read, _) = reader.read(&mut PrefixCache::new(1)).unwrap();
+    let (mut batch, _) = fork_sequences(&example, &mut read.indexes, &policy).unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let worked = || pool.broadcast(|_| spattn_base::clock::processor_time().as_secs_f64()).iter().sum::<f64>();
+    let (before, start) = (worked(), Instant::now());
+    pool.install(|| {
+        let mut steps = DecodeLoop::new(decoder, &policy, methods.len(), 0, ids.len(), &NEVER);
+        if let Some(together) = together {
+            (steps.together, steps.clock) = (together, Clock::of_groups(methods.len(), together));
+        }
+        steps.run(&mut batch, &read.logits).unwrap();
+    });
+    let (passed, worked) = (start.elapsed().as_secs_f64(), worked() - before);
+    (batch.sequences.iter().map(|running| running.time.all()).sum(), passed, worked)
+}
+
+#[test]
+fn what_sequences_measure_is_what_was_worked_and_no_more() {
+    for threads in [2, 8] {
+        let (sum, passed, worked) = measured(threads, None);
+        assert!(sum <= worked && sum > 0.5 * worked, "{threads} threads: {sum} s of {worked} worked in {passed}");
+    }
+}
+
+#[test]
+fn a_group_that_is_alone_measures_the_time_that_passed() {
+    for threads in [1, 2] {
+        let (sum, passed, _) = measured(threads, Some(LIVE.len()));
+        assert!(sum <= passed && sum > 0.8 * passed, "{threads} threads: {sum} s of {passed}");
+    }
+}

@@ -1,0 +1,183 @@
+//! The loop over a plan: progress, resuming, stopping, and examples that cannot be run.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use serde_json::json;
+
+use super::run_plan::RunEnd;
+use super::runner::Runner;
+use super::testing::{Given, Seen, passage, with_runner};
+use crate::config::run_config::RunConfig;
+use crate::config::settings::Settings;
+use crate::examples::example_input::ExampleInput;
+use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
+use crate::examples::truncate::fit;
+use crate::plan::contexts::Shard;
+use crate::plan::manifest::identity;
+use crate::plan::planner::Planner;
+use crate::records::record::Record;
+use crate::records::store::{OpenMode, Store, load_records};
+use spattn_model::Model;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_tasks::{Example, PromptCounter, PromptRules, Task};
+
+/// What `progress` was told: examples and work done and in all, the length, whether its cell ends, and new records.
+#[derive(Default)]
+struct Steps(Vec<Told>);
+
+/// Examples done and of all; work done, found and of all; length; whether a cell ends; records.
+type Told = ([usize; 2], [u64; 3], usize, bool, usize);
+
+impl RunObserver for Steps {
+    fn progress(&mut self, p: RunProgress<'_>) {
+        assert_eq!(p.task, "ruler/niah_single_1");
+        self.0.push(([p.done, p.total], [p.work_done, p.work_found, p.work], p.length, p.ends_cell, p.records.len()));
+    }
+
+    fn failed(&mut self, failure: SkippedWork) -> Result<()> {
+        Err(failure.error)
+    }
+}
+
+#[test]
+fn progress_counts_examples_and_work_and_what_is_recorded_is_not_run_again() {
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 400]\nsamples = 2\nmethods = ['topk:k=16']";
+    with_runner(text, |runner, manifest| {
+        let dir = tempfile::tempdir().unwrap();
+        let run = || {
+            let mut store = Store::open(dir.path(), OpenMode::Resume, manifest).unwrap();
+            let (plan, mut steps) = (runner.plan(&mut Steps::default()).unwrap(), Steps::default());
+            let left = runner.remaining(&plan, store.records()).records;
+            runner.run(plan, &mut store, &AtomicBool::new(false), &mut steps).unwrap();
+            (left, steps.0, load_records(dir.path()).unwrap().records)
+        };
+        // Reading n tokens takes so many multiplications: by all weights, and of every query with half of the keys in the mean.
+        let (c, decoder) = (runner.model.decoder.config(), &runner.model.decoder);
+        let weights = decoder.weight_numbers();
+        let work = |n: usize| (((weights + c.layers * c.heads * c.head_dim * (n / 2)) * n) as f64 / 1e6).ceil() as u64;
+        let (long, short) = (work(512), work(400));
+        let all = 2 * (long + short);
+        // What is recorded was found, and what is not was worked.
+        let expected = |records: usize| {
+            let found = |work: u64| if records == 0 { work } else { 0 };
+            [
+                ([1, 4], [long, found(long), all], 512, false, records),
+                ([2, 4], [2 * long, found(2 * long), all], 512, true, records),
+                ([3, 4], [2 * long + short, found(2 * long + short), all], 400, false, records),
+                ([4, 4], [all, found(all), all], 400, true, records),
+            ]
+        };
+        let (left, steps, records) = run();
+        assert_eq!((left, records.len()), (8, 8));
+        assert_eq!(steps, expected(2));
+        let (left, steps, again) = run();
+        assert_eq!((left, again.len()), (0, 8));
+        assert_eq!(steps, expected(0));
+        assert_eq!(runner.work(0), work(8192), "an example of a file");
+
+        let plan = runner.plan(&mut Steps::default()).unwrap();
+        let known: Vec<Record> =
+            records.into_iter().filter(|r| (r.length, r.sample, r.method.as_str()) != (400, 1, "topk")).collect();
+        let left = runner.remaining(&plan, &known);
+        let contexts: Vec<_> = left.plan.cells.iter().map(|c| (c.place.length, c.examples())).collect();
+        assert_eq!((left.records, contexts), (1, vec![(512, 0), (400, 1)]));
+    });
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_records_nothing_more() {
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+    with_runner(text, |runner, manifest| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, manifest).unwrap();
+        let plan = runner.plan(&mut Steps::default()).unwrap();
+        let mut steps = Steps::default();
+        let (end, spent) = runner.run(plan, &mut store, &AtomicBool::new(true), &mut steps).unwrap();
+        assert_eq!((end, spent.total(), steps.0.len()), (RunEnd::Interrupted, Duration::ZERO, 0));
+    });
+}
+
+/// A task that has examples under one seed only.
+struct OfOneSeed(u64);
+
+impl Task for OfOneSeed {
+    fn name(&self) -> &str {
+        "given"
+    }
+
+    fn inputs(&self) -> String {
+        String::new()
+    }
+
+    fn available(&self) -> Option<usize> {
+        Some(2)
+    }
+
+    fn is_sized(&self) -> bool {
+        false
+    }
+
+    fn example(&self, _: usize, index: usize, seed: u64, _: &dyn PromptCounter) -> Result<Example> {
+        match seed == self.0 {
+            true => Ok(Example { index, ..Given::question() }),
+            false => Err(anyhow!("there is none")),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_made_under_one_seed_is_run_under_the_others() {
+    let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16']\nseed = [3, 4, 5]";
+    let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+    let tasks: Vec<Box<dyn Task>> = vec![Box::new(OfOneSeed(4))];
+    let planner =
+        Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+    let runner = Runner { planner, model: &model };
+    let dir = tempfile::tempdir().unwrap();
+    let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
+    let mut store = Store::open(dir.path(), OpenMode::Fresh, &json!({ "identity": identities })).unwrap();
+    let (plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
+    assert_eq!(runner.remaining(&plan, &[]).records, 12);
+    assert_eq!(runner.run(plan, &mut store, &AtomicBool::new(false), &mut seen).unwrap().0, RunEnd::Complete);
+    assert_eq!(seen.examples, 6, "those that could not be made are done as well");
+    let failed: Vec<&str> = seen.failures.iter().map(|failure| failure.what.as_str()).collect();
+    assert_eq!(failed, ["builtin, given, seed 3", "builtin, given, seed 5"], "each once");
+    let records = load_records(dir.path()).unwrap().records;
+    let made: Vec<_> = records.iter().map(|r| (r.seed, r.sample, r.method.as_str())).collect();
+    assert_eq!(made, [(4, 0, "full"), (4, 0, "topk"), (4, 1, "full"), (4, 1, "topk")]);
+}
+
+#[test]
+fn examples_beyond_the_context_or_the_vocabulary_are_refused() {
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+    with_runner(text, |runner, _| {
+        let (limit, task) = (runner.model.decoder.config().context_limit(), Given::Question);
+        let text = |material| runner.check_fits(&task, &material).map_err(|e| e.what).err().unwrap_or_default();
+        let of = |prompt: Vec<u32>, answer| text(ExampleInput::Passage(passage(prompt, answer)));
+        assert_eq!(of(vec![5; limit - 7], 7), "");
+        let told = of(vec![5; limit - 6], 7);
+        assert!(told.starts_with(&format!("the text, {} tokens, is beyond", limit + 1)), "{told}");
+        let unknown = runner.model.decoder.config().vocab_size as u32;
+        assert!(!of(vec![unknown], 1).is_empty());
+        let mut odd = passage(vec![5], 3);
+        odd.continuations[1].tokens[2] = unknown;
+        assert!(!text(ExampleInput::Passage(odd)).is_empty());
+
+        let prompt = |length: usize, max_new_tokens: usize| {
+            let example = Example { length, max_new_tokens, ..Given::question() };
+            let context = runner.model.decoder.config().context_limit();
+            let plain = Example { rules: PromptRules::default(), ..example };
+            text(ExampleInput::Prompt(Box::new(fit(plain, context, &runner.model.tokenizer).unwrap())))
+        };
+        let tokens = fit(Given::question(), limit, &runner.model.tokenizer).unwrap().prompt.ids.len();
+        assert_eq!(prompt(0, limit - tokens), "");
+        let told = prompt(0, limit - tokens + 1);
+        assert!(told.starts_with(&format!("the prompt with its answer, {} tokens", limit + 1)), "{told}");
+        assert_eq!(prompt(limit + 1, limit), "", "of a length beyond the context that was asked for");
+        assert!(!prompt(limit, limit).is_empty());
+    });
+}

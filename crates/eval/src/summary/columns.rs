@@ -1,0 +1,455 @@
+//! [`COLUMNS`]: the columns of the summary, each in one row, and [`SummaryRow`], which has a field for each.
+//!
+//! A row of [`summary_columns!`] is a column's field, its unit, its rule for means over tasks, its heading and what it is.
+//! `summary.csv`, JSON, the means, tables, the page, `--value` and `docs/columns.md` are made from these rows. How a
+//! value comes from the records is in `summarize`, how numbers look to a reader in `report::format`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::column_value::{AsColumnValue, ColumnUnit, ColumnValue};
+use super::over_tasks::{Common, Joint, Mean, Never, OverTasks, Sum};
+use crate::records::timing::Latency;
+use spattn_stats::Estimate;
+use spattn_stats::several::{detectable_of, mean_of};
+use spattn_tasks::likelihood::Measure;
+
+/// Which values of a column are better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    /// Greater ones.
+    More,
+    /// Lesser ones.
+    Less,
+}
+
+/// A column of the summary.
+pub struct SummaryColumn {
+    /// Name in CSV and JSON; a contract with scripts.
+    pub name: &'static str,
+    /// What it is, in Markdown.
+    about: &'static str,
+    /// Its unit.
+    pub unit: ColumnUnit,
+    /// Heading in tables and on the page, with its unit there; `None` where it is in files only.
+    pub heading: Option<&'static str>,
+    /// Which values are better, if any are; of perplexities lesser scores and differences are.
+    pub better: Option<Better>,
+    /// Its value in a row.
+    pub value: fn(&SummaryRow) -> ColumnValue<'_>,
+    /// Name of its rule for means over tasks.
+    over_tasks: fn() -> &'static str,
+    /// Applies that rule: from rows of several tasks to the row of their mean.
+    set_mean: fn(&[&SummaryRow], &mut SummaryRow),
+}
+
+impl SummaryColumn {
+    /// Whether it holds names.
+    pub fn is_text(&self) -> bool {
+        self.unit == ColumnUnit::Text
+    }
+
+    /// Whether it is an end of the interval of another column.
+    pub fn is_end(&self) -> bool {
+        self.name.ends_with("_low") || self.name.ends_with("_high")
+    }
+}
+
+/// Defines [`SummaryRow`] and [`COLUMNS`] from rows of the form
+/// `/// what it is` `name: type = Unit, rule over tasks, "heading" (Better);` of which heading and better may be absent.
+macro_rules! summary_columns {
+    ($($(#[doc = $about:literal])+ $name:ident: $type:ty = $unit:ident, $rule:expr $(, $heading:literal $(($better:ident))?)?;)+) => {
+        /// One line of `summary.csv`: a method on a task at a length, under one protocol; or the mean of such lines.
+        ///
+        /// The order of the fields is the order of the columns, which is a contract. Scores, intervals and
+        /// differences are in percent.
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct SummaryRow {
+            $($(#[doc = $about])+ pub $name: $type,)+
+            /// All parameters by key, as far as the records have them; not a column.
+            #[serde(skip)]
+            pub settings: BTreeMap<String, String>,
+            /// Whether most rows of its task and length were timed under other conditions; not a column.
+            #[serde(skip)]
+            pub is_timed_apart: bool,
+        }
+
+        /// All columns, in the order of files. New ones are only ever appended.
+        pub static COLUMNS: &[SummaryColumn] = &[$(SummaryColumn {
+            name: stringify!($name),
+            about: concat!($($about),+),
+            unit: ColumnUnit::$unit,
+            heading: summary_columns!(@optional $($heading)?),
+            better: summary_columns!(@optional $($(Better::$better)?)?),
+            value: |row| row.$name.column_value(),
+            over_tasks: || OverTasks::<SummaryRow, $type>::name(&$rule),
+            set_mean: |rows, mean| mean.$name = OverTasks::<SummaryRow, $type>::value(&$rule, rows, |row| &row.$name),
+        },)+];
+    };
+    (@optional) => { None };
+    (@optional $value:expr) => { Some($value) };
+}
+
+summary_columns! {
+    /// Model id as given: `builtin`, a folder, a hub id.
+    model: String = Text, Common, "model";
+    /// Full name of the task; of a mean, how many tasks it is over.
+    task: String = Text, Never, "task";
+    /// Length asked for in tokens; 0 if a file fixes it.
+    length: usize = Tokens, Common, "length";
+    /// Name of the method, without parameters.
+    method: String = Text, Common, "method";
+    /// Parameters of the method that are not at their default, as `key=value,...`.
+    params: String = Text, Common, "params";
+    /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
+    protocol: String = Text, Common, "sparse from";
+    /// Number of examples.
+    n: usize = Count, Sum, "n";
+    /// Mean score; where `measure` is `perplexity`, the perplexity over all scored tokens.
+    score: f64 = Percent, Joint(|rows| Some(mean_score(rows)?.mean)), "score" (More);
+    /// Lower end of the 95 % interval of `score`; empty where all examples are of one context.
+    ci_low: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.low());
+    /// Upper end of it.
+    ci_high: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.high());
+    /// Mean difference of the score to `full` on the same examples; empty if `full` was not run.
+    delta_full: Option<f64> = Percent, Joint(|rows| Some(mean_delta(rows)?.mean)), "Δ full" (More);
+    /// Lower end of the paired 95 % interval of `delta_full`; empty for `full` itself.
+    delta_low: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.low());
+    /// Upper end of it.
+    delta_high: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.high());
+    /// Tokens attended over tokens in context: mean over steps, query heads and all layers, dense ones too.
+    density: f64 = Ratio, Mean, "density" (Less);
+    /// FLOPs of scoring over those of full attention.
+    cost1: f64 = Ratio, Mean, "cost1" (Less);
+    /// FLOPs of the gathered attention over those of full attention.
+    cost2: f64 = Ratio, Mean, "cost2" (Less);
+    /// `cost1` and `cost2` together.
+    cost_total: f64 = Ratio, Mean, "cost1 + cost2" (Less);
+    /// Auxiliary memory of the index: bits for each indexed token and KV head, mean over layers that are not dense by policy.
+    aux_bits: f64 = Bits, Mean, "aux bits" (Less);
+    /// Bytes of K, V and auxiliary data read for each token after the prefix, over all layers; empty if there was no such token.
+    kv_bytes_per_token: Option<f64> = Bytes, Mean, "KB/token" (Less);
+    /// Norm of the difference to exact attention's output over that output's; only with `--fidelity`.
+    output_error: Option<f64> = Ratio, Mean, "output error" (Less);
+    /// Share of the k tokens with the largest logits that were attended, k being the number attended; only with `--fidelity`.
+    recall: Option<f64> = Ratio, Mean, "recall" (More);
+    /// Time of reading the prefix; methods that share a prefix have the same.
+    prefill_s: f64 = Seconds, Mean, "prefill s" (Less);
+    /// Time of a step after the prefix, of the kind that `latency` says; empty where there were no steps.
+    decode_ms_per_token: Option<f64> = Milliseconds, Joint(|rows| Some(mean_step_ms(rows)?.mean)), "ms/token" (Less);
+    /// K and V that the method has to keep in the end: the whole context less what it evicts.
+    kv_bytes_held: Option<f64> = Bytes, Mean, "KB held" (Less);
+    /// Density asked for, where the budget was given as one; to be compared with `density_sparse_layers`.
+    density_target: Option<f64> = Ratio, Common;
+    /// As `density`, of the layers that are not dense by policy.
+    density_sparse_layers: f64 = Ratio, Mean;
+    /// Least density of a query head in layers that are not dense by policy: mean over examples.
+    density_min: Option<f64> = Ratio, Mean;
+    /// Median over these query heads.
+    density_median: Option<f64> = Ratio, Mean;
+    /// Greatest density of these query heads.
+    density_max: Option<f64> = Ratio, Mean;
+    /// As `density_min`, of the output error.
+    output_error_min: Option<f64> = Ratio, Mean;
+    /// As `density_median`, of the output error.
+    output_error_median: Option<f64> = Ratio, Mean;
+    /// As `density_max`, of the output error.
+    output_error_max: Option<f64> = Ratio, Mean;
+    /// As `density_min`, of the recall.
+    recall_min: Option<f64> = Ratio, Mean;
+    /// As `density_median`, of the recall.
+    recall_median: Option<f64> = Ratio, Mean;
+    /// As `density_max`, of the recall.
+    recall_max: Option<f64> = Ratio, Mean;
+    /// Exact attention mass of the tokens that were not attended; only with `--fidelity`.
+    dropped_mass: Option<f64> = Ratio, Mean, "dropped mass" (Less);
+    /// As `density_min`, of the dropped mass.
+    dropped_mass_min: Option<f64> = Ratio, Mean;
+    /// As `density_median`, of the dropped mass.
+    dropped_mass_median: Option<f64> = Ratio, Mean;
+    /// As `density_max`, of the dropped mass.
+    dropped_mass_max: Option<f64> = Ratio, Mean;
+    /// What `score`, its interval and its difference are: `score`, or `perplexity`, of which less is better.
+    measure: Measure = Text, Common;
+    /// Perplexity of the same text counted by words; only where perplexity is measured.
+    word_perplexity: Option<f64> = Perplexity, Never, "word ppl" (Less);
+    /// Negative log-likelihood for each byte of text; only where perplexity is measured.
+    bits_per_byte: Option<f64> = FineBits, Never, "bits/byte" (Less);
+    /// KL divergence of the next token's distribution from that of `full`, mean over scored tokens; only where perplexity is measured.
+    kl_mean: Option<f64> = Nats, Never, "KL" (Less);
+    /// Its 99th percentile over scored tokens.
+    kl_p99: Option<f64> = Nats, Never, "KL p99" (Less);
+    /// Scored tokens at which the most probable token is that of `full`; only where perplexity is measured.
+    same_top: Option<f64> = Percent, Never, "same top %" (More);
+    /// Questions whose right option is the most likely one; only where options are scored.
+    acc: Option<f64> = Percent, Mean, "acc %" (More);
+    /// The same by log-likelihood over characters.
+    acc_norm: Option<f64> = Percent, Mean, "acc_norm %" (More);
+    /// Tokens of which K and V have to be kept in the end, mean over layers and KV heads; empty where nothing was evicted.
+    kv_tokens_held: Option<f64> = Tokens, Mean, "tokens held" (Less);
+    /// Time of building the index, as if for this row alone.
+    index_s: f64 = Seconds, Mean, "index s" (Less);
+    /// Lower end of the 95 % interval of `decode_ms_per_token` over examples.
+    decode_ms_low: Option<f64> = Milliseconds, Joint(|rows| mean_step_ms(rows)?.low());
+    /// Upper end of it.
+    decode_ms_high: Option<f64> = Milliseconds, Joint(|rows| mean_step_ms(rows)?.high());
+    /// Conditions under which times were taken; empty where the records do not say.
+    timed: Option<String> = Text, Common;
+    /// Number of contexts that the examples ask about: these are independent, and intervals count them.
+    contexts: usize = Count, Sum;
+    /// True difference to `full`, in points, that 80 % of such runs would find beyond noise; only for scores.
+    detectable: Option<f64> = Percent, Joint(mean_detectable), "detectable Δ";
+    /// Bytes of what all heads and layers share (hyperplanes), as if each KV head read them anew for each token; no part of `kv_bytes_per_token`.
+    shared_bytes_per_token: Option<f64> = Bytes, Mean, "KB shared" (Less);
+    /// Scores and counts written and read again to select tokens, for each token after the prefix; no part of `kv_bytes_per_token`.
+    select_bytes_per_token: Option<f64> = Bytes, Mean, "KB scanned" (Less);
+    /// Of the tokens attended in layers that are not dense, the share that follows the prefix and is attended beside the budget.
+    free_share: Option<f64> = Ratio, Mean, "free";
+    /// What `decode_ms_per_token` is: `shared`, a method's part of steps of all methods, or `solo`, the median step alone; empty in old records.
+    latency: Option<Latency> = Text, Common;
+    /// Of a shared step, the time of selecting tokens; empty where it was not measured apart.
+    select_ms_per_token: Option<f64> = Milliseconds, Mean;
+    /// Of a shared step, the time of attending them.
+    attend_ms_per_token: Option<f64> = Milliseconds, Mean;
+    /// Of a shared step, the time of all else, above all products with the weights.
+    weights_ms_per_token: Option<f64> = Milliseconds, Mean;
+    /// Tokens selected over tokens in context, without static tokens and dense layers; empty in old records, as the next five.
+    picked_density: Option<f64> = Ratio, Mean;
+    /// `cost1` without dense layers.
+    cost1_sparse_layers: Option<f64> = Ratio, Mean;
+    /// `cost2` without dense layers.
+    cost2_sparse_layers: Option<f64> = Ratio, Mean;
+    /// `cost2` without dense layers and static tokens.
+    cost2_picked: Option<f64> = Ratio, Mean;
+    /// `cost1` without dense layers and projections onto shared hyperplanes.
+    cost1_published: Option<f64> = Ratio, Mean;
+    /// Bytes that all heads share, held once; `shared_bytes_per_token` is what reading them anew would be.
+    shared_bytes_resident: Option<f64> = Bytes, Mean;
+}
+
+/// A column that tables show.
+pub struct InTables {
+    /// Its name.
+    pub name: &'static str,
+    /// It is shown where any row has a value of this column.
+    pub shown_with: Option<&'static str>,
+    /// Whether tables of means over tasks show it: they leave out what depends on how long answers are.
+    pub of_means: bool,
+}
+
+const fn always(name: &'static str) -> InTables {
+    InTables { name, shown_with: None, of_means: false }
+}
+
+const fn of_means(name: &'static str) -> InTables {
+    InTables { name, shown_with: None, of_means: true }
+}
+
+const fn with(column: &'static str, name: &'static str) -> InTables {
+    InTables { name, shown_with: Some(column), of_means: false }
+}
+
+/// Columns of tables (terminal, Markdown, LaTeX), in their order: what was achieved, then what it cost.
+pub const IN_TABLES: &[InTables] = &[
+    always("n"),
+    of_means("score"),
+    of_means("delta_full"),
+    of_means("density"),
+    of_means("cost1"),
+    of_means("cost2"),
+    of_means("aux_bits"),
+    always("kv_bytes_per_token"),
+    always("decode_ms_per_token"),
+    with("kv_tokens_held", "kv_tokens_held"),
+    with("bits_per_byte", "word_perplexity"),
+    with("bits_per_byte", "bits_per_byte"),
+    with("bits_per_byte", "kl_mean"),
+    with("bits_per_byte", "kl_p99"),
+    with("bits_per_byte", "same_top"),
+    with("acc", "acc"),
+    with("acc", "acc_norm"),
+    with("output_error", "output_error"),
+    with("output_error", "recall"),
+    with("output_error", "dropped_mass"),
+];
+
+/// Columns of tables in the order in which they are left out where room is short; those that are not here always stay.
+pub const LEFT_OUT_FIRST: &[&str] = &[
+    "aux_bits",
+    "cost2",
+    "cost1",
+    "kl_p99",
+    "word_perplexity",
+    "dropped_mass",
+    "acc_norm",
+    "kv_bytes_per_token",
+    "decode_ms_per_token",
+    "recall",
+    "kv_tokens_held",
+    "same_top",
+    "kl_mean",
+    "output_error",
+    "acc",
+    "bits_per_byte",
+    "n",
+];
+
+/// Whether the page shows a column before a reader chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnPage {
+    /// It does.
+    Shown,
+    /// A reader can choose it.
+    Offered,
+}
+
+/// Columns that the page offers, in its order, and whether it shows them at first. What has a heading and is not here comes
+/// after these and is offered.
+const PAGE_ORDER: &[(&str, OnPage)] = &[
+    ("method", OnPage::Shown),
+    ("params", OnPage::Shown),
+    ("task", OnPage::Shown),
+    ("length", OnPage::Shown),
+    ("model", OnPage::Offered),
+    ("protocol", OnPage::Offered),
+    ("n", OnPage::Shown),
+    ("score", OnPage::Shown),
+    ("delta_full", OnPage::Shown),
+    ("density", OnPage::Shown),
+    ("cost_total", OnPage::Shown),
+    ("cost1", OnPage::Offered),
+    ("cost2", OnPage::Offered),
+    ("aux_bits", OnPage::Offered),
+    ("kv_bytes_per_token", OnPage::Shown),
+    ("shared_bytes_per_token", OnPage::Offered),
+    ("select_bytes_per_token", OnPage::Offered),
+    ("free_share", OnPage::Offered),
+    ("kv_bytes_held", OnPage::Offered),
+    ("kv_tokens_held", OnPage::Shown),
+    ("decode_ms_per_token", OnPage::Shown),
+    ("index_s", OnPage::Offered),
+    ("prefill_s", OnPage::Offered),
+    ("output_error", OnPage::Shown),
+    ("recall", OnPage::Offered),
+    ("dropped_mass", OnPage::Offered),
+    ("word_perplexity", OnPage::Shown),
+    ("bits_per_byte", OnPage::Offered),
+    ("kl_mean", OnPage::Shown),
+    ("kl_p99", OnPage::Offered),
+    ("same_top", OnPage::Offered),
+    ("detectable", OnPage::Offered),
+    ("acc", OnPage::Offered),
+    ("acc_norm", OnPage::Shown),
+];
+
+/// The column of a name.
+pub fn find(name: &str) -> Option<&'static SummaryColumn> {
+    COLUMNS.iter().find(|column| column.name == name)
+}
+
+/// The columns that the page offers, all that have a heading, and whether it shows them at first.
+pub fn on_page() -> Vec<(&'static SummaryColumn, OnPage)> {
+    let is_placed = |column: &SummaryColumn| PAGE_ORDER.iter().any(|(name, _)| *name == column.name);
+    let first = PAGE_ORDER.iter().filter_map(|(name, choice)| Some((find(name)?, *choice)));
+    let others = COLUMNS.iter().filter(|column| !is_placed(column)).map(|column| (column, OnPage::Offered));
+    first.chain(others).filter(|(column, _)| column.heading.is_some()).collect()
+}
+
+/// Mean of the scores of several rows, each of the same weight, in percent.
+pub fn mean_score(rows: &[&SummaryRow]) -> Option<Estimate> {
+    mean_of(&rows.iter().map(|r| Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) }).collect::<Vec<_>>())
+}
+
+/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none.
+pub fn mean_delta(rows: &[&SummaryRow]) -> Option<Estimate> {
+    let of_row = |r: &&SummaryRow| Some(Estimate { mean: r.delta_full?, ends: r.delta_low.zip(r.delta_high) });
+    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
+}
+
+/// Mean of the milliseconds a step of several rows, each of the same weight; `None` if a row has none.
+fn mean_step_ms(rows: &[&SummaryRow]) -> Option<Estimate> {
+    let of_row =
+        |r: &&SummaryRow| Some(Estimate { mean: r.decode_ms_per_token?, ends: r.decode_ms_low.zip(r.decode_ms_high) });
+    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
+}
+
+/// The difference to dense attention, in points, that can be told from noise in such a mean; `None` if a row has none.
+pub fn mean_detectable(rows: &[&SummaryRow]) -> Option<f64> {
+    detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
+}
+
+impl SummaryRow {
+    /// The mean over rows of one setting on several tasks; its task is without a name. Each column is what its rule makes
+    /// of them, and nothing is carried over from one of the rows.
+    pub fn mean_over_tasks(rows: &[&Self]) -> Self {
+        let mut mean = Self::default();
+        COLUMNS.iter().for_each(|column| (column.set_mean)(rows, &mut mean));
+        // These two are no columns.
+        let is_common = |key: &String, value: &String| rows.iter().all(|row| row.settings.get(key) == Some(value));
+        let settings = rows.first().into_iter().flat_map(|row| &row.settings);
+        mean.settings =
+            settings.filter(|(key, value)| is_common(key, value)).map(|(k, v)| (k.clone(), v.clone())).collect();
+        mean.is_timed_apart = rows.iter().any(|row| row.is_timed_apart || row.timed != rows[0].timed);
+        mean
+    }
+}
+
+/// The list of columns as a Markdown table.
+pub fn as_markdown() -> String {
+    let line = |column: &SummaryColumn| {
+        let SummaryColumn { name, about, unit, heading, over_tasks, .. } = column;
+        let heading = heading.unwrap_or_default();
+        format!("| `{name}` | {} | {heading} | {} | {} |\n", unit.name(), over_tasks(), about.trim())
+    };
+    let head = "| column | unit | heading | over tasks | what it is |\n|---|---|---|---|---|\n";
+    head.to_owned() + &COLUMNS.iter().map(line).collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::testing::record;
+    use crate::summary::summarize::summarize;
+
+    #[test]
+    fn columns_are_the_fields_of_a_row() {
+        let row = &summarize(&[record("ruler/vt", "topk", 0, 1.0)], &[])[0];
+        let fields = serde_json::to_value(row).unwrap();
+        let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+        assert_eq!(fields.as_object().unwrap().keys().collect::<Vec<_>>(), names);
+        let values = |column: &SummaryColumn| match ((column.value)(row), &fields[column.name]) {
+            (ColumnValue::Text(text), value) => value.as_str().unwrap_or_default() == text,
+            (ColumnValue::Count(count), value) => value.as_u64() == Some(count as u64),
+            (ColumnValue::Number(number), value) => value.as_f64() == number,
+        };
+        COLUMNS.iter().for_each(|column| assert!(values(column), "{}", column.name));
+    }
+
+    #[test]
+    fn the_page_of_columns_is_the_list() {
+        let page = include_str!("../../../../docs/columns.md");
+        let found: String = page.lines().filter(|line| line.starts_with('|')).map(|line| format!("{line}\n")).collect();
+        let expected = as_markdown();
+        for (found, expected) in found.lines().zip(expected.lines()) {
+            assert_eq!(found, expected, "docs/columns.md, and COLUMNS in crates/eval/src/summary/columns.rs");
+        }
+        assert_eq!(
+            found.lines().count(),
+            expected.lines().count(),
+            "docs/columns.md has to have this table:\n{expected}"
+        );
+    }
+
+    #[test]
+    fn lists_for_readers_are_of_columns_with_headings() {
+        let has_heading = |name: &str| find(name).is_some_and(|column| column.heading.is_some());
+        let in_tables: Vec<&str> = IN_TABLES.iter().map(|shown| shown.name).collect();
+        let names = in_tables.iter().chain(PAGE_ORDER.iter().map(|(name, _)| name));
+        names.for_each(|name| assert!(has_heading(name), "{name}"));
+        IN_TABLES.iter().filter_map(|shown| shown.shown_with).for_each(|name| assert!(find(name).is_some(), "{name}"));
+        LEFT_OUT_FIRST.iter().for_each(|name| assert!(in_tables.contains(name), "{name}"));
+        assert_eq!(on_page().len(), COLUMNS.iter().filter(|column| column.heading.is_some()).count());
+    }
+}

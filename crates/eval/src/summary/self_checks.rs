@@ -1,0 +1,282 @@
+//! Self-checks: warnings about records with suspicious numbers.
+//!
+//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
+//! the records. Nothing here stops a run. What compares settings with each other is in `comparisons`.
+
+use std::collections::BTreeSet;
+
+use rayon::prelude::*;
+
+use super::cells::{SummaryCell, by_place, group};
+use super::comparisons::{Discoveries, above, not_monotone};
+use super::times::{RowTimes, prevailing};
+use super::warnings::{Check, Warning};
+use crate::records::interning::InternedStr;
+use crate::records::record::{REFERENCE, Record};
+use crate::records::timing::TimingConditions;
+use spattn_model::source::RANDOM;
+
+/// The least share of the length that examples of a sized task should fill.
+const LEAST_FILL: f64 = 0.95;
+/// The share of empty predictions from which on they cause a warning.
+const EMPTY_SHARE: f64 = 0.05;
+/// The dense score below which methods cannot be told apart.
+const LEAST_REFERENCE: f64 = 0.5;
+/// The share of generations at the token limit from which on they cause a warning.
+const TRUNCATED_SHARE: f64 = 0.5;
+/// The method whose publications all use dense layers, and that loses much without them.
+const MAGICPIG: &str = "magicpig";
+/// One of this many layers is dense there.
+const PUBLISHED_STEP: usize = 16;
+/// The share of tokens attended in addition to the budget from which on they cause a warning.
+const FREE_SHARE: f64 = 0.5;
+/// The share by which a requested density may be missed.
+const DENSITY_TOLERANCE: f64 = 0.25;
+/// Examples that cannot even tell a loss of half of them are too few.
+pub const FEW_TELL: f64 = 0.5;
+/// The loss that the recommended number of examples would detect: about the smallest that papers emphasise.
+const TOLD: f64 = 0.1;
+
+/// All warnings about the records, in the order of the summary (`order` as there). The order of the records does not matter.
+pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
+    check_cells(&group(records, order))
+}
+
+/// All warnings about the records of cells, in the order of the summary.
+pub fn check_cells(cells: &[SummaryCell]) -> Vec<Warning> {
+    let real = Discoveries::among(cells);
+    let general = random_weights(cells).into_iter().chain(few_examples(cells));
+    let of_places: Vec<Vec<Warning>> = by_place(cells).into_par_iter().map(|cells| check_place(cells, &real)).collect();
+    general.chain(of_places.into_iter().flatten()).collect()
+}
+
+fn check_place(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
+    let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
+    let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
+    let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
+    for cell in cells {
+        let of_cell = [repeated(cell), empty(cell), density_missed(cell), free_tokens(cell), no_dense_layers(cell)];
+        warnings.extend(of_cell.into_iter().flatten());
+        if let Some(full) = full {
+            warnings.extend([truncated(cell, full), above(cell, full, real)].into_iter().flatten());
+        }
+    }
+    warnings.extend(timed_apart(cells));
+    warnings.extend(not_monotone(cells, real));
+    warnings
+}
+
+/// One record of each example, whatever the method.
+fn examples<'a>(cells: &[SummaryCell<'a>]) -> Vec<&'a Record> {
+    // The last of each, as its cells come.
+    let mut records: Vec<&Record> = cells.iter().rev().flat_map(|cell| &cell.records).copied().collect();
+    records.sort_by_key(|r| (r.seed, r.sample));
+    records.dedup_by_key(|r| (r.seed, r.sample));
+    records
+}
+
+fn bos(cells: &[SummaryCell]) -> Option<Warning> {
+    let all = examples(cells);
+    let wrong: Vec<usize> = all.iter().filter_map(|r| r.bos_tokens).filter(|n| *n != 1).collect();
+    let (least, most) = (wrong.iter().min()?, wrong.iter().max()?);
+    let count = if least == most { format!("{least}") } else { format!("{least} to {most}") };
+    let message = format!("{} of {} prompts have {count} BOS tokens instead of one", wrong.len(), all.len());
+    Some(Warning::of_task(Check::Bos, all[0], message))
+}
+
+fn length(cells: &[SummaryCell]) -> Option<Warning> {
+    let all = examples(cells);
+    let asked = all.first()?.length as f64;
+    // For prompts that are cut, the length is a limit and need not be filled.
+    let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
+    let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
+    let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
+    if wrong == 0 {
+        return None;
+    }
+    let least = fills.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = fills.iter().copied().fold(0.0, f64::max);
+    let message = format!(
+        "{wrong} of {} examples fill less than 95 % or more than 100 % of {asked} tokens (from {:.1} % to {:.1} %)",
+        fills.len(),
+        100.0 * least,
+        100.0 * most
+    );
+    Some(Warning::of_task(Check::Length, all[0], message))
+}
+
+fn cut(cells: &[SummaryCell]) -> Option<Warning> {
+    let all = examples(cells);
+    let cut: Vec<usize> = all.iter().filter_map(|r| r.cut_tokens).filter(|tokens| *tokens > 0).collect();
+    let most = cut.iter().max()?;
+    let limit = match all[0].length {
+        0 => "the model's context".to_owned(),
+        length => format!("{length} tokens"),
+    };
+    let message = format!(
+        "{} of {} prompts were cut in the middle to fit {limit} (by up to {most} tokens)",
+        cut.len(),
+        all.len()
+    );
+    Some(Warning::of_task(Check::Cut, all[0], message))
+}
+
+fn low_reference(full: &SummaryCell) -> Option<Warning> {
+    if !full.measure().is_score() {
+        return None;
+    }
+    let score = full.mean(|r| r.score);
+    (score < LEAST_REFERENCE).then(|| {
+        let message = format!(
+            "the dense score is {:.1} % (below {:.0} %): differences between methods say little here",
+            100.0 * score,
+            100.0 * LEAST_REFERENCE
+        );
+        Warning::of_cell(Check::LowReference, full, message)
+    })
+}
+
+fn timed_apart(cells: &[SummaryCell]) -> Option<Warning> {
+    let around = prevailing(cells);
+    let apart: Vec<RowTimes> =
+        cells.iter().map(|cell| RowTimes::of(cell, around)).filter(|times| times.is_apart).collect();
+    let said = |conditions: Option<&TimingConditions>| {
+        conditions.map_or("not recorded".to_owned(), TimingConditions::to_string)
+    };
+    let message = format!(
+        "the times of {} of {} rows were taken under other conditions and cannot be compared with the rest ({}; the \
+         rest: {})",
+        apart.len(),
+        cells.len(),
+        said(apart.first()?.conditions.as_ref()),
+        said(around)
+    );
+    Some(Warning::of_task(Check::TimedApart, cells[0].head(), message))
+}
+
+fn repeated(cell: &SummaryCell) -> Option<Warning> {
+    (cell.repeated > 0).then(|| {
+        let message = format!(
+            "{} records repeat one of the {} samples under another key and are left out; were different runs merged?",
+            cell.repeated,
+            cell.records.len()
+        );
+        Warning::of_cell(Check::RepeatedSamples, cell, message)
+    })
+}
+
+fn empty(cell: &SummaryCell) -> Option<Warning> {
+    if cell.head().likelihood.is_some() {
+        return None; // Nothing was to be generated.
+    }
+    let n = cell.records.len();
+    let empty = cell.records.iter().filter(|r| r.prediction.trim().is_empty()).count();
+    (empty as f64 >= EMPTY_SHARE * n as f64 && empty > 0)
+        .then(|| Warning::of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
+}
+
+fn density_missed(cell: &SummaryCell) -> Option<Warning> {
+    let target = cell.head().density_target()?;
+    let achieved = cell.mean(|r| r.density_sparse_layers);
+    let deviation = achieved / target - 1.0;
+    (deviation.abs() > DENSITY_TOLERANCE).then(|| {
+        let reason = match deviation > 0.0 {
+            true => {
+                "; sink, window and question alone may be too many for this length, or steps attend more widely than \
+                 the prefix's last queries, by which parameters are solved"
+            }
+            false => "",
+        };
+        let message = format!(
+            "a density of {target} was asked for, {achieved:.4} was attended in layers that are not dense \
+             ({:+.0} %){reason}",
+            100.0 * deviation
+        );
+        Warning::of_cell(Check::DensityMissed, cell, message)
+    })
+}
+
+fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
+    let shares: Vec<f64> = cell.records.iter().filter_map(|r| r.free_share).collect();
+    let share = if shares.is_empty() { 0.0 } else { spattn_stats::mean(&shares) };
+    if share < FREE_SHARE {
+        return None;
+    }
+    let message = format!(
+        "{:.0} % of the tokens attended followed the prefix and were attended beside the budget; --tail indexed makes them \
+         candidates, where the method can",
+        100.0 * share
+    );
+    Some(Warning::of_cell(Check::FreeTokens, cell, message))
+}
+
+/// Of a method that is only published with dense layers, on a model so deep that these are several.
+fn no_dense_layers(cell: &SummaryCell) -> Option<Warning> {
+    let r = cell.head();
+    let is_dense = |density: &f64| *density >= 1.0;
+    if &*r.method != MAGICPIG || r.density_by_layer.len() <= PUBLISHED_STEP || r.density_by_layer.iter().any(is_dense) {
+        return None;
+    }
+    let message = format!(
+        "none of {} layers was dense, and no publication of {MAGICPIG} runs so; preset=paper leaves layers 0, 16, 32 and 48 dense, as far as \
+         a model has them (dense_layers=0-48/16)",
+        r.density_by_layer.len()
+    );
+    Some(Warning::of_cell(Check::NoDenseLayers, cell, message))
+}
+
+fn truncated(cell: &SummaryCell, full: &SummaryCell) -> Option<Warning> {
+    let cut = |cell: &SummaryCell| cell.mean(|r| f64::from(u8::from(!r.stopped)));
+    let (ours, dense) = (cut(cell), cut(full));
+    (ours > TRUNCATED_SHARE && dense <= TRUNCATED_SHARE).then(|| {
+        let message = format!(
+            "{:.0} % of generations ran into the token limit without an EOS (dense: {:.0} %)",
+            100.0 * ours,
+            100.0 * dense
+        );
+        Warning::of_cell(Check::Truncated, cell, message)
+    })
+}
+
+/// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
+fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
+    let compared: Vec<usize> = by_place(cells)
+        .into_iter()
+        .filter(|cells| cells.len() > 1 && cells[0].measure().is_score())
+        .filter_map(|cells| cells.iter().map(|cell| cell.sample(|r| r.score).contexts()).min())
+        .collect();
+    let tells = |n: usize, least: f64| spattn_stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
+    let few: Vec<usize> = compared.iter().copied().filter(|n| !tells(*n, FEW_TELL)).collect();
+    let (least, most) = (*few.iter().min()?, *few.iter().max()?);
+    let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
+    let which = match few.len() == compared.len() {
+        true => String::new(),
+        false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
+    };
+    let told = match spattn_stats::nearest_detectable(most as f64) {
+        None => "no difference".to_owned(),
+        Some(told) => format!("no difference below {:.0} points", 100.0 * told),
+    };
+    // Rounded to a number that people use.
+    let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
+    let message = format!(
+        "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",
+        100.0 * TOLD
+    );
+    Some(Warning::general(Check::FewExamples, String::new(), message))
+}
+
+/// Models whose weights were drawn.
+fn random_weights(cells: &[SummaryCell]) -> Vec<Warning> {
+    let models: BTreeSet<&InternedStr> =
+        cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
+    let warning = |model: &InternedStr| {
+        let message =
+            format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
+        Warning::general(Check::RandomWeights, model.to_string(), message)
+    };
+    models.into_iter().map(warning).collect()
+}
+
+#[cfg(test)]
+mod tests;

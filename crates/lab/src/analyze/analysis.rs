@@ -1,0 +1,127 @@
+//! What an analysis is: an observation of documents, with the methods that it examines.
+
+use anyhow::Result;
+
+use super::findings::Findings;
+use super::reading::{Document, Loaded};
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, MethodSpec, Policy, expand_grid};
+use spattn_base::error::UsageError;
+use spattn_eval::calibration::calibrate::supply;
+use spattn_model::OpenModel;
+
+/// An observation that the papers report, as one analysis.
+pub struct Analysis {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it measures, in one line.
+    pub about: &'static str,
+    /// The papers' tables and figures that show it.
+    pub reference: &'static str,
+    /// The methods to examine if the user names none; empty for analyses of exact attention alone.
+    pub methods: &'static [&'static str],
+    /// Starts the observation, before any document.
+    pub(super) start: fn(&Setup<'_>) -> Result<Box<dyn Observation>>,
+}
+
+/// An observation that is computed from documents.
+pub trait Observation {
+    /// Adds a document.
+    ///
+    /// # Errors
+    /// If a method cannot be examined.
+    fn observe(&mut self, document: &Document) -> Result<()>;
+
+    /// The results.
+    fn finish(self: Box<Self>) -> Findings;
+}
+
+/// The settings of observations.
+pub struct Setup<'a> {
+    /// The model that reads.
+    pub loaded: &'a Loaded,
+    /// First tokens that count as the sink.
+    pub sink: usize,
+    /// The methods that the user named, with their calibration.
+    pub methods: &'a [Method],
+    /// Number of random draws.
+    pub draws: usize,
+    /// Seed of the random draws.
+    pub seed: u64,
+}
+
+/// A method as spec and as configuration.
+#[derive(Debug, Clone)]
+pub struct Method {
+    /// The spec, without grids.
+    pub spec: MethodSpec,
+    /// The configured method.
+    pub configured: Configured,
+}
+
+impl Method {
+    /// Reads specs, expands their grids and supplies calibrations for the model.
+    ///
+    /// # Errors
+    /// If a spec is wrong, if a method attends at other positions than the tokens were read at or decodes densely, or if a method needs a
+    /// calibration that does not exist for the model.
+    pub fn read_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
+        let mut all = Self::parse_all(specs, policy, model)?;
+        for method in &mut all {
+            supply(std::slice::from_mut(&mut method.configured), model, None)?;
+        }
+        Ok(all)
+    }
+
+    /// As [`read_all`](Self::read_all), without calibrations: enough to know that the methods can be examined.
+    pub(super) fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
+        if let Some(reason) = model.dimensions.layer_specs().beyond_plain().first() {
+            return Err(
+                UsageError::new(format!("what is looked at here does not know {reason} of {}", model.id)).into()
+            );
+        }
+        let mut all = Vec::new();
+        for spec in specs {
+            for spec in expand_grid(spec)? {
+                let configured = configure(&spec, policy)?;
+                let dense = configured.policy.dense(model.dimensions.config().layers);
+                configured.policy.schedule.check(&dense)?;
+                all.push(Self { spec, configured });
+            }
+        }
+        all.iter().try_for_each(Self::check)?;
+        Ok(all)
+    }
+
+    fn check(&self) -> Result<(), UsageError> {
+        let refused = |why: &str| {
+            let what = format!("method `{}` {why}", self.configured.label());
+            Err(UsageError::new(what).hint("look at one that picks tokens in decoding: spattn list methods"))
+        };
+        if self.configured.reader.is_some() || self.configured.method.decodes_densely() {
+            return refused("is about how a prompt is read, and prompts are read densely here");
+        }
+        match self.configured.method.positions() {
+            spattn_attention::Positions::Original => Ok(()),
+            _ => refused("attends at other positions than tokens were read at"),
+        }
+    }
+
+    /// The same method with another seed for what is drawn once for all heads. Unchanged if it has no seed or the user set one.
+    ///
+    /// # Errors
+    /// None for a method that was read for this model.
+    pub(super) fn drawn_anew(&self, draw: usize, model: &OpenModel) -> Result<Configured> {
+        const SEED: &str = "seed";
+        let has_seed = self.configured.settings.iter().any(|setting| setting.key == SEED);
+        if !has_seed || self.spec.params.iter().any(|(key, _)| key == SEED) {
+            return Ok(self.configured.clone());
+        }
+        let mut spec = self.spec.clone();
+        spec.params.push((SEED.to_owned(), (draw + 1).to_string()));
+        let mut drawn = [configure(&spec, &self.configured.policy)?];
+        supply(&mut drawn, model, None)?;
+        let [Configured { method, settings, .. }] = drawn;
+        Ok(Configured { method, settings, ..self.configured.clone() })
+    }
+}

@@ -1,0 +1,695 @@
+//! Reads prompts densely, and keeps the keys and values and the last tokens' queries of each.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use rayon::prelude::*;
+
+use super::document_parts::{Part, parts};
+use super::head::{Head, Query};
+use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::kv::{KvDtype, LayerKv, Prefix};
+use spattn_attention::{
+    AttendedTokens, Configured, IndexCache, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed,
+};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
+use spattn_eval::calibration::calibrate::read_text;
+use spattn_eval::calibration::capture::read_apart;
+use spattn_eval::examples::token_counter::Counter;
+use spattn_eval::examples::truncate;
+use spattn_model::device::Device;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use spattn_tasks::{Task, TaskOptions, digest, resolve};
+
+/// The fewest tokens before those whose queries are examined.
+const LEAST_CONTEXT: usize = 16;
+
+/// What to read, and how.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// The model, as the user names it.
+    pub model: &'a str,
+    /// The device that reads.
+    pub device: Device,
+    /// The type of weights, keys and values; the checkpoint's own if `None`.
+    pub dtype: Option<KvDtype>,
+    /// The tasks whose prompts are read, if there is no text.
+    pub tasks: &'a [String],
+    /// A text to read in place of tasks.
+    pub text: Option<&'a Path>,
+    /// The system message of the chat template.
+    pub system: Option<&'a str>,
+    /// The folder with the data files of tasks.
+    pub data: Option<&'a Path>,
+    /// Tokens of a prompt.
+    pub length: usize,
+    /// Prompts of each task, or parts of the text.
+    pub samples: usize,
+    /// Number of last tokens of each prompt whose queries are examined.
+    pub queries: usize,
+    /// The layers to examine; all if empty.
+    pub layers: &'a [usize],
+    /// The seed of generated prompts.
+    pub seed: u64,
+}
+
+/// The source of prompts.
+enum Source {
+    Tasks(Vec<Box<dyn Task>>),
+    /// A text's tokens, without the tokenizer's first special tokens.
+    Text {
+        label: String,
+        ids: Vec<u32>,
+    },
+}
+
+impl Source {
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::Tasks(tasks) => tasks.iter().map(|task| task.name().to_owned()).collect(),
+            Self::Text { label, .. } => vec![label.clone()],
+        }
+    }
+
+    /// Digests of the inputs, in the order of the names.
+    fn inputs(&self) -> Vec<String> {
+        match self {
+            Self::Tasks(tasks) => tasks.iter().map(|task| task.inputs()).collect(),
+            Self::Text { ids, .. } => vec![digest::of(ids)],
+        }
+    }
+}
+
+/// An opened model without its weights, and what it is to read.
+pub struct DocumentReader {
+    model: OpenModel,
+    source: Source,
+    device: Device,
+    layers: Vec<usize>,
+    length: usize,
+    samples: usize,
+    queries: usize,
+    seed: u64,
+}
+
+impl DocumentReader {
+    /// Opens the model and checks that it can read the request.
+    ///
+    /// # Errors
+    /// As [`OpenModel::open`]; for unknown tasks or layers; for a text that cannot be read or is too short; for prompts that are too long
+    /// for the model or the machine's memory.
+    pub fn open(request: &Request<'_>) -> Result<Self> {
+        let reader = Self::of(request, OpenModel::open)?;
+        reader.check_memory()?;
+        Ok(reader)
+    }
+
+    /// As [`open`](Self::open), but without a check of the machine's memory, and the model's weights may be missing: enough to say what
+    /// would be read.
+    ///
+    /// # Errors
+    /// As [`OpenModel::open_without_weights`] and [`open`](Self::open), except for memory.
+    pub fn planned(request: &Request<'_>) -> Result<Self> {
+        Self::of(request, OpenModel::open_without_weights)
+    }
+
+    fn of(
+        request: &Request<'_>,
+        open: impl FnOnce(&ModelSource, Option<KvDtype>, TokenizerOptions) -> Result<OpenModel>,
+    ) -> Result<Self> {
+        let Request { device, length, samples, queries, seed, .. } = *request;
+        if length < queries + LEAST_CONTEXT {
+            let what = format!("a prompt of {length} tokens is too short to look at the queries of its last {queries}");
+            let hint = format!("take a --length of {} or more, or fewer --queries", queries + LEAST_CONTEXT);
+            return Err(UsageError::new(what).hint(hint).into());
+        }
+        let options = TokenizerOptions { system: request.system.map(str::to_owned), ..TokenizerOptions::default() };
+        let model = open(&ModelSource::parse(request.model)?, request.dtype, options)?;
+        let source = match request.text {
+            Some(path) => {
+                let (label, ids) = read_text(path, "--text", &model.tokenizer)?;
+                Source::Text { label, ids }
+            }
+            None => {
+                let options = TaskOptions { data: request.data.map(Path::to_owned), ..TaskOptions::default() };
+                Source::Tasks(resolve(request.tasks, &options)?)
+            }
+        };
+        let layers = layers_of(request.layers, model.dimensions.config().layers, &model.id)?;
+        let reader = Self { model, source, device, layers, length, samples, queries, seed };
+        reader.check()?;
+        Ok(reader)
+    }
+
+    fn check(&self) -> Result<(), UsageError> {
+        let dimensions = &self.model.dimensions;
+        let (limit, length) = (dimensions.config().context_limit(), self.length);
+        if length > limit {
+            let what = format!("prompts of {length} tokens are beyond what {} reads ({limit})", self.model.id);
+            return Err(UsageError::new(what).hint(format!("take a --length of {limit} or less")));
+        }
+        if let Source::Text { label, ids } = &self.source {
+            let needed = self.samples.saturating_mul(length);
+            if ids.len() < needed {
+                let what = format!("{label} has {} tokens, and {needed} are to be read", ids.len());
+                return Err(UsageError::new(what).hint("give a longer --text, or take a smaller --length or --samples"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory that reading needs, in bytes.
+    pub fn bytes(&self) -> usize {
+        let dimensions = &self.model.dimensions;
+        let c = dimensions.config();
+        let heads = c.heads.saturating_add(c.kv_heads.saturating_mul(2));
+        let queries = memory::product([4, self.queries, c.layers, heads, c.head_dim]);
+        memory::sum([dimensions.weight_bytes(), dimensions.prefill_bytes(self.length, false), queries])
+    }
+
+    fn check_memory(&self) -> Result<(), UsageError> {
+        let what = format!("{} reading {} tokens takes", self.model.id, self.length);
+        memory::check(self.bytes() as u64, what, "take a smaller --length, or fewer --queries")
+    }
+
+    /// The model, without its weights.
+    pub fn model(&self) -> &OpenModel {
+        &self.model
+    }
+
+    /// The names of the tasks, or of the text.
+    pub fn tasks(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    /// Digests of the inputs, in the order of [`tasks`](Self::tasks).
+    pub fn inputs(&self) -> Vec<String> {
+        self.source.inputs()
+    }
+
+    /// The number of documents to read.
+    pub fn documents(&self) -> usize {
+        self.samples * if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }
+    }
+
+    /// Loads the weights.
+    ///
+    /// # Errors
+    /// As [`OpenModel::load`].
+    pub fn load(self) -> Result<Loaded> {
+        let Self { model, source, device, layers, length, samples, queries, seed } = self;
+        Ok(Loaded { model: model.load(device)?, source, layers, length, samples, queries, seed })
+    }
+}
+
+/// The requested layers, ascending and without duplicates.
+fn layers_of(asked: &[usize], all: usize, id: &str) -> Result<Vec<usize>, UsageError> {
+    match asked.iter().find(|layer| **layer >= all) {
+        Some(layer) => Err(UsageError::new(format!("{id} has no layer {layer}"))
+            .hint(format!("its layers are 0 to {}", all.saturating_sub(1)))),
+        None if asked.is_empty() => Ok((0..all).collect()),
+        None => Ok(asked.iter().copied().collect::<BTreeSet<_>>().into_iter().collect()),
+    }
+}
+
+/// A loaded model, and what it is to read.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    source: Source,
+    /// The layers to examine.
+    pub layers: Vec<usize>,
+    length: usize,
+    samples: usize,
+    queries: usize,
+    seed: u64,
+}
+
+impl Loaded {
+    /// The documents as pairs of task and number, in order.
+    pub fn documents(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (tasks, samples) = (if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }, self.samples);
+        (0..tasks).flat_map(move |task| (0..samples).map(move |number| (task, number)))
+    }
+
+    /// The names of the tasks, or of the text.
+    pub fn tasks(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    /// Digests of the inputs, in the order of [`tasks`](Self::tasks).
+    pub fn inputs(&self) -> Vec<String> {
+        self.source.inputs()
+    }
+
+    /// A prompt's tokens, and the numbered documents in it.
+    fn prompt(&self, task: usize, number: usize) -> Result<(Vec<u32>, Vec<Part>)> {
+        let tokenizer = &self.model.tokenizer;
+        let (ids, parts) = match &self.source {
+            Source::Text { ids, .. } => {
+                let mut own = tokenizer.encode_text("", true)?;
+                let more = self.length.saturating_sub(own.len());
+                own.extend(ids.iter().skip(number * more).take(more));
+                (own, Vec::new())
+            }
+            Source::Tasks(tasks) => {
+                let example = tasks[task].example(self.length, number, self.seed, &Counter(tokenizer))?;
+                let limit = self.model.dimensions.config().context_limit();
+                truncate::check_bytes(&example.user_turn(), &self.model, limit)?;
+                let prompt = truncate::encode(tokenizer, &example)?;
+                truncate::check_said(&example, &prompt, tokenizer)?;
+                if prompt.ids.len() > limit {
+                    let what = format!("a prompt of {}, {} tokens, is beyond", tasks[task].name(), prompt.ids.len());
+                    let what = format!("{what} the context of {} ({limit})", self.model.id);
+                    return Err(UsageError::new(what).hint("take other tasks, or leave the row out").into());
+                }
+                let parts = parts(&example, &prompt);
+                (prompt.ids, parts)
+            }
+        };
+        self.model.check_tokens(&ids)?;
+        if ids.len() < self.queries + LEAST_CONTEXT {
+            let task = &self.tasks()[task];
+            let what = format!("a prompt of {task} has {} tokens, too few for {} queries", ids.len(), self.queries);
+            return Err(UsageError::new(what).hint("take fewer --queries").into());
+        }
+        Ok((ids, parts))
+    }
+
+    /// Reads a document. `needs` is what the methods need to know about its prompt.
+    ///
+    /// # Errors
+    /// If no prompt can be made, or the model cannot read it.
+    pub fn read(&self, task: usize, number: usize, needs: &BTreeSet<PromptNeed>) -> Result<Document> {
+        let (ids, parts) = self.prompt(task, number)?;
+        let (context, dimensions) = (ids.len() - self.queries, &self.model.dimensions);
+        let c = dimensions.config();
+        let mut stats = (!needs.is_empty()).then(|| PromptStats::new(needs, dimensions.prompt_shape(context)));
+        let mut recent = RecentQueries::of_prefix(context);
+        let mut behind: Vec<Behind> = (0..c.layers).map(|_| Behind::default()).collect();
+        let mut before = |chunk: &PrefillChunk<'_>| {
+            stats.iter_mut().for_each(|stats| stats.observe(chunk));
+            recent.observe(chunk);
+        };
+        let mut follow = |chunk: &PrefillChunk<'_>| behind[chunk.layer].keep(chunk);
+        let kvs = read_apart(&self.model.decoder, &ids, context, &mut before, &mut follow)?;
+        let cut = |mut kv: LayerKv| {
+            kv.truncate(context, context);
+            kv
+        };
+        Ok(Document {
+            task: self.tasks()[task].clone(),
+            number,
+            prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
+            heads: c.heads,
+            layers: self.layers.clone(),
+            rotation: dimensions.rotation(ids.len()),
+            dtype: dimensions.dtype(),
+            seed: mix_seed(mix_seed(self.seed, task as u64), number as u64),
+            ids,
+            parts,
+            behind,
+            stats,
+            recent,
+        })
+    }
+
+    /// For each of some tokens, the keys `[layer][kv_head][d]` of a prompt of that token alone.
+    ///
+    /// # Errors
+    /// If the model cannot read one.
+    pub fn first_keys(&self, tokens: &[u32]) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
+        let one = |token: &u32| -> Result<_> {
+            let kvs = read_apart(&self.model.decoder, &[*token], 1, &mut |_| {}, &mut |_| {})?;
+            let of_layer = |kv: &LayerKv| (0..kv.keys.kv_heads()).map(|head| kv.keys.head(head).to_f32()).collect();
+            Ok(kvs.iter().map(of_layer).collect())
+        };
+        tokens.iter().map(one).collect()
+    }
+}
+
+/// The tokens after the context at one layer: queries `[token][head][d]`, keys and values `[token][kv_head][d]`.
+#[derive(Debug, Default)]
+struct Behind {
+    /// The layer's inputs, `[token][hidden]`.
+    inputs: Vec<f32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Behind {
+    fn keep(&mut self, chunk: &PrefillChunk<'_>) {
+        self.inputs.extend_from_slice(chunk.input().unwrap_or_default());
+        self.queries.extend_from_slice(chunk.queries());
+        let (keys, values) = chunk.rows();
+        self.keys.extend(keys);
+        self.values.extend(values);
+    }
+}
+
+/// A prompt that was read.
+pub struct Document {
+    /// The task, or the text's name.
+    pub task: String,
+    /// Its number among the task's prompts, from 0.
+    pub number: usize,
+    /// All of its tokens.
+    pub ids: Vec<u32>,
+    /// The numbered documents in it, if it has any.
+    pub parts: Vec<Part>,
+    /// The layers to examine.
+    pub layers: Vec<usize>,
+    /// Query heads of a layer.
+    pub heads: usize,
+    prefix: Arc<Prefix>,
+    behind: Vec<Behind>,
+    stats: Option<PromptStats>,
+    recent: RecentQueries,
+    rotation: Option<Arc<dyn Rotation>>,
+    dtype: KvDtype,
+    seed: u64,
+}
+
+/// The tokens that each KV head attends at the examined layers: `[layer][step][kv_head]`.
+pub type Choices = Vec<Vec<Vec<AttendedTokens>>>;
+
+impl Document {
+    /// The number of tokens before those whose queries are examined.
+    pub fn context(&self) -> usize {
+        self.prefix.tokens()
+    }
+
+    /// The number of tokens whose queries are examined.
+    pub fn steps(&self) -> usize {
+        self.ids.len() - self.context()
+    }
+
+    /// KV heads of a layer.
+    pub fn kv_heads(&self) -> usize {
+        self.prefix.shape().kv_heads
+    }
+
+    /// Width of a head.
+    pub fn d(&self) -> usize {
+        self.prefix.shape().d
+    }
+
+    /// The document's own seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A KV head with all of its keys, values and queries.
+    pub fn head(&self, layer: usize, kv_head: usize) -> Head {
+        let (d, kv_heads, group) = (self.d(), self.kv_heads(), self.heads / self.kv_heads());
+        let (kv, behind) = (self.prefix.layer(layer), &self.behind[layer]);
+        let of_head = |rows: &[f32]| -> Vec<f32> {
+            rows.chunks_exact(kv_heads * d).flat_map(|token| &token[kv_head * d..][..d]).copied().collect()
+        };
+        let all = |before: Vec<f32>, behind: &[f32]| [before, of_head(behind)].concat();
+        let query = |step: usize, in_group: usize| {
+            let head = kv_head * group + in_group;
+            let vector = behind.queries[(step * self.heads + head) * d..][..d].to_vec();
+            Query { head, in_group, step, tokens: self.context() + step + 1, vector }
+        };
+        Head {
+            layer,
+            kv_head,
+            d,
+            scale: self.prefix.spec(layer).scale,
+            keys: all(kv.keys.head(kv_head).to_f32(), &behind.keys),
+            values: all(kv.values.head(kv_head).to_f32(), &behind.values),
+            queries: (0..self.steps())
+                .flat_map(|step| (0..group).map(move |i| (step, i)))
+                .map(|(s, i)| query(s, i))
+                .collect(),
+        }
+    }
+
+    /// Applies `look` to each KV head of each examined layer, and returns the results in that order.
+    pub fn each_head<T: Send>(&self, look: impl Fn(&Head) -> T + Sync) -> Vec<T> {
+        let kv_heads = self.kv_heads();
+        let all = self.layers.par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (*layer, kv_head)));
+        all.map(|(layer, kv_head)| look(&self.head(layer, kv_head))).collect()
+    }
+
+    /// The index of a layer among the examined ones.
+    pub fn at(&self, layer: usize) -> usize {
+        self.layers.partition_point(|other| *other < layer)
+    }
+
+    /// A new index cache over its context.
+    pub fn cache(&self) -> IndexCache {
+        let mut cache = IndexCache::new(self.prefix.clone(), self.dtype, self.seed)
+            .with_queries(self.recent.clone())
+            .with_prompt(self.ids.len());
+        if let Some(rotation) = &self.rotation {
+            cache = cache.with_rotation(rotation.clone());
+        }
+        match &self.stats {
+            Some(stats) => cache.with_stats(stats.clone()),
+            None => cache,
+        }
+    }
+
+    /// What a method attends in every step at the examined layers. Random draws in a step use the cache's step seed.
+    pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Choices {
+        let mut fork = cache.fork(method, false);
+        let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
+        let mut of_layer = |layer: &usize| {
+            let behind = &self.behind[*layer];
+            let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
+            let rows = rows.zip(behind.values.chunks_exact(kv_width));
+            rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
+        };
+        self.layers.iter().map(&mut of_layer).collect()
+    }
+
+    /// The outputs of a method's steps at the examined layers: `[layer][step][head][d]` in one vector.
+    pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Vec<f32> {
+        let mut fork = cache.fork(method, false);
+        let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
+        let (mut all, mut out) = (Vec::new(), vec![0.0; width]);
+        for layer in &self.layers {
+            let behind = &self.behind[*layer];
+            for step in 0..self.steps() {
+                let (queries, kv) = (step * width..(step + 1) * width, step * kv_width..(step + 1) * kv_width);
+                fork.step(*layer, &behind.queries[queries], &behind.keys[kv.clone()], &behind.values[kv], &mut out);
+                all.extend_from_slice(&out);
+            }
+        }
+        all
+    }
+
+    /// The number of layers of the model.
+    pub fn all_layers(&self) -> usize {
+        self.behind.len()
+    }
+
+    /// The input of a layer for each step, `[hidden]`.
+    pub fn inputs(&self, layer: usize) -> impl Iterator<Item = &[f32]> {
+        let inputs = &self.behind[layer].inputs;
+        inputs.chunks_exact((inputs.len() / self.steps()).max(1))
+    }
+
+    /// Queries `[step][head][d]` at a layer.
+    pub fn queries(&self, layer: usize) -> &[f32] {
+        &self.behind[layer].queries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::head::{dot, softmax};
+    use super::super::picked::estimate;
+    use super::super::{Method, Setup, select};
+    use super::*;
+    use spattn_attention::Policy;
+
+    fn request<'a>(tasks: &'a [String], layers: &'a [usize]) -> Request<'a> {
+        Request {
+            model: "builtin",
+            device: Device::Cpu,
+            dtype: None,
+            tasks,
+            text: None,
+            system: None,
+            data: None,
+            length: 900,
+            samples: 1,
+            queries: 3,
+            layers,
+            seed: 5,
+        }
+    }
+
+    fn loaded(layers: &[usize]) -> Loaded {
+        DocumentReader::open(&request(&["ruler/vt".to_owned()], layers)).unwrap().load().unwrap()
+    }
+
+    #[test]
+    fn heads_hold_what_the_model_computes_in_one_go() {
+        let loaded = loaded(&[7, 2, 7]);
+        let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
+        assert_eq!((&document.layers[..], document.at(7), document.steps()), (&[2, 7][..], 1, 3));
+        let tokens = document.ids.len();
+        let mut queries = vec![Vec::new(); 10];
+        let mut keep = |chunk: &PrefillChunk<'_>| queries[chunk.layer].extend_from_slice(chunk.queries());
+        let prefix = loaded.model.decoder.prefill_observed(&document.ids, tokens, &mut keep).unwrap().prefix;
+        let heads = document.each_head(Head::clone);
+        assert_eq!(heads.iter().map(|h| (h.layer, h.kv_head)).collect::<Vec<_>>(), [(2, 0), (2, 1), (7, 0), (7, 1)]);
+        for head in heads {
+            let kv = prefix.layer(head.layer);
+            assert_eq!(head.keys, kv.keys.head(head.kv_head).to_f32());
+            assert_eq!(head.values, kv.values.head(head.kv_head).to_f32());
+            assert_eq!(head.queries.len(), 6);
+            for query in &head.queries {
+                let at = tokens - 3 + query.step;
+                assert_eq!((query.tokens, query.head), (at + 1, 2 * head.kv_head + query.in_group));
+                assert_eq!(query.vector, queries[head.layer][(at * 4 + query.head) * 64..][..64]);
+                let logits = head.logits(query);
+                assert!((logits[9] - dot(&query.vector, &head.keys[9 * 64..10 * 64]) / 8.0).abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn weights_of_picks_give_what_the_engine_gives() {
+        let loaded = loaded(&[4]);
+        let specs = [
+            "topk:k=40",
+            "oracle_sampling:budget=50",
+            "oracle_sampling:budget=50,proposal=value_norm",
+            "oracle_sampling:budget=50,draw_from=all,proposal=value_norm",
+            "oracle_sampling:budget=50,draw_from=all",
+            "topk:k=40,schedule=linear",
+            "magicpig:K=6,L=40",
+            "sparq:k=32",
+            "hash_attention:k=20",
+            "quest:page=16,k=64",
+            "snapkv:k=60",
+            "tova:k=100",
+            "full",
+        ];
+        let specs = specs.map(str::to_owned);
+        let methods = Method::read_all(&specs, &Policy::default(), &loaded.model).unwrap();
+        let needs = methods.iter().flat_map(|method| method.configured.method.prompt_needs()).collect();
+        let document = loaded.read(0, 0, &needs).unwrap();
+        for method in methods {
+            let name = method.configured.label();
+            let choices = document.choices(&method.configured, &mut document.cache());
+            let outputs = document.outputs(&method.configured, &mut document.cache());
+            for head in document.each_head(Head::clone) {
+                for query in &head.queries {
+                    let logits = head.logits(query);
+                    let found = estimate(&logits, &choices[0][query.step][head.kv_head], query.in_group);
+                    let out = &outputs[(query.step * 4 + query.head) * 64..][..64];
+                    let own = found.output(&head);
+                    let far = own.iter().zip(out).map(|(a, b)| (a - f64::from(*b)).abs());
+                    let far = far.fold(0.0, f64::max);
+                    assert!(far < 2e-3, "{name}: {far}");
+                    let all = found.weights.iter().map(|w| w.1).sum::<f64>() + found.rest.as_ref().map_or(0.0, |r| r.0);
+                    // Direct weights are single-precision numbers, or unbiased only on average.
+                    let off = if name.starts_with("oracle_sampling") { 1e-6 } else { 1e-9 };
+                    assert!((all - 1.0).abs() < off || name.contains("value_norm"), "{name}: {all}");
+                    if name == "full" {
+                        let exact = head.output(&softmax(&logits));
+                        assert!(exact.iter().zip(found.output(&head)).all(|(a, b)| (a - b).abs() < 1e-9));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn draws_of_hyperplanes_differ_and_a_given_one_stays() {
+        let loaded = loaded(&[4]);
+        let read =
+            |spec: &str| Method::read_all(&[spec.to_owned()], &Policy::default(), &loaded.model).unwrap().remove(0);
+        let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
+        let of = |method: &Method, draw: usize| {
+            document.choices(&method.drawn_anew(draw, &loaded.model).unwrap(), &mut document.cache())
+        };
+        // The calibration stays the same; only the order of ties is random.
+        let learned = read("hash_attention:k=30");
+        assert_ne!(of(&learned, 0), of(&learned, 1));
+        let [free, fixed] = ["magicpig:K=6,L=40", "magicpig:K=6,L=40,seed=9"].map(read);
+        assert_ne!(of(&free, 0), of(&free, 1));
+        assert_eq!(of(&fixed, 0), of(&fixed, 1));
+        assert_eq!(of(&read("magicpig:K=6,L=40,seed=2"), 0), of(&free, 1));
+    }
+
+    #[test]
+    fn the_first_key_is_that_of_a_prompt_of_one_token() {
+        let loaded = loaded(&[0]);
+        let keys = loaded.first_keys(&[17, 900]).unwrap();
+        let prefix = loaded.model.decoder.prefill(&[900], 1).unwrap().prefix;
+        assert_eq!(keys[1][3][1], prefix.layer(3).keys.head(1).to_f32());
+        assert_ne!(keys[0][3][1], keys[1][3][1]);
+    }
+
+    #[test]
+    fn analyses_run_on_a_document_and_say_the_same_twice() {
+        let loaded = loaded(&[0, 5]);
+        let run = || {
+            let setup = Setup { loaded: &loaded, sink: 4, methods: &[], draws: 2, seed: 1 };
+            let mut running = super::super::Running::start(&select(&[]).unwrap(), &setup).unwrap();
+            let document = loaded.read(0, 0, running.needs()).unwrap();
+            running.observe(&document).unwrap();
+            running.finish()
+        };
+        let (first, second) = (run(), run());
+        for (one, other) in first.iter().zip(&second) {
+            assert_eq!(one.findings, other.findings, "{}", one.analysis.name);
+            for table in &one.findings.tables {
+                // These prompts have no numbered documents.
+                assert_eq!(table.rows.is_empty(), one.analysis.name == "documents", "{}", table.name);
+                for row in &table.rows {
+                    assert_eq!((row.keys.len(), row.numbers.len()), (table.keys.len(), table.columns.len()));
+                }
+            }
+        }
+        let number = |analysis: &str, table: &str, row: usize, column: &str| {
+            let found = first.iter().find(|found| found.analysis.name == analysis).unwrap();
+            let table = found.findings.tables.iter().find(|t| t.name == table).unwrap();
+            table.rows[row].numbers[table.columns.iter().position(|c| c.name == column).unwrap()].unwrap()
+        };
+        // Exact top-k with a budget between 32 and 64 tokens of this context finds all of the top 32, not of the top 64.
+        assert_eq!(number("recall", "recall", 0, "recall@32"), 1.0);
+        assert!(number("recall", "recall", 0, "recall@64") < 1.0);
+        // The cosines of each layer with the next, computed directly. The next layer need not be an examined one.
+        let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
+        let cosine = |a: &[f32], b: &[f32]| {
+            let sum = |a: &[f32], b: &[f32]| -> f64 { (0..a.len()).map(|i| f64::from(a[i]) * f64::from(b[i])).sum() };
+            sum(a, b) / (sum(a, a) * sum(b, b)).sqrt()
+        };
+        let mean = |cosines: Vec<f64>| cosines.iter().sum::<f64>() / cosines.len() as f64;
+        for (row, layer) in [0, 5].into_iter().enumerate() {
+            let [own, next] = [layer, layer + 1].map(|layer| document.inputs(layer).collect::<Vec<_>>());
+            let inputs = mean((0..3).map(|step| cosine(own[step], next[step])).collect());
+            let [own, next] = [layer, layer + 1].map(|layer| document.queries(layer));
+            let queries = mean((0..3 * 4).map(|at| cosine(&own[at * 64..][..64], &next[at * 64..][..64])).collect());
+            assert!((number("layers", "layers", row, "inputs") - inputs).abs() < 1e-6, "{layer}: {inputs}");
+            assert!((number("layers", "layers", row, "queries") - queries).abs() < 1e-6, "{layer}: {queries}");
+        }
+        // A larger budget has a smaller error.
+        let errors = [0, 5].map(|row| number("estimation", "estimation", row, "error"));
+        assert!(errors[0] > errors[1], "{errors:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said() {
+        let tasks = ["ruler/vt".to_owned()];
+        let said = |request: Request<'_>| DocumentReader::open(&request).err().unwrap().to_string();
+        assert!(said(Request { length: 18, ..request(&tasks, &[]) }).contains("too short to look at"));
+        assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond what builtin reads"));
+        assert_eq!(said(request(&tasks, &[3, 12])), "builtin has no layer 12");
+        assert_eq!(layers_of(&[4, 1, 4], 5, "m").unwrap(), [1, 4]);
+    }
+}

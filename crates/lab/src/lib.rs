@@ -1,0 +1,16 @@
+//! Studies on top of runs: what attention looks like, how fast it is, which budget is enough, and what papers claim.
+//!
+//! - [`analyze`]: observations of attention on densely read prompts;
+//! - [`mod@bench`]: what `spattn bench` times;
+//! - [`tune`]: the smallest budget of a method that is good enough;
+//! - [`papers`]: the papers' tables and figures, and whether their claims hold in measured numbers.
+//!
+//! How results are drawn is not known here.
+
+#[macro_use]
+extern crate spattn_base;
+
+pub mod analyze;
+pub mod bench;
+pub mod papers;
+pub mod tune;

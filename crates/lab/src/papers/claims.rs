@@ -1,0 +1,451 @@
+//! Claims as tests on the cells of a table, and their verdicts.
+//!
+//! A test is a list of comparisons. A 95 % interval confirms a comparison, contradicts it, or leaves it open. Published numbers have no
+//! intervals, so their comparisons use the numbers alone.
+
+use serde::{Deserialize, Serialize};
+
+use spattn_base::error::UsageError;
+use spattn_stats::Estimate;
+
+/// A test of a claim. Rows and columns are those of the item, by name.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Test {
+    /// Each of `rows` is greater than each of `than` by more than `by`, in each of `columns`.
+    Above(Against),
+    /// Each of `rows` is less than each of `than` by more than `by`.
+    Below(Against),
+    /// None of `rows` is less than any of `than` by more than `by`.
+    NoLower(Against),
+    /// None of `rows` is greater than any of `than` by more than `by`.
+    NoHigher(Against),
+    /// Along the line, the last is greater than the first by more than `by`, and no step falls by more than `slack`.
+    Rises(Along),
+    /// Along the line, the last is less than the first by more than `by`, and no step rises by more than `slack`.
+    Falls(Along),
+    /// `row` is greater than `with` in the first of `columns` and less in the last.
+    Crosses(Crossing),
+    /// `row` is between `at_least` and `at_most` times `to`.
+    Ratio(Ratio),
+    /// Each of `rows` is between `at_least` and `at_most`.
+    Between(RowBounds),
+}
+
+/// Rows against rows.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Against {
+    rows: Vec<String>,
+    than: Vec<String>,
+    columns: Vec<String>,
+    #[serde(default)]
+    by: f64,
+    /// Whether columns are compared with columns: `rows` and `than` name columns then, and `columns` rows.
+    #[serde(default)]
+    transposed: bool,
+}
+
+/// Rows, or columns, in an order: one of the two lists has several.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Along {
+    rows: Vec<String>,
+    columns: Vec<String>,
+    /// Whether the order is that of `rows`, in each of `columns`, rather than of `columns`, in each of `rows`.
+    #[serde(default)]
+    over_rows: bool,
+    #[serde(default)]
+    by: f64,
+    #[serde(default)]
+    slack: f64,
+}
+
+/// Two rows that cross over the columns.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Crossing {
+    row: String,
+    with: String,
+    columns: Vec<String>,
+}
+
+/// The ratio of two rows.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ratio {
+    row: String,
+    to: String,
+    columns: Vec<String>,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+}
+
+/// Rows with bounds.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowBounds {
+    rows: Vec<String>,
+    columns: Vec<String>,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+}
+
+/// A cell, by row and column.
+pub type CellName<'a> = (&'a str, &'a str);
+
+/// One comparison of a test: `left − factor·right` (or `left` alone) against a bound.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison<'a> {
+    /// The first cell.
+    pub left: CellName<'a>,
+    /// The factor and the cell that is subtracted.
+    pub right: Option<(f64, CellName<'a>)>,
+    /// The bound.
+    pub bound: Bound,
+    /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
+    pub is_lenient: bool,
+}
+
+/// A bound on a number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bound {
+    /// More than this.
+    Over(f64),
+    /// At least this.
+    AtLeast(f64),
+    /// Less than this.
+    Under(f64),
+    /// At most this.
+    AtMost(f64),
+}
+
+/// The verdict of an interval on a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoundVerdict {
+    /// The bound holds.
+    Yes,
+    /// The bound does not hold.
+    No,
+    /// The interval leaves it open, or there is no interval.
+    Open,
+    /// A cell was not measured.
+    Unmeasured,
+}
+
+/// The verdict on a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClaimVerdict {
+    /// All comparisons are confirmed.
+    Holds,
+    /// Some are confirmed, others are open or contradicted.
+    HoldsInPart,
+    /// None is confirmed, and some are contradicted.
+    DoesNotHold,
+    /// All are open.
+    CannotBeTold,
+    /// There is nothing to test the claim with.
+    NotTested,
+}
+
+impl ClaimVerdict {
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::HoldsInPart => "holds in part",
+            Self::DoesNotHold => "does not hold",
+            Self::CannotBeTold => "cannot be told at this n",
+            Self::NotTested => "not tested",
+        }
+    }
+
+    /// The verdict from all comparisons, each with whether it is lenient.
+    pub fn of(told: &[(BoundVerdict, bool)]) -> Self {
+        let count = |which: BoundVerdict, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
+        let strict = told.iter().filter(|(_, lenient)| !lenient).count();
+        let (yes, no, open) =
+            (count(BoundVerdict::Yes, false), count(BoundVerdict::No, false), count(BoundVerdict::Open, false));
+        let gaps = count(BoundVerdict::Unmeasured, true);
+        match (yes, no + count(BoundVerdict::No, true)) {
+            _ if yes + no + open == 0 => Self::NotTested,
+            (yes, 0) if yes == strict && gaps == 0 => Self::Holds,
+            (0, 0) => Self::CannotBeTold,
+            (0, _) => Self::DoesNotHold,
+            _ => Self::HoldsInPart,
+        }
+    }
+}
+
+impl Bound {
+    /// The verdict of an estimate's interval.
+    pub fn told(self, estimate: &Estimate) -> BoundVerdict {
+        let Some((low, high)) = estimate.ends else { return BoundVerdict::Open };
+        let (is, is_not) = match self {
+            Self::Over(bound) => (low > bound, high <= bound),
+            Self::AtLeast(bound) => (low >= bound, high < bound),
+            Self::Under(bound) => (high < bound, low >= bound),
+            Self::AtMost(bound) => (high <= bound, low > bound),
+        };
+        match (is, is_not) {
+            (true, _) => BoundVerdict::Yes,
+            (_, true) => BoundVerdict::No,
+            _ => BoundVerdict::Open,
+        }
+    }
+
+    /// Whether a number is within the bound, with a margin because published numbers and their differences are rounded.
+    pub fn holds(self, number: f64) -> bool {
+        const ROUNDING: f64 = 1e-9;
+        match self {
+            Self::Over(bound) => number > bound + ROUNDING,
+            Self::AtLeast(bound) => number >= bound - ROUNDING,
+            Self::Under(bound) => number < bound - ROUNDING,
+            Self::AtMost(bound) => number <= bound + ROUNDING,
+        }
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Over(bound) => write!(f, "above {bound}"),
+            Self::AtLeast(bound) => write!(f, "at least {bound}"),
+            Self::Under(bound) => write!(f, "below {bound}"),
+            Self::AtMost(bound) => write!(f, "at most {bound}"),
+        }
+    }
+}
+
+impl Test {
+    /// The names of all rows in the test.
+    pub fn rows(&self) -> impl Iterator<Item = &str> {
+        let (many, one): (Vec<&Vec<String>>, Vec<&String>) = match self {
+            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
+                (vec![&t.columns], vec![])
+            }
+            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) => (vec![&t.rows, &t.than], vec![]),
+            Self::Rises(t) | Self::Falls(t) => (vec![&t.rows], vec![]),
+            Self::Crosses(t) => (vec![], vec![&t.row, &t.with]),
+            Self::Ratio(t) => (vec![], vec![&t.row, &t.to]),
+            Self::Between(t) => (vec![&t.rows], vec![]),
+        };
+        many.into_iter().flatten().chain(one).map(String::as_str)
+    }
+
+    /// The names of all columns in the test.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        let columns = match self {
+            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
+                vec![&t.rows, &t.than]
+            }
+            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) => vec![&t.columns],
+            Self::Rises(t) | Self::Falls(t) => vec![&t.columns],
+            Self::Crosses(t) => vec![&t.columns],
+            Self::Ratio(t) => vec![&t.columns],
+            Self::Between(t) => vec![&t.columns],
+        };
+        columns.into_iter().flatten().map(String::as_str)
+    }
+
+    /// Checks that there is something to compare.
+    ///
+    /// # Errors
+    /// With what is missing.
+    pub(super) fn check(&self) -> Result<(), UsageError> {
+        let bounds = match self {
+            Self::Ratio(Ratio { at_least, at_most, .. }) | Self::Between(RowBounds { at_least, at_most, .. }) => {
+                [*at_least, *at_most]
+            }
+            _ => [Some(0.0), None],
+        };
+        if bounds == [None, None] {
+            return Err(UsageError::new("it has no bound").hint("give at_least, at_most or both"));
+        }
+        match self.comparisons().is_empty() {
+            true => Err(UsageError::new("it compares nothing").hint("name rows and columns; an order has two or more")),
+            false => Ok(()),
+        }
+    }
+
+    /// The comparisons of the test.
+    pub fn comparisons(&self) -> Vec<Comparison<'_>> {
+        match self {
+            Self::Above(t) => t.each(Bound::Over(t.by)),
+            Self::Below(t) => t.each(Bound::Under(0.0 - t.by)),
+            Self::NoLower(t) => t.each(Bound::AtLeast(0.0 - t.by)),
+            Self::NoHigher(t) => t.each(Bound::AtMost(t.by)),
+            Self::Rises(t) => t.along(Bound::Over(t.by), Bound::AtLeast(0.0 - t.slack)),
+            Self::Falls(t) => t.along(Bound::Under(0.0 - t.by), Bound::AtMost(t.slack)),
+            Self::Crosses(t) => {
+                let [first, .., last] = t.columns.as_slice() else { return Vec::new() };
+                let ends = [(first, Bound::Over(0.0)), (last, Bound::Under(0.0))];
+                ends.map(|(column, bound)| comparison((&t.row, column), Some((1.0, (&t.with, column))), bound)).to_vec()
+            }
+            Self::Ratio(t) => {
+                let of = |column| {
+                    let at = |factor: Option<f64>, bound| {
+                        factor.map(|f| comparison((&t.row, column), Some((f, (&t.to, column))), bound))
+                    };
+                    [at(t.at_least, Bound::AtLeast(0.0)), at(t.at_most, Bound::AtMost(0.0))].into_iter().flatten()
+                };
+                t.columns.iter().flat_map(|column| of(column.as_str())).collect()
+            }
+            Self::Between(t) => {
+                let cells =
+                    t.rows.iter().flat_map(|row| t.columns.iter().map(move |column| (row.as_str(), column.as_str())));
+                let bounds = [t.at_least.map(Bound::AtLeast), t.at_most.map(Bound::AtMost)];
+                cells
+                    .flat_map(|cell| bounds.into_iter().flatten().map(move |bound| comparison(cell, None, bound)))
+                    .collect()
+            }
+        }
+    }
+}
+
+fn comparison<'a>(left: CellName<'a>, right: Option<(f64, CellName<'a>)>, bound: Bound) -> Comparison<'a> {
+    Comparison { left, right, bound, is_lenient: false }
+}
+
+impl Against {
+    fn each(&self, bound: Bound) -> Vec<Comparison<'_>> {
+        let mut all = Vec::new();
+        for column in &self.columns {
+            for row in &self.rows {
+                all.extend(self.than.iter().map(|than| match self.transposed {
+                    false => comparison((row, column), Some((1.0, (than, column))), bound),
+                    true => comparison((column, row), Some((1.0, (column, than))), bound),
+                }));
+            }
+        }
+        all
+    }
+}
+
+impl Along {
+    /// For each line, the last cell against the first, and each step.
+    fn along(&self, whole: Bound, step: Bound) -> Vec<Comparison<'_>> {
+        let cell = |line: &'_ String, at: &'_ String| -> (usize, usize) {
+            let find = |list: &[String], name: &String| list.iter().position(|n| n == name).unwrap_or(0);
+            if self.over_rows {
+                (find(&self.rows, at), find(&self.columns, line))
+            } else {
+                (find(&self.rows, line), find(&self.columns, at))
+            }
+        };
+        let (lines, order) = if self.over_rows { (&self.columns, &self.rows) } else { (&self.rows, &self.columns) };
+        let place = |(row, column): (usize, usize)| (self.rows[row].as_str(), self.columns[column].as_str());
+        let mut all = Vec::new();
+        for line in lines {
+            let [first, .., last] = order.as_slice() else { continue };
+            let pair = |from, to, bound| comparison(place(cell(line, to)), Some((1.0, place(cell(line, from)))), bound);
+            all.push(pair(first, last, whole));
+            if order.len() > 2 {
+                all.extend(order.windows(2).map(|w| Comparison { is_lenient: true, ..pair(&w[0], &w[1], step) }));
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn between(low: f64, high: f64) -> Estimate {
+        Estimate { mean: (low + high) / 2.0, ends: Some((low, high)) }
+    }
+
+    fn test(text: &str) -> Test {
+        #[derive(Deserialize)]
+        struct Only {
+            test: Test,
+        }
+        toml::from_str::<Only>(&format!("test = {text}")).unwrap().test
+    }
+
+    #[test]
+    fn intervals_tell_or_leave_open() {
+        let rows = [
+            (Bound::Over(0.0), [BoundVerdict::Yes, BoundVerdict::Open, BoundVerdict::No]),
+            (Bound::AtLeast(0.0), [BoundVerdict::Yes, BoundVerdict::Open, BoundVerdict::No]),
+            (Bound::Under(0.0), [BoundVerdict::No, BoundVerdict::Open, BoundVerdict::Yes]),
+            (Bound::AtMost(0.0), [BoundVerdict::No, BoundVerdict::Open, BoundVerdict::Yes]),
+        ];
+        for (bound, told) in rows {
+            let found = [between(1.0, 2.0), between(-1.0, 2.0), between(-2.0, -1.0)].map(|e| bound.told(&e));
+            assert_eq!(found, told, "{bound}");
+        }
+        // Intervals that touch the bound.
+        let zero = between(0.0, 0.0);
+        let found =
+            [Bound::Over(0.0), Bound::AtLeast(0.0), Bound::Under(0.0), Bound::AtMost(0.0)].map(|b| b.told(&zero));
+        assert_eq!(found, [BoundVerdict::No, BoundVerdict::Yes, BoundVerdict::No, BoundVerdict::Yes]);
+        assert_eq!(Bound::Over(0.0).told(&Estimate { mean: 5.0, ends: None }), BoundVerdict::Open, "one context");
+        assert!(Bound::AtMost(1.0).holds(1.0) && !Bound::Under(1.0).holds(1.0) && Bound::Over(0.5).holds(0.6));
+    }
+
+    #[test]
+    fn verdicts_follow_from_what_was_told() {
+        use BoundVerdict::{No, Open, Unmeasured, Yes};
+        let of = |told: &[BoundVerdict]| ClaimVerdict::of(&told.iter().map(|t| (*t, false)).collect::<Vec<_>>());
+        assert_eq!(of(&[Yes, Yes]), ClaimVerdict::Holds);
+        assert_eq!(of(&[Yes, No]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[Yes, Open]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[Yes, Unmeasured]), ClaimVerdict::HoldsInPart);
+        assert_eq!(of(&[No, Open]), ClaimVerdict::DoesNotHold);
+        assert_eq!(of(&[Open, Open]), ClaimVerdict::CannotBeTold);
+        assert_eq!(of(&[Unmeasured]), ClaimVerdict::NotTested);
+        assert_eq!(of(&[]), ClaimVerdict::NotTested);
+        // An open step is no objection; a contradicted or unmeasured one is.
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (Unmeasured, true)]), ClaimVerdict::HoldsInPart);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (Unmeasured, true)]), ClaimVerdict::CannotBeTold);
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (Open, true)]), ClaimVerdict::Holds);
+        assert_eq!(ClaimVerdict::of(&[(Yes, false), (No, true)]), ClaimVerdict::HoldsInPart);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (Yes, true)]), ClaimVerdict::CannotBeTold);
+        assert_eq!(ClaimVerdict::of(&[(Open, false), (No, true)]), ClaimVerdict::DoesNotHold);
+    }
+
+    #[test]
+    fn tests_compare_what_they_name() {
+        let told = |text: &str| -> Vec<String> {
+            let of = |c: &Comparison<'_>| match c.right {
+                Some((f, right)) => format!("{:?} - {f} {right:?} {}", c.left, c.bound),
+                None => format!("{:?} {}", c.left, c.bound),
+            };
+            test(text).comparisons().iter().map(of).collect()
+        };
+        let above = told("{ above = { rows = ['a', 'b'], than = ['c'], columns = ['x'], by = 2 } }");
+        assert_eq!(above, [r#"("a", "x") - 1 ("c", "x") above 2"#, r#"("b", "x") - 1 ("c", "x") above 2"#]);
+        let lower = told("{ no_lower = { rows = ['a'], than = ['c'], columns = ['x', 'y'], by = 2 } }");
+        assert_eq!(lower, [r#"("a", "x") - 1 ("c", "x") at least -2"#, r#"("a", "y") - 1 ("c", "y") at least -2"#]);
+        let columns = told("{ above = { rows = ['x'], than = ['y'], columns = ['a'], transposed = true } }");
+        assert_eq!(columns, [r#"("a", "x") - 1 ("a", "y") above 0"#]);
+        let falls = told("{ falls = { rows = ['a', 'b', 'c'], columns = ['x'], over_rows = true, slack = 1 } }");
+        let expected = [
+            r#"("c", "x") - 1 ("a", "x") below 0"#,
+            r#"("b", "x") - 1 ("a", "x") at most 1"#,
+            r#"("c", "x") - 1 ("b", "x") at most 1"#,
+        ];
+        assert_eq!(falls, expected);
+        let rises = told("{ rises = { rows = ['a'], columns = ['x', 'y'] } }");
+        assert_eq!(rises, [r#"("a", "y") - 1 ("a", "x") above 0"#]);
+        let crosses = told("{ crosses = { row = 'a', with = 'b', columns = ['x', 'y', 'z'] } }");
+        assert_eq!(crosses, [r#"("a", "x") - 1 ("b", "x") above 0"#, r#"("a", "z") - 1 ("b", "z") below 0"#]);
+        let ratio = told("{ ratio = { row = 'a', to = 'b', columns = ['x'], at_least = 0.5, at_most = 2 } }");
+        assert_eq!(ratio, [r#"("a", "x") - 0.5 ("b", "x") at least 0"#, r#"("a", "x") - 2 ("b", "x") at most 0"#]);
+        let bounds = told("{ between = { rows = ['a'], columns = ['x'], at_most = 2 } }");
+        assert_eq!(bounds, [r#"("a", "x") at most 2"#]);
+    }
+
+    #[test]
+    fn what_compares_nothing_is_refused() {
+        let refused = |text: &str| test(text).check().unwrap_err().what;
+        assert!(refused("{ between = { rows = ['a'], columns = ['x'] } }").contains("no bound"));
+        assert!(refused("{ rises = { rows = ['a'], columns = ['x'] } }").contains("compares nothing"));
+        assert!(refused("{ above = { rows = [], than = ['c'], columns = ['x'] } }").contains("compares nothing"));
+        assert!(refused("{ crosses = { row = 'a', with = 'b', columns = ['x'] } }").contains("compares nothing"));
+    }
+}

@@ -1,0 +1,416 @@
+//! One table or figure of a paper, as a TOML file describes it: what to run, the published numbers, and the claims.
+//!
+//! `[run]` and `[builtin]` are settings as in configs: the paper's own setting, and the nearest one that needs no download. `[[row]]` and
+//! `[[column]]` say which records a cell is made from; methods, tasks and lengths that the settings lack are those named by rows and
+//! columns. A cell that is not a score comes from analyses (`[analyze.run]`, `[analyze.builtin]`), from calibrations (`[learn.run]`,
+//! `[learn.builtin]`) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` are facts, `[[claim]]` tests
+//! on cells.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use super::claims::Test;
+use super::derived::{Correlation, Reaching};
+use super::learning::Learning;
+use super::seen::{Observing, TableSelection};
+use super::times::{ReferenceBench, Timed};
+use super::values::Value;
+use spattn_attention::methods::configure;
+use spattn_attention::{Configured, expand_grid};
+use spattn_base::error::UsageError;
+use spattn_eval::config::file::parse_toml;
+use spattn_eval::config::methods::only_policy;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::settings::{InvalidValue, Settings};
+
+/// One table or figure.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Item {
+    /// What it measures, in a line.
+    pub title: String,
+    /// What cannot be run here at all, and why.
+    pub missing: Option<String>,
+    /// The command that comes nearest to what cannot be run.
+    pub nearest: Option<String>,
+    /// Notes for the reader about the runs or the numbers.
+    pub note: Option<String>,
+    /// The run at the paper's own setting.
+    pub run: Option<Settings>,
+    /// The nearest run on the built-in model.
+    pub builtin: Option<Settings>,
+    /// The analyses, if attention itself is measured.
+    #[serde(default)]
+    pub analyze: Analyze,
+    /// The calibrations, if what they learn is measured.
+    #[serde(default)]
+    pub learn: Learn,
+    /// The tables of times, if latencies are measured.
+    pub bench: Option<ReferenceBench>,
+    /// Rows, in the paper's order.
+    #[serde(default, rename = "row")]
+    pub rows: Vec<Line>,
+    /// Columns, in the paper's order.
+    #[serde(default, rename = "column")]
+    pub columns: Vec<Line>,
+    /// The paper's numbers.
+    #[serde(default)]
+    pub published: Vec<Published>,
+    /// The paper's claims about the numbers.
+    #[serde(default, rename = "claim")]
+    pub claims: Vec<Claim>,
+    /// What is drawn; by default all columns with the first column's value.
+    pub plot: Option<Plot>,
+}
+
+/// The analyses of an item: at the paper's own setting, and on the built-in model.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Analyze {
+    /// At the paper's own setting.
+    pub run: Option<Observing>,
+    /// On the built-in model.
+    pub builtin: Option<Observing>,
+}
+
+/// The calibrations of an item: at the paper's own setting, and on the built-in model.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Learn {
+    /// At the paper's own setting.
+    pub run: Option<Learning>,
+    /// On the built-in model.
+    pub builtin: Option<Learning>,
+}
+
+/// A row or column: its name and what it selects.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Line {
+    /// The paper's name for it, by which claims and published numbers refer to it.
+    pub name: String,
+    /// The value of its cells; the score if neither row nor column sets one.
+    pub value: Option<Value>,
+    /// Whether a share is shown in percent.
+    #[serde(default)]
+    pub percent: bool,
+    /// A factor that converts numbers to the paper's unit.
+    pub times: Option<f64>,
+    /// Why nothing is measured for it.
+    pub missing: Option<String>,
+    /// The model's id, if the run has several.
+    pub model: Option<String>,
+    /// The spec of one method.
+    pub method: Option<String>,
+    /// Tasks or groups; all of the run if not given. A cell is the mean over them.
+    pub tasks: Option<Vec<String>>,
+    /// The length; all of the run if not given.
+    pub length: Option<usize>,
+    /// The protocol, if the run has several.
+    pub sparse_from: Option<String>,
+    /// The numbers of analyses that it selects.
+    pub found: Option<TableSelection>,
+    /// The times that it selects. A cell is a time if its column has this.
+    pub time: Option<Timed>,
+    /// The smallest of some columns at which a score is reached; for a column only.
+    pub reaches: Option<Reaching>,
+    /// The correlation of two columns over rows; for a row only.
+    pub correlation: Option<Correlation>,
+    /// What it selects instead on the built-in model.
+    pub builtin: Option<Select>,
+}
+
+/// Which records a row or column selects.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Select {
+    /// The model's id.
+    pub model: Option<String>,
+    /// The spec of one method.
+    pub method: Option<String>,
+    /// Tasks or groups.
+    pub tasks: Option<Vec<String>>,
+    /// Length.
+    pub length: Option<usize>,
+    /// Protocol.
+    pub sparse_from: Option<String>,
+    /// The numbers of analyses; fields that it lacks are as in the line.
+    pub found: Option<TableSelection>,
+    /// Why nothing is measured for it on the built-in model.
+    pub missing: Option<String>,
+}
+
+/// Published numbers of a row.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The row's name.
+    pub row: String,
+    /// Numbers by the column's name.
+    pub values: BTreeMap<String, f64>,
+}
+
+/// A statement of a paper about the numbers.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// The statement, paraphrased.
+    pub says: String,
+    /// Its test.
+    pub test: Option<Test>,
+    /// What is missing to test it.
+    pub missing: Option<String>,
+    /// The reason for the result on the built-in model, if it was investigated.
+    pub because: Option<String>,
+}
+
+/// What is drawn of an item.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plot {
+    /// The columns, from left to right; or the columns that are drawn over the rows.
+    pub columns: Vec<String>,
+    /// Whether rows run from left to right instead.
+    #[serde(default)]
+    pub over_rows: bool,
+}
+
+/// One of an item's two runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// The paper's own setting.
+    Paper,
+    /// On the built-in model.
+    Builtin,
+}
+
+impl Variant {
+    /// The name in folders.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Paper => "paper",
+            Self::Builtin => "builtin",
+        }
+    }
+}
+
+impl Line {
+    /// What the line selects under a variant.
+    pub fn select(&self, variant: Variant) -> Select {
+        let Self { model, method, tasks, length, sparse_from, found, missing, .. } = self.clone();
+        let own = Select { model, method, tasks, length, sparse_from, found, missing };
+        match (variant, self.builtin.clone()) {
+            (Variant::Builtin, Some(other)) => Select {
+                model: other.model.or(own.model),
+                method: other.method.or(own.method),
+                tasks: other.tasks.or(own.tasks),
+                length: other.length.or(own.length),
+                sparse_from: other.sparse_from.or(own.sparse_from),
+                found: TableSelection::over(other.found, own.found),
+                missing: other.missing.or(own.missing),
+            },
+            // The paper's models do not apply.
+            (Variant::Builtin, None) => Select { model: None, ..own },
+            (Variant::Paper, _) => own,
+        }
+    }
+}
+
+impl Item {
+    /// Reads and checks an item's text. `file` is its name in errors.
+    ///
+    /// # Errors
+    /// `FILE:LINE: KEY: what` for invalid TOML, unknown keys and invalid values; `FILE: what` for names that are not the item's rows or
+    /// columns, and for an item that is neither run nor missing.
+    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
+        let item: Self = parse_toml(text, file)?;
+        item.check().map_err(|e| UsageError { what: format!("{file}: {}", e.what), ..e })?;
+        Ok(item)
+    }
+
+    /// The settings of a variant, with the methods, tasks and lengths that rows and columns name; `None` if it has none.
+    pub fn settings(&self, variant: Variant) -> Option<Settings> {
+        let mut settings = match variant {
+            Variant::Paper => self.run.clone(),
+            Variant::Builtin => self.builtin.clone(),
+        }?;
+        let lines = self.lines().map(|line| line.select(variant)).filter(|select| select.missing.is_none());
+        let named: Vec<Select> = lines.collect();
+        let mut methods = settings.methods.take().unwrap_or_default();
+        for method in named.iter().filter_map(|select| select.method.clone()) {
+            if method != "full" && !methods.contains(&method) {
+                methods.push(method);
+            }
+        }
+        settings.methods = Some(methods);
+        if settings.tasks.is_none() {
+            let tasks: BTreeSet<String> =
+                named.iter().flat_map(|select| select.tasks.clone().unwrap_or_default()).collect();
+            settings.tasks = (!tasks.is_empty()).then(|| tasks.into_iter().collect());
+        }
+        if settings.lengths.is_none() {
+            let lengths: BTreeSet<usize> = named.iter().filter_map(|select| select.length).collect();
+            settings.lengths = (!lengths.is_empty()).then(|| lengths.into_iter().collect());
+        }
+        settings.about = Some(self.title.clone());
+        Some(settings)
+    }
+
+    /// The analyses under a variant; `None` if there are none.
+    pub fn observing(&self, variant: Variant) -> Option<&Observing> {
+        match variant {
+            Variant::Paper => self.analyze.run.as_ref(),
+            Variant::Builtin => self.analyze.builtin.as_ref(),
+        }
+    }
+
+    /// The calibrations under a variant; `None` if there are none.
+    pub fn learning(&self, variant: Variant) -> Option<&Learning> {
+        match variant {
+            Variant::Paper => self.learn.run.as_ref(),
+            Variant::Builtin => self.learn.builtin.as_ref(),
+        }
+    }
+
+    /// Whether there is anything to run under a variant.
+    pub fn is_run(&self, variant: Variant) -> bool {
+        self.settings(variant).is_some() || self.observing(variant).is_some() || self.learning(variant).is_some()
+    }
+
+    /// The method of a spec, configured with a variant's settings.
+    ///
+    /// # Errors
+    /// If the spec is wrong, or is a grid of several methods.
+    pub fn method(spec: &str, settings: &Settings) -> Result<Configured, UsageError> {
+        let specs = expand_grid(spec)?;
+        let [one] = specs.as_slice() else {
+            return Err(UsageError::new(format!("`{spec}` stands for {} methods", specs.len()))
+                .hint("a row or column is of one method; write a row for each"));
+        };
+        configure(one, &only_policy(settings)?)
+    }
+
+    /// The published number of a cell.
+    pub fn published(&self, row: &str, column: &str) -> Option<f64> {
+        self.published.iter().find(|p| p.row == row).and_then(|p| p.values.get(column).copied())
+    }
+
+    /// The value of a cell.
+    pub fn value(&self, row: &Line, column: &Line) -> Value {
+        column.value.or(row.value).unwrap_or(Value::Score)
+    }
+
+    /// Rows and columns.
+    fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.rows.iter().chain(&self.columns)
+    }
+
+    fn check(&self) -> Result<(), UsageError> {
+        let is_measured = [Variant::Paper, Variant::Builtin].into_iter().any(|variant| self.is_run(variant));
+        if !is_measured && self.bench.is_none() && self.missing.is_none() {
+            return Err(UsageError::new("nothing is run, and nothing says why")
+                .hint("give [run] and [builtin], or say with `missing` what it would take"));
+        }
+        distinct("row", &self.rows)?;
+        distinct("column", &self.columns)?;
+        for published in &self.published {
+            self.known("row", &self.rows, &published.row)?;
+            published.values.keys().try_for_each(|column| self.known("column", &self.columns, column))?;
+            if let Some((column, _)) = published.values.iter().find(|(_, value)| !value.is_finite()) {
+                return Err(UsageError::new(format!(
+                    "the published number of `{}`, `{column}` is none",
+                    published.row
+                )));
+            }
+        }
+        for claim in &self.claims {
+            match (&claim.test, &claim.missing) {
+                (None, None) => {
+                    return Err(UsageError::new(format!("the claim `{}` has no `test`", claim.says))
+                        .hint("say with `missing` what it would take, if it cannot be tested"));
+                }
+                (Some(_), Some(_)) => {
+                    return Err(UsageError::new(format!(
+                        "the claim `{}` has a `test` and says that it is `missing`",
+                        claim.says
+                    ))
+                    .hint("give one of them"));
+                }
+                _ => {}
+            }
+            if let Some(test) = &claim.test {
+                test.check()
+                    .map_err(|e| UsageError { what: format!("the claim `{}`: {}", claim.says, e.what), ..e })?;
+                test.rows().try_for_each(|row| self.known("row", &self.rows, row))?;
+                test.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
+            }
+        }
+        self.check_lines()?;
+        if let Some(plot) = &self.plot {
+            plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
+        }
+        [Variant::Paper, Variant::Builtin].into_iter().try_for_each(|variant| self.check_run(variant))
+    }
+
+    /// Checks that the settings of a variant can be run, and that rows and columns name one method each.
+    fn check_run(&self, variant: Variant) -> Result<(), UsageError> {
+        let Some(settings) = self.settings(variant) else { return Ok(()) };
+        let table = if variant == Variant::Paper { "run" } else { "builtin" };
+        let within = |e: UsageError| UsageError { what: format!("[{table}]: {}", e.what), ..e };
+        settings.check_values().map_err(|InvalidValue { key, error, .. }| {
+            within(UsageError { what: format!("`{key}`: {}", error.what), ..error })
+        })?;
+        for line in self.lines() {
+            if let Some(spec) = line.select(variant).method {
+                Self::method(&spec, &settings)
+                    .map_err(|e| within(UsageError { what: format!("`{}`: {}", line.name, e.what), ..e }))?;
+            }
+        }
+        RunConfig::resolve(settings).map(drop).map_err(within)
+    }
+
+    /// Checks the settings of analyses, calibrations, times and derived cells.
+    fn check_lines(&self) -> Result<(), UsageError> {
+        for (table, observing) in [("analyze.run", &self.analyze.run), ("analyze.builtin", &self.analyze.builtin)] {
+            let Some(observing) = observing else { continue };
+            observing.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
+        }
+        for (table, learning) in [("learn.run", &self.learn.run), ("learn.builtin", &self.learn.builtin)] {
+            let Some(learning) = learning else { continue };
+            learning.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
+        }
+        let table = self.bench.as_ref().map(ReferenceBench::read).transpose()?;
+        for line in self.lines() {
+            if line.time.is_some() && table.is_none() {
+                return Err(UsageError::new(format!("`{}` is a time, and there is no [bench]", line.name))
+                    .hint("name tables of times: [bench] with `tables`"));
+            }
+            if let Some(reaching) = &line.reaches {
+                reaching.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
+                reaching.check().map_err(|e| UsageError { what: format!("`{}`: {}", line.name, e.what), ..e })?;
+            }
+            if let Some(Correlation { x, y, rows }) = &line.correlation {
+                [x, y].into_iter().try_for_each(|column| self.known("column", &self.columns, column))?;
+                rows.iter().try_for_each(|row| self.known("row", &self.rows, row))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {
+        match lines.iter().any(|line| line.name == name) {
+            true => Ok(()),
+            false => Err(UsageError::unknown(what, name, lines.iter().map(|line| line.name.as_str()))),
+        }
+    }
+}
+
+fn distinct(what: &str, lines: &[Line]) -> Result<(), UsageError> {
+    let mut names = BTreeSet::new();
+    match lines.iter().find(|line| !names.insert(&line.name)) {
+        None => Ok(()),
+        Some(line) => Err(UsageError::new(format!("there are two {what}s `{}`", line.name))
+            .hint("claims and published numbers refer to rows and columns by name")),
+    }
+}

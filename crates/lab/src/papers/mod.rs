@@ -1,0 +1,247 @@
+//! The papers' tables and figures: what is run for each, the published numbers, and tests of the claims.
+//!
+//! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). From a run's records, [`measure`] makes the cells of its table;
+//! [`claims`] defines the tests, and [`outcome`] joins both with the published numbers. Numbers that are not scores come from analyses
+//! ([`seen`]), calibrations ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Nothing here runs or draws.
+
+pub mod calibrations;
+pub mod claims;
+pub mod derived;
+pub mod item;
+pub mod learning;
+pub mod measure;
+pub mod outcome;
+pub mod seen;
+pub mod times;
+pub mod values;
+
+use self::item::Item;
+use spattn_base::error::UsageError;
+
+/// A paper with items.
+#[derive(Debug)]
+pub struct Paper {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Its title, as cited.
+    pub title: &'static str,
+}
+
+/// The papers, in the order of their items.
+pub const PAPERS: [Paper; 5] = [
+    Paper { name: "magicpig", title: "MagicPIG (Chen et al. 2024)" },
+    Paper { name: "hashattention", title: "HashAttention (Desai et al. 2024)" },
+    Paper { name: "double-sparsity", title: "Double Sparsity (Yang et al. 2024)" },
+    Paper { name: "topk", title: "Top-k attention over a vector database (Synk et al. 2025)" },
+    Paper { name: "hip", title: "HiP attention (Lee et al. 2024)" },
+];
+
+/// An item's file.
+#[derive(Debug, Clone, Copy)]
+pub struct Shipped {
+    /// `PAPER/ITEM`.
+    pub name: &'static str,
+    /// The file's text.
+    pub text: &'static str,
+}
+
+macro_rules! items {
+    ($($name:literal,)*) => {
+        &[$(Shipped { name: $name, text: include_str!(concat!("../../papers/", $name, ".toml")) },)*]
+    };
+}
+
+/// All items, paper by paper, tables before figures.
+pub const ITEMS: &[Shipped] = items![
+    "magicpig/table-1",
+    "magicpig/table-2",
+    "magicpig/table-3",
+    "magicpig/table-4",
+    "magicpig/table-5",
+    "magicpig/table-6",
+    "magicpig/table-7",
+    "magicpig/table-8",
+    "magicpig/table-9",
+    "magicpig/table-10",
+    "magicpig/table-11",
+    "magicpig/table-12",
+    "magicpig/figure-1",
+    "magicpig/figure-2",
+    "magicpig/figure-3",
+    "magicpig/figure-4",
+    "magicpig/figure-5",
+    "magicpig/figure-7",
+    "magicpig/figure-8",
+    "magicpig/figure-9",
+    "magicpig/figure-10",
+    "magicpig/figure-11",
+    "hashattention/table-1",
+    "hashattention/table-2",
+    "hashattention/table-4",
+    "hashattention/table-5",
+    "hashattention/table-3",
+    "hashattention/table-6",
+    "hashattention/table-7",
+    "hashattention/table-8",
+    "hashattention/table-9",
+    "hashattention/figure-1",
+    "hashattention/figure-4",
+    "hashattention/figure-3",
+    "hashattention/figure-6",
+    "hashattention/figure-5",
+    "double-sparsity/table-1",
+    "double-sparsity/table-2",
+    "double-sparsity/table-3",
+    "double-sparsity/table-4",
+    "double-sparsity/figure-2",
+    "double-sparsity/figure-3",
+    "double-sparsity/figure-4",
+    "double-sparsity/figure-5",
+    "double-sparsity/figure-6",
+    "double-sparsity/figure-7",
+    "double-sparsity/figure-8",
+    "double-sparsity/figure-9",
+    "topk/table-1",
+    "topk/table-2",
+    "topk/table-3",
+    "topk/figure-2",
+    "topk/figure-6",
+    "topk/figure-3",
+    "topk/figure-4",
+    "topk/figure-5",
+    "topk/figure-9",
+    "topk/figure-10",
+    "topk/figure-7",
+    "topk/figure-8",
+    "topk/figure-11",
+    "topk/figure-12",
+    "hip/table-1-dense-prefill",
+    "hip/table-1-sparse-prefill",
+    "hip/table-2-dense-prefill",
+    "hip/table-2-sparse-prefill",
+    "hip/table-3",
+    "hip/table-4",
+    "hip/table-5",
+    "hip/table-7",
+    "hip/table-9",
+    "hip/table-10",
+    "hip/table-13",
+    "hip/table-14",
+    "hip/table-15",
+    "hip/table-16",
+    "hip/table-17",
+    "hip/figure-5",
+    "hip/figure-10",
+    "hip/figure-11",
+    "hip/figure-12",
+    "hip/figure-13",
+    "hip/figure-14",
+    "hip/figure-15",
+    "hip/figure-16",
+    "hip/figure-6",
+    "hip/figure-7",
+    "hip/figure-18",
+    "hip/figure-19",
+    "hip/figure-20",
+    "hip/figure-25",
+];
+
+impl Shipped {
+    /// The paper's name.
+    pub fn paper(&self) -> &'static str {
+        self.name.split_once('/').map_or(self.name, |(paper, _)| paper)
+    }
+
+    /// The table's or figure's name, such as `table-3`.
+    pub fn item_name(&self) -> &'static str {
+        self.name.split_once('/').map_or(self.name, |(_, item)| item)
+    }
+
+    /// The parsed item.
+    ///
+    /// # Errors
+    /// As [`Item::parse`]. None for shipped items, which a test checks.
+    pub fn parse(&self) -> Result<Item, UsageError> {
+        Item::parse(self.text, &format!("configs/papers/{}.toml", self.name))
+    }
+}
+
+/// The items of a paper, or a single `PAPER/ITEM`; all items without a name.
+///
+/// # Errors
+/// If the name is unknown.
+pub fn select(name: Option<&str>) -> Result<Vec<Shipped>, UsageError> {
+    let Some(name) = name else { return Ok(ITEMS.to_vec()) };
+    let found: Vec<Shipped> = ITEMS.iter().copied().filter(|item| item.name == name || item.paper() == name).collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let known = PAPERS.iter().map(|paper| paper.name).chain(ITEMS.iter().map(|item| item.name));
+    Err(match name.split_once('/') {
+        Some((paper, item)) if PAPERS.iter().any(|p| p.name == paper) => {
+            let of_paper = ITEMS.iter().filter(|item| item.paper() == paper).map(Shipped::item_name);
+            UsageError::unknown(&format!("item of {paper}"), item, of_paper)
+        }
+        _ => UsageError::unknown("paper", name, known),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::item::Variant;
+    use super::outcome::published_verdict;
+    use super::*;
+    use crate::papers::claims::ClaimVerdict;
+    use spattn_eval::config::run_config::RunConfig;
+
+    #[test]
+    fn every_file_is_shipped_and_parses() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("papers");
+        let mut files = BTreeSet::new();
+        for paper in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = paper.file_name().unwrap().to_string_lossy().into_owned();
+            for file in std::fs::read_dir(&paper).unwrap() {
+                files.insert(format!("{name}/{}", file.unwrap().path().file_stem().unwrap().to_string_lossy()));
+            }
+        }
+        assert_eq!(files, ITEMS.iter().map(|item| item.name.to_owned()).collect::<BTreeSet<_>>());
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap_or_else(|e| panic!("{}", e.what));
+            assert!(PAPERS.iter().any(|paper| paper.name == shipped.paper()), "{}", shipped.name);
+            for variant in [Variant::Paper, Variant::Builtin] {
+                let Some(settings) = item.settings(variant) else { continue };
+                let configs = RunConfig::resolve(settings).unwrap();
+                assert!(!configs[0].methods.is_empty(), "{}", shipped.name);
+                let is_builtin = configs.iter().all(|config| config.model == "builtin");
+                assert_eq!(is_builtin, variant == Variant::Builtin, "{}", shipped.name);
+            }
+        }
+    }
+
+    #[test]
+    fn claims_hold_in_the_numbers_that_they_are_about() {
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap();
+            for claim in &item.claims {
+                let Some(test) = &claim.test else { continue };
+                let verdict = published_verdict(&item, test);
+                let fine = [ClaimVerdict::Holds, ClaimVerdict::NotTested].contains(&verdict);
+                assert!(fine, "{}: {}: {verdict:?}", shipped.name, claim.says);
+            }
+        }
+    }
+
+    #[test]
+    fn items_are_found_by_paper_and_by_name() {
+        let item = ITEMS[0];
+        assert_eq!(select(Some(item.name)).unwrap().len(), 1);
+        assert!(select(Some(item.paper())).unwrap().iter().all(|i| i.paper() == item.paper()));
+        assert_eq!(select(None).unwrap().len(), ITEMS.len());
+        assert_eq!(select(Some("magicpg")).unwrap_err().hint.unwrap(), "did you mean `magicpig`?");
+        let error = select(Some("magicpig/table-99")).unwrap_err();
+        assert!(error.what.contains("`table-99`") && error.hint.is_some(), "{error:?}");
+    }
+}

@@ -1,0 +1,277 @@
+//! Finds the smallest budget of a method whose loss against `full` is within a limit (`spattn tune`).
+//!
+//! [`grid`] makes the candidates. `losses` holds their scores and computes losses. `search` decides for one method which candidates
+//! to run next, and when the answer is certain. [`Tuning`] joins the searches of all methods into batches on the same examples.
+//! Examples are run and results are drawn elsewhere.
+//!
+//! A candidate's loss is the mean difference between `full`'s score and its own; every task and length weighs the same. [`Evidence`]
+//! decides whether the loss is within the limit and stays valid however often it is evaluated. Several candidates are compared, so
+//! each verdict may be wrong with probability `(1 − confidence) / candidates`. A candidate is either within or beyond the limit, so
+//! only one of the two verdicts can be wrong.
+
+pub mod grid;
+pub mod journal;
+mod losses;
+pub mod schedules;
+mod search;
+pub mod shapes;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use self::grid::Ladder;
+use self::losses::{Look, Losses};
+pub use self::search::{Answer, BudgetVerdict};
+use self::search::{MeasuredCandidate, Search};
+use spattn_eval::records::record::{REFERENCE, Record};
+use spattn_stats::evidence::{Evidence, Side, fewest_rounds};
+use spattn_tasks::Task;
+
+/// The requirement on a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Goal {
+    /// The largest loss allowed, as a share of the greatest score.
+    pub limit: f64,
+    /// The probability that all verdicts on a method's candidates are right.
+    pub confidence: f64,
+    /// The most samples of each task and length.
+    pub most_samples: usize,
+}
+
+/// Samples of each task and length at the first look. Each further look doubles them.
+const FIRST_LOOK: usize = 8;
+
+/// Methods to run, beside `full`, on the first samples of each task and length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The methods' labels.
+    pub labels: Vec<String>,
+    /// The number of samples.
+    pub samples: usize,
+}
+
+/// The search for the budgets of some methods.
+#[derive(Debug)]
+pub struct Tuning {
+    goal: Goal,
+    methods: Vec<(Ladder, Search)>,
+    losses: Losses,
+    /// The samples that each method was run on, by label.
+    run: BTreeMap<String, usize>,
+    samples: usize,
+    /// The batch that was returned last.
+    asked: Option<Batch>,
+    /// The examples of the last look.
+    look: Look,
+    /// The examples of each look, by its number of samples. A candidate is reported over the look that decided it.
+    looks: BTreeMap<usize, Look>,
+}
+
+/// The results of all methods.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TuneOutcome {
+    /// The requirement.
+    pub goal: Goal,
+    /// Tasks with their lengths, which weigh the same.
+    pub places: Vec<String>,
+    /// The result of each method.
+    pub methods: Vec<MethodOutcome>,
+}
+
+/// The result of one method.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MethodOutcome {
+    /// The method's spec without the tuned parameter.
+    pub base: String,
+    /// The tuned parameter.
+    pub parameter: String,
+    /// The number of candidates.
+    pub candidates: usize,
+    /// The probability that the verdict on one of them is wrong.
+    pub error: f64,
+    /// The candidates that were run, from the smallest budget.
+    pub rows: Vec<CandidateRow>,
+    /// The answer, with indices into `rows`.
+    pub answer: Answer,
+    /// The spec to use, if there is one.
+    pub spec: Option<String>,
+    /// Neighbouring candidates of which the larger budget lost more.
+    pub contradictions: Vec<Contradiction>,
+}
+
+/// A candidate that was run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CandidateRow {
+    /// The spec.
+    pub spec: String,
+    /// The value of the tuned parameter.
+    pub value: f64,
+    /// The value as written in the spec.
+    pub text: String,
+    /// Contexts of each task and length behind the verdict.
+    pub n: usize,
+    /// The mean loss, as a share of the greatest score.
+    pub loss: f64,
+    /// Lower bound of the loss. Over all looks it is wrong with probability `error` of the method at most.
+    pub low: f64,
+    /// Upper bound of the loss, with the same guarantee.
+    pub high: f64,
+    /// Whether the loss is within the limit.
+    pub verdict: BudgetVerdict,
+    /// The mean density.
+    pub density: f64,
+}
+
+/// A candidate that lost more than the next smaller budget that was run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Contradiction {
+    /// Index into `rows` of the smaller budget; the larger one follows it.
+    pub smaller: usize,
+    /// The additional loss, over the examples that both were run on.
+    pub by: f64,
+    /// Contexts of each task and length that both were run on.
+    pub n: usize,
+    /// Whether the additional loss is beyond noise.
+    pub is_certain: bool,
+}
+
+impl Tuning {
+    /// Starts a search.
+    pub fn new(goal: Goal, ladders: Vec<Ladder>) -> Self {
+        let search = |ladder: Ladder| {
+            let search = Search::new(ladder.candidates.len(), goal.limit, goal.confidence);
+            (ladder, search)
+        };
+        Self {
+            goal,
+            methods: ladders.into_iter().map(search).collect(),
+            losses: Losses::default(),
+            run: BTreeMap::new(),
+            samples: FIRST_LOOK.min(goal.most_samples),
+            asked: None,
+            look: Look::default(),
+            looks: BTreeMap::new(),
+        }
+    }
+
+    /// Adds records of the run.
+    pub fn take(&mut self, records: &[Record]) {
+        records.iter().for_each(|record| self.losses.add(record));
+    }
+
+    /// The next batch to run; `None` if every answer is certain, or no more samples are allowed or exist. The records of the batch
+    /// before must have been [added](Self::take).
+    pub fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch> {
+        if let Some(Batch { labels, samples }) = self.asked.take() {
+            self.run.extend(labels.into_iter().map(|label| (label, samples)));
+        }
+        loop {
+            self.look = Look::new(tasks, self.samples);
+            self.looks.insert(self.samples, self.look.clone());
+            let labels = self.wanted();
+            if !labels.is_empty() {
+                let batch = Batch { labels, samples: self.samples };
+                self.asked = Some(batch.clone());
+                return Some(batch);
+            }
+            let is_answered = self.methods.iter().all(|(_, search)| search.is_certain());
+            if is_answered || self.samples >= self.goal.most_samples || self.has_no_more(tasks) {
+                return None;
+            }
+            self.samples = self.samples.saturating_mul(2).min(self.goal.most_samples);
+        }
+    }
+
+    /// Hands the searches what was run, and returns the labels of the methods still to run at this look.
+    fn wanted(&mut self) -> Vec<String> {
+        let Self { methods, losses, run, samples, look, .. } = self;
+        let mut labels = Vec::new();
+        for (ladder, search) in methods {
+            loop {
+                let label = |at: &usize| ladder.candidates[*at].label.as_str();
+                let (there, missing): (Vec<usize>, Vec<usize>) = search
+                    .wanted(*samples)
+                    .into_iter()
+                    .partition(|at| run.get(label(at)).is_some_and(|run| *run >= *samples));
+                if !missing.is_empty() || there.is_empty() {
+                    labels.extend(missing.iter().map(|at| label(at).to_owned()));
+                    break;
+                }
+                for at in there {
+                    search.take(at, *samples, losses.against(REFERENCE, label(&at), look));
+                }
+            }
+        }
+        labels
+    }
+
+    /// Whether the last look had no more examples than the one before, because a task's file has ended.
+    fn has_no_more(&self, tasks: &[Box<dyn Task>]) -> bool {
+        let rounds = |look: &Look| self.losses.against(REFERENCE, REFERENCE, look).map_or(0, |all| all.rounds());
+        self.samples > FIRST_LOOK && rounds(&self.look) == rounds(&Look::new(tasks, self.samples / 2))
+    }
+
+    /// The results so far.
+    pub fn outcome(&self) -> TuneOutcome {
+        let of = |(ladder, search): &(Ladder, Search)| self.of_method(ladder, search);
+        TuneOutcome { goal: self.goal, places: self.losses.places(), methods: self.methods.iter().map(of).collect() }
+    }
+
+    fn of_method(&self, ladder: &Ladder, search: &Search) -> MethodOutcome {
+        let measured: Vec<(usize, &MeasuredCandidate)> = search.found().collect();
+        let row = |(at, found): &(usize, &MeasuredCandidate)| {
+            let candidate = &ladder.candidates[*at];
+            CandidateRow {
+                spec: candidate.spec.clone(),
+                value: candidate.value,
+                text: candidate.text.clone(),
+                n: found.evidence.rounds(),
+                loss: found.evidence.mean(),
+                low: found.bounds.0,
+                high: found.bounds.1,
+                verdict: found.verdict,
+                density: self.losses.density(&candidate.label, self.look_of(found.samples)),
+            }
+        };
+        let rows: Vec<CandidateRow> = measured.iter().map(row).collect();
+        let place = |at: usize| measured.iter().position(|(other, _)| *other == at).unwrap_or(0);
+        let answer = search.answer().map(place);
+        let contradictions = self.contradictions(ladder, &measured);
+        MethodOutcome {
+            base: ladder.base.clone(),
+            parameter: ladder.parameter.clone(),
+            candidates: ladder.candidates.len(),
+            error: search.error(),
+            spec: answer.chosen().map(|at| rows[at].spec.clone()),
+            rows,
+            answer,
+            contradictions,
+        }
+    }
+
+    fn look_of(&self, samples: usize) -> &Look {
+        self.looks.get(&samples).unwrap_or(&self.look)
+    }
+
+    fn contradictions(&self, ladder: &Ladder, measured: &[(usize, &MeasuredCandidate)]) -> Vec<Contradiction> {
+        let error = (1.0 - self.goal.confidence) / measured.len().saturating_sub(1).max(1) as f64;
+        let of_pair = |(smaller, pair): (usize, &[(usize, &MeasuredCandidate)])| {
+            let [less, more] = [pair[0].0, pair[1].0].map(|at| &ladder.candidates[at].label);
+            let look = self.look_of(pair[0].1.samples.min(pair[1].1.samples));
+            let excess: Evidence = self.losses.against(less, more, look)?;
+            let is_certain = excess.side(0.0, error) == Some(Side::Above);
+            let (by, n) = (excess.mean(), excess.rounds());
+            (by > 0.0).then_some(Contradiction { smaller, by, n, is_certain })
+        };
+        measured.windows(2).enumerate().filter_map(of_pair).collect()
+    }
+}
+
+/// About how many samples of each of `places` tasks and lengths it takes to be certain of a method that never loses.
+pub fn fewest_samples(goal: &Goal, places: usize, candidates: usize) -> Option<usize> {
+    fewest_rounds(places, goal.limit, search::error(goal.confidence, candidates))
+}
+
+#[cfg(test)]
+mod tests;
