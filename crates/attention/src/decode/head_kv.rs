@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kv::{LayerKv, Prefix};
+use crate::kv::{KvError, LayerKv, Prefix};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
@@ -94,9 +94,11 @@ impl View<'_> {
 }
 
 impl<'a> HeadKv<'a> {
-    pub(crate) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
-        let kv = prefix.layer(layer);
-        Self {
+    /// # Errors
+    /// If the layer's keys and values cannot be read.
+    pub(crate) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Result<Self, KvError> {
+        let kv = prefix.layer(layer)?;
+        Ok(Self {
             prefix_keys: kv.keys.head(kv_head),
             prefix_values: kv.values.head(kv_head),
             tail_keys: tail.keys.head(kv_head),
@@ -106,7 +108,7 @@ impl<'a> HeadKv<'a> {
             d: kv.keys.d(),
             kv_head,
             spec: prefix.spec(layer).clone(),
-        }
+        })
     }
 
     /// The same head, cut to the first `total` tokens in context.

@@ -4,6 +4,7 @@
 //! bf16; kernels widen as they read. Nothing here selects or attends.
 
 pub use shape::{KvDtype, KvShape};
+pub use source::{KvError, Tier};
 pub use store::{KvStore, RowsMut};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
@@ -16,6 +17,7 @@ use crate::backend::active::KvHandle;
 pub mod quantised;
 
 mod shape;
+mod source;
 mod store;
 
 /// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
@@ -104,13 +106,12 @@ pub struct DeviceFailure(pub String);
 /// Where a device holds it, a layer is copied to the host when somebody looks at it there for the first time.
 #[derive(Debug)]
 pub struct Prefix {
-    layers: Vec<OnceLock<LayerKv>>,
+    /// The layers on the host, or why one could not be copied there; empty until it is looked at.
+    layers: Vec<OnceLock<Result<LayerKv, KvError>>>,
     tokens: usize,
     shape: KvShape,
     specs: LayerSpecs,
     device: Option<Box<dyn DeviceKv>>,
-    /// What the device did not do.
-    failure: OnceLock<DeviceFailure>,
 }
 
 impl Prefix {
@@ -129,42 +130,30 @@ impl Prefix {
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
         let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
         Arc::new(Self {
-            layers: layers.into_iter().map(OnceLock::from).collect(),
+            layers: layers.into_iter().map(|layer| OnceLock::from(Ok(layer))).collect(),
             tokens,
             shape,
             specs,
             device: None,
-            failure: OnceLock::new(),
         })
     }
 
     /// A prefix of `tokens` tokens that a device holds, of a model whose layers attend as `specs` say.
     pub fn on_device(specs: LayerSpecs, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
         let layers = (0..specs.layers()).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device), failure: OnceLock::new() })
+        Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device) })
     }
 
-    /// Keys and values of one layer, on the host. Where a device holds them and cannot be read they are all zero, and
-    /// [`failure`](Self::failure) says why: nothing that follows from them may be used.
-    pub fn layer(&self, layer: usize) -> &LayerKv {
-        self.layers[layer].get_or_init(|| {
+    /// Keys and values of one layer, on the host.
+    ///
+    /// # Errors
+    /// If a device holds them and they cannot be copied. The copy is tried once: later calls return the same error.
+    pub fn layer(&self, layer: usize) -> Result<&LayerKv, KvError> {
+        let copy = || {
             let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
-            device.copy_layer(layer).unwrap_or_else(|failure| {
-                self.fail(failure);
-                LayerKv::zeros(self.shape, self.tokens)
-            })
-        })
-    }
-
-    /// What a device that holds it did not do, if that happened: copy a layer to the host, or build an index.
-    pub fn failure(&self) -> Option<&DeviceFailure> {
-        self.failure.get()
-    }
-
-    /// Notes that a device did not do what was asked for: nothing that follows from the prefix may be used.
-    pub fn fail(&self, failure: DeviceFailure) {
-        // The first is what matters.
-        let _ = self.failure.set(failure);
+            device.copy_layer(layer).map_err(|failure| KvError { layer, tier: Tier::Device, why: failure.to_string() })
+        };
+        self.layers[layer].get_or_init(copy).as_ref().map_err(KvError::clone)
     }
 
     /// What a device holds of it.
@@ -172,26 +161,17 @@ impl Prefix {
         self.device.as_deref()
     }
 
-    /// The layers of a prefix on the host, to be gone on with: what follows may be cut off and read anew.
-    pub fn into_layers(self) -> Vec<LayerKv> {
-        self.layers.into_iter().map_while(OnceLock::into_inner).collect()
-    }
-
-    /// The layers of a prefix, those copied that a device holds.
+    /// The layers of a prefix, to be gone on with: those that a device holds are copied, and what follows may be cut off
+    /// and read anew.
     ///
     /// # Errors
-    /// What the device did not do.
-    pub fn into_host(self) -> Result<Vec<LayerKv>, DeviceFailure> {
-        for layer in 0..self.layers.len() {
-            self.layer(layer);
-        }
-        match self.failure() {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(self.into_layers()),
-        }
+    /// If a layer cannot be copied.
+    pub fn into_layers(self) -> Result<Vec<LayerKv>, KvError> {
+        (0..self.layers.len()).try_for_each(|layer| self.layer(layer).map(drop))?;
+        self.layers.into_iter().filter_map(OnceLock::into_inner).collect()
     }
 
-    /// The same of a prefix on a device.
+    /// What a device holds of the prefix, to be gone on with.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
         self.device
     }
@@ -267,24 +247,31 @@ mod tests {
         assert_eq!((prefix.tokens(), prefix.layers(), prefix.shape()), (2, 3, SHAPE));
         assert_eq!(copies.load(Ordering::Relaxed), 0);
         for _ in 0..2 {
-            assert_eq!(prefix.layer(2).values.head(0).to_f32(), [2.0; 4]);
+            assert_eq!(prefix.layer(2).unwrap().values.head(0).to_f32(), [2.0; 4]);
         }
-        assert_eq!((copies.load(Ordering::Relaxed), prefix.failure()), (1, None));
+        assert_eq!(copies.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn all_layers_come_to_the_host_or_none() {
-        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_host();
+        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_layers();
         let layers: Vec<Vec<f32>> = host(false).unwrap().iter().map(|kv| kv.keys.head(0).to_f32()).collect();
         assert_eq!(layers, [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]]);
-        assert_eq!(host(true).unwrap_err().to_string(), "layer 0 is gone");
+        let error = host(true).unwrap_err();
+        assert_eq!((error.layer, error.tier), (0, Tier::Device));
     }
 
     #[test]
-    fn a_device_that_fails_is_told_of_and_leaves_zeros() {
-        let (prefix, _) = prefix(true);
-        assert_eq!(prefix.layer(1).keys.head(0).to_f32(), [0.0; 4]);
-        prefix.layer(2);
-        assert_eq!(prefix.failure().unwrap().to_string(), "layer 1 is gone");
+    fn a_layer_that_cannot_be_copied_is_an_error_each_time_and_is_tried_once() {
+        let (prefix, copies) = prefix(true);
+        for _ in 0..2 {
+            let error = prefix.layer(1).unwrap_err();
+            assert_eq!(error, KvError { layer: 1, tier: Tier::Device, why: "layer 1 is gone".to_owned() });
+            assert_eq!(
+                error.to_string(),
+                "the KV cache of layer 1 could not be read from the device's memory: layer 1 is gone"
+            );
+        }
+        assert_eq!(copies.load(Ordering::Relaxed), 1);
     }
 }

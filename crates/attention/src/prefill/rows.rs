@@ -169,10 +169,10 @@ mod tests {
         (0..tokens - 1).for_each(|t| prefix.append(&row(t, &layer.kv.keys), &row(t, &layer.kv.values)));
         let mut method = method.clone();
         method.policy.tail = Tail::Indexed;
-        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false);
+        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false).unwrap();
         let (key, value) = (row(tokens - 1, &layer.kv.keys), row(tokens - 1, &layer.kv.values));
         let mut out = vec![f32::NAN; heads * D];
-        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out);
+        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out).unwrap();
         out
     }
 
