@@ -71,7 +71,7 @@ mod testing {
         let nothing = StaticTokens { sink: 0, recent: tokens };
         let picked = AttendedTokens { exact: nothing, selection: Some(selection.clone()) };
         let head = HeadKv::new(&prefix, &tail, 0, 0).unwrap();
-        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out);
+        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out).unwrap();
         out
     }
 }

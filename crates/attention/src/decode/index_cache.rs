@@ -206,27 +206,27 @@ impl IndexCache {
                 if *dense || !asked {
                     return Ok(Vec::new());
                 }
-                let kv = self.prefix.layer(layer)?;
-                let indexes = (0..kv.keys.kv_heads())
+                let shape = self.prefix.shape();
+                (0..shape.kv_heads)
                     .into_par_iter()
                     .map(|kv_head| {
-                        method.method.build(&HeadPrefix {
+                        let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
+                        Ok(method.method.build(&HeadPrefix {
                             layer,
                             depth: depth(dense_layers, layer, &method.policy.schedule),
                             rotation: self.rotation.as_deref(),
                             kv_head,
-                            keys: kv.keys.head(kv_head),
-                            values: kv.values.head(kv_head),
-                            d: kv.keys.d(),
+                            keys: rows.keys(),
+                            values: rows.values(),
+                            d: shape.d,
                             scale: self.prefix.spec(layer).scale,
                             dtype: self.dtype,
                             candidates: candidates.clone(),
                             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
                             seed: head_seed(self.seed, layer, kv_head),
-                        })
+                        }))
                     })
-                    .collect();
-                Ok(indexes)
+                    .collect()
             })
             .collect::<Result<_, KvError>>()?;
         let on_device = dense.iter().map(|_| None).collect();

@@ -11,11 +11,10 @@ use rayon::prelude::*;
 
 use crate::backend::form::StepShape;
 use crate::cost::Cost;
-use crate::decode::head_kv::HeadKv;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::ParallelTime;
-use crate::kv::KvError;
+use crate::kv::{HeadRows, KvError, TierBytes};
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;
@@ -273,22 +272,29 @@ impl Sequence {
     ) -> Result<Vec<Selected>, KvError> {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
+        let tokens = self.prefix.tokens();
+        let read = |kv_head| self.prefix.head(layer, kv_head)?.slice(0..tokens);
+        let prefix = match queries {
+            Some(_) => (0..states.len()).map(read).collect::<Result<Vec<_>, KvError>>()?,
+            None => Vec::new(),
+        };
         let step_of = |kv_head: usize| {
             let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
             let seed = self.row_seed(total).of_head(layer, kv_head);
             let step = Step { kv_head, seed, ..self.step_of(layer, total, own, candidates.clone()) };
             if queries.is_none() {
-                return Ok(step);
+                return step;
             }
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?;
-            let (keys, values) = (kv.prefix_keys, kv.prefix_values);
-            Ok(Step { keys, values, tail_keys: kv.tail_keys, tail_values: kv.tail_values, ..step })
+            let (prefix, tail) = (&prefix[kv_head], &self.tail[layer]);
+            let (keys, values) = (prefix.keys(), prefix.values());
+            Step { keys, values, tail_keys: tail.keys.head(kv_head), tail_values: tail.values.head(kv_head), ..step }
         };
-        let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect::<Result<_, KvError>>()?;
+        let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
         let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
-            let mut cost = Cost::default();
+            let fetched = prefix.get(step.kv_head).map_or(TierBytes::default(), HeadRows::bytes);
+            let mut cost = Cost { fetched, ..Cost::default() };
             let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
             let (selection, parts) =
                 if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };

@@ -19,7 +19,7 @@ use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::kv::{KvError, LayerKv, Prefix};
+use crate::kv::{KvError, LayerKv, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
@@ -215,19 +215,26 @@ impl Sequence {
         let heads = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head);
         let heads: Vec<_> = heads.collect::<Result<_, KvError>>()?;
         let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &AttendedTokens)| {
-            kv.attend(queries, picked, out);
+            kv.attend(queries, picked, out)
         };
         let elsewhere = match self.total(layer) < MIN_PARALLEL_TOKENS {
             true => {
-                out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend);
+                out.chunks_exact_mut(width).zip(&heads).zip(&picked).try_for_each(attend)?;
                 Duration::ZERO
             }
             false => {
                 let work = out.par_chunks_exact_mut(width).zip(&heads).zip(&picked);
-                work.map(|head| Section::of(|| attend(head)).1).sum()
+                let timed = |head| {
+                    let (attended, time) = Section::of(|| attend(head));
+                    attended.map(|()| time)
+                };
+                work.map(timed).collect::<Result<Vec<_>, _>>()?.into_iter().sum()
             }
         };
+        let mut fetched = TierBytes::default();
+        heads.iter().for_each(|(kv, _)| fetched += kv.fetched());
         drop(heads);
+        self.costs.layer_mut(layer).fetched += fetched;
         let attend = section.lap() + elsewhere;
         self.compare(layer, queries, &picked, self.total(layer), out)?;
         let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
@@ -327,7 +334,7 @@ impl Sequence {
         let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
         for (kv_head, ((queries, out), picked)) in heads.enumerate() {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?.up_to(total);
-            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out);
+            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out)?;
         }
         self.fidelity = Some(meter);
         Ok(())

@@ -1,21 +1,32 @@
 //! Keys and values: the shared, immutable prefix and the private tail behind it.
 //!
-//! Layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
-//! bf16; kernels widen as they read. Nothing here selects or attends.
+//! A prefix is behind a [`KvSource`], which says where keys and values are and reads them; [`KvHead`] is how one KV head is
+//! read. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16;
+//! kernels widen as they read. Nothing here selects or attends.
+//!
+//! These still take keys and values of all tokens of a KV head at once: index building (`decode/index_cache.rs`), solving
+//! for a density (`prefix_stats/probe.rs`), selection on the host (`decode/layer_step.rs`), each by one [`KvHead::slice`] of
+//! the whole prefix; and analyses and benchmarks by [`Prefix::layer`], which needs a source that lends.
 
+pub use head::{HeadRows, KvHead};
 pub use shape::{KvDtype, KvShape};
-pub use source::{KvError, Tier};
+pub use source::{KvError, KvPlace, KvSource, Tier, TierBytes, VisitRows};
 pub use store::{KvStore, RowsMut};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::backend::active::KvHandle;
+use copied::CopiedKv;
+use source::HostKv;
 
 pub mod quantised;
 
+mod copied;
+mod head;
 mod shape;
 mod source;
 mod store;
@@ -77,6 +88,12 @@ impl LayerKv {
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
     }
+
+    /// Shows keys and values of some tokens of a KV head.
+    fn show(&self, kv_head: usize, tokens: Range<usize>, visit: &mut VisitRows<'_>) {
+        let d = self.keys.d();
+        visit(self.keys.head(kv_head).slice(tokens.clone(), d), self.values.head(kv_head).slice(tokens, d));
+    }
 }
 
 /// Keys and values of a prefix in a device's memory.
@@ -102,16 +119,10 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 pub struct DeviceFailure(pub String);
 
 /// The dense prefix of an example: every method and budget forks from the same one.
-///
-/// Where a device holds it, a layer is copied to the host when somebody looks at it there for the first time.
 #[derive(Debug)]
 pub struct Prefix {
-    /// The layers on the host, or why one could not be copied there; empty until it is looked at.
-    layers: Vec<OnceLock<Result<LayerKv, KvError>>>,
-    tokens: usize,
-    shape: KvShape,
+    source: Box<dyn KvSource>,
     specs: LayerSpecs,
-    device: Option<Box<dyn DeviceKv>>,
 }
 
 impl Prefix {
@@ -128,67 +139,75 @@ impl Prefix {
         debug_assert_eq!(layers.len(), specs.layers(), "a spec for each layer");
         let tokens = layers.first().map_or(0, LayerKv::tokens);
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
-        let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
-        Arc::new(Self {
-            layers: layers.into_iter().map(|layer| OnceLock::from(Ok(layer))).collect(),
-            tokens,
-            shape,
-            specs,
-            device: None,
-        })
+        Self::from_source(specs, Box::new(HostKv::new(layers)))
+    }
+
+    /// A prefix wherever `source` has it, of a model whose layers attend as `specs` say.
+    pub fn from_source(specs: LayerSpecs, source: Box<dyn KvSource>) -> Arc<Self> {
+        debug_assert_eq!(source.layers(), specs.layers(), "a spec for each layer");
+        Arc::new(Self { source, specs })
     }
 
     /// A prefix of `tokens` tokens that a device holds, of a model whose layers attend as `specs` say.
     pub fn on_device(specs: LayerSpecs, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
-        let layers = (0..specs.layers()).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device) })
+        let source = CopiedKv::new(specs.layers(), tokens, device);
+        Self::from_source(specs, Box::new(source))
     }
 
-    /// Keys and values of one layer, on the host.
+    /// Keys and values of one layer, for readers that need them all in host memory.
     ///
     /// # Errors
-    /// If a device holds them and they cannot be copied. The copy is tried once: later calls return the same error.
+    /// If they cannot be read, or the source does not lend whole layers.
     pub fn layer(&self, layer: usize) -> Result<&LayerKv, KvError> {
-        let copy = || {
-            let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
-            device.copy_layer(layer).map_err(|failure| KvError { layer, tier: Tier::Device, why: failure.to_string() })
-        };
-        self.layers[layer].get_or_init(copy).as_ref().map_err(KvError::clone)
+        let why = || "it is only read in parts".to_owned();
+        let lent = self.source.lend(layer)?;
+        lent.ok_or_else(|| KvError { layer, tier: self.source.tier(layer), why: why() })
+    }
+
+    /// One KV head of a layer.
+    ///
+    /// # Errors
+    /// If the source lends its layers, and cannot read this one.
+    pub fn head(&self, layer: usize, kv_head: usize) -> Result<KvHead<'_>, KvError> {
+        KvHead::of(self.source.as_ref(), KvPlace { layer, kv_head })
+    }
+
+    /// Where its keys and values are.
+    pub fn source(&self) -> &dyn KvSource {
+        self.source.as_ref()
     }
 
     /// What a device holds of it.
     pub fn device(&self) -> Option<&dyn DeviceKv> {
-        self.device.as_deref()
+        self.source.device()
     }
 
-    /// The layers of a prefix, to be gone on with: those that a device holds are copied, and what follows may be cut off
-    /// and read anew.
+    /// The layers in host memory, to be gone on with: what follows may be cut off and read anew.
     ///
     /// # Errors
-    /// If a layer cannot be copied.
+    /// If a layer cannot be read.
     pub fn into_layers(self) -> Result<Vec<LayerKv>, KvError> {
-        (0..self.layers.len()).try_for_each(|layer| self.layer(layer).map(drop))?;
-        self.layers.into_iter().filter_map(OnceLock::into_inner).collect()
+        self.source.into_layers()
     }
 
-    /// What a device holds of the prefix, to be gone on with.
+    /// What a device holds of it, to be gone on with.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
-        self.device
+        self.source.into_device()
     }
 
     /// Number of layers.
     pub fn layers(&self) -> usize {
-        self.layers.len()
+        self.source.layers()
     }
 
     /// Tokens in the prefix.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.source.tokens()
     }
 
     /// What its layers have in common.
     pub fn shape(&self) -> KvShape {
-        self.shape
+        self.source.shape()
     }
 
     /// How a layer attends.
