@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use crate::kv::TierBytes;
+use crate::kv::tier::TierBytes;
 
 /// Work of attention steps, summed over whatever the counter covers.
 ///

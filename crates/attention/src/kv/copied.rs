@@ -4,8 +4,11 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use crate::kv::source::VisitRows;
-use crate::kv::{DeviceKv, KvError, KvPlace, KvShape, KvSource, LayerKv, Tier, TierBytes};
+use crate::kv::device::DeviceKv;
+use crate::kv::layer::LayerKv;
+use crate::kv::shape::KvShape;
+use crate::kv::source::{KvPlace, KvSource, VisitRows};
+use crate::kv::tier::{KvError, Tier, TierBytes};
 
 /// A prefix that a device holds.
 #[derive(Debug)]

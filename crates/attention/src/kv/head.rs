@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::kv::{KvDtype, KvError, KvPlace, KvSource, LayerKv, TierBytes};
+use crate::kv::layer::LayerKv;
+use crate::kv::shape::KvDtype;
+use crate::kv::source::{KvPlace, KvSource};
+use crate::kv::tier::{KvError, TierBytes};
 use spattn_kernels::Rows;
 
 /// One KV head of a prefix: the only way to its keys and values for decoding, index building and solving.

@@ -8,115 +8,34 @@
 //! for a density (`prefix_stats/probe.rs`), selection on the host (`decode/layer_step.rs`), each by one [`KvHead::slice`] of
 //! the whole prefix; and analyses and benchmarks by [`Prefix::layer`], which needs a source that lends.
 
+pub use device::{DeviceFailure, DeviceKv};
 pub use head::{HeadRows, KvHead};
+pub use layer::LayerKv;
 pub use shape::{KvDtype, KvShape};
-pub use source::{KvError, KvPlace, KvSource, Tier, TierBytes, VisitRows};
+pub use source::{KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
+pub use tier::{KvError, Tier, TierBytes};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
-use std::any::Any;
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::active::KvHandle;
 use copied::CopiedKv;
 use source::HostKv;
 
 pub mod quantised;
 
 mod copied;
+mod device;
 mod head;
+mod layer;
 mod shape;
 mod source;
 mod store;
+pub(crate) mod tier;
 
 /// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
 /// beyond every published model, and far from where sums of positions overflow.
 pub const MOST_TOKENS: usize = 1 << 24;
-
-/// Keys and values of one layer.
-#[derive(Debug, Clone)]
-pub struct LayerKv {
-    /// Rotated keys.
-    pub keys: KvStore,
-    /// Values.
-    pub values: KvStore,
-}
-
-impl LayerKv {
-    /// Room for `capacity` tokens; grows beyond it if need be.
-    pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
-        Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
-    }
-
-    /// `tokens` tokens of nothing but zeros.
-    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
-        let zeros = KvStore::zeros(shape, tokens);
-        Self { keys: zeros.clone(), values: zeros }
-    }
-
-    /// Appends one token; `key` and `value` are `[kv_heads][d]`.
-    pub fn append(&mut self, key: &[f32], value: &[f32]) {
-        self.keys.append(key);
-        self.values.append(value);
-    }
-
-    /// Appends tokens; `keys` and `values` are `[token][kv_heads][d]`.
-    pub fn append_rows(&mut self, keys: &[f32], values: &[f32]) {
-        self.keys.append_rows(keys);
-        self.values.append_rows(values);
-    }
-
-    /// Tokens stored.
-    pub fn tokens(&self) -> usize {
-        self.keys.tokens()
-    }
-
-    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
-    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
-        self.keys.truncate(tokens, capacity);
-        self.values.truncate(tokens, capacity);
-    }
-
-    /// What it has in common with other layers.
-    pub fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
-    }
-
-    /// Bytes allocated.
-    pub fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes()
-    }
-
-    /// Shows keys and values of some tokens of a KV head.
-    fn show(&self, kv_head: usize, tokens: Range<usize>, visit: &mut VisitRows<'_>) {
-        let d = self.keys.d();
-        visit(self.keys.head(kv_head).slice(tokens.clone(), d), self.values.head(kv_head).slice(tokens, d));
-    }
-}
-
-/// Keys and values of a prefix in a device's memory.
-pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
-    /// What its layers have in common.
-    fn shape(&self) -> KvShape;
-
-    /// Copies one layer to the host.
-    ///
-    /// # Errors
-    /// If the device fails.
-    fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
-
-    /// One layer where it is, if that is in a GPU's memory.
-    fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
-        None
-    }
-}
-
-/// A device that did not do what it was asked for: one line that says what and why.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DeviceFailure(pub String);
 
 /// The dense prefix of an example: every method and budget forks from the same one.
 #[derive(Debug)]

@@ -1,80 +1,15 @@
-//! Where keys and values of a prefix are, what reading them means, and what it means that they could not be read.
+//! Where keys and values of a prefix are, and how they are read.
 //!
 //! What lives here is the interface and the source in host memory; the one behind a device is in `copied`.
 
 use std::fmt;
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 
-use crate::kv::{DeviceKv, KvShape, LayerKv};
+use crate::kv::device::DeviceKv;
+use crate::kv::layer::LayerKv;
+use crate::kv::shape::{KvDtype, KvShape};
+use crate::kv::tier::{KvError, Tier, TierBytes};
 use spattn_kernels::Rows;
-
-/// Where keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tier {
-    /// The memory of a device, such as a GPU.
-    Device,
-    /// The memory of the host.
-    Host,
-    /// A file.
-    Disk,
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Tier::Device => "the device's memory",
-            Tier::Host => "host memory",
-            Tier::Disk => "disk",
-        })
-    }
-}
-
-/// Keys and values that could not be read: nothing that would follow from them exists.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the KV cache of layer {layer} could not be read from {tier}: {why}")]
-pub struct KvError {
-    /// The layer, from 0.
-    pub layer: usize,
-    /// Where its keys and values are.
-    pub tier: Tier,
-    /// What went wrong, in one line.
-    pub why: String,
-}
-
-/// Bytes of keys and values that were read, by the tier that they were read from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TierBytes {
-    /// From the memory of a device.
-    pub device: u64,
-    /// From host memory, where they were copied and not lent.
-    pub host: u64,
-    /// From files.
-    pub disk: u64,
-}
-
-impl TierBytes {
-    /// So many bytes of one tier.
-    pub fn of(tier: Tier, bytes: u64) -> Self {
-        match tier {
-            Tier::Device => Self { device: bytes, ..Self::default() },
-            Tier::Host => Self { host: bytes, ..Self::default() },
-            Tier::Disk => Self { disk: bytes, ..Self::default() },
-        }
-    }
-
-    /// Bytes of all tiers.
-    pub fn sum(&self) -> u64 {
-        self.device + self.host + self.disk
-    }
-}
-
-impl AddAssign for TierBytes {
-    fn add_assign(&mut self, other: Self) {
-        self.device += other.device;
-        self.host += other.host;
-        self.disk += other.disk;
-    }
-}
 
 /// A KV head of a layer, both counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +106,7 @@ pub(super) struct HostKv {
 impl HostKv {
     /// Layers that all hold the same number of tokens.
     pub(super) fn new(layers: Vec<LayerKv>) -> Self {
-        let nothing = KvShape { kv_heads: 0, d: 0, dtype: crate::kv::KvDtype::F32 };
+        let nothing = KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 };
         Self { shape: layers.first().map_or(nothing, LayerKv::shape), layers }
     }
 }
