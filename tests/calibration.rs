@@ -63,7 +63,7 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
 
 /// Mean recall over layers and heads while further tokens are read after a prefix of essays.
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
-    let mut fork: Sequence = cache.fork(&configured(spec), true);
+    let mut fork: Sequence = cache.fork(&configured(spec), true).unwrap();
     let prompt = prefill.prefix.tokens() + unread.len();
     MODEL.decoder.step(&mut [Stream { fork: &mut fork, tokens: unread }], prompt).unwrap();
     let heads = fork.fidelity().unwrap().recall().concat();
@@ -145,7 +145,7 @@ fn what_is_observed_is_what_is_cached() {
             }
         })
         .unwrap();
-    assert_eq!(seen, prefill.prefix.layer(3).keys.head(1).to_f32());
+    assert_eq!(seen, prefill.prefix.layer(3).unwrap().keys.head(1).to_f32());
     let layers = MODEL.shape().layers;
     assert_eq!(order.len(), 2 * layers);
     assert!(order.is_sorted() && order[layers].0 > 0);

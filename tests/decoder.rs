@@ -20,7 +20,7 @@ fn method(spec: &str) -> Configured {
 }
 
 fn full_fork(prefill: &Prefill) -> Sequence {
-    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method("full"), false)
+    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method("full"), false).unwrap()
 }
 
 fn assert_close(a: &[f32], b: &[f32], what: &str) {

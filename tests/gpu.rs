@@ -2407,7 +2407,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
             let method = method(spec);
             assert!(there.can_stay_on_device(&method), "{spec}");
             alone.ask(queries.clone()).unwrap();
-            let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
+            let mut run = alone.run(there.fork(&method, false).unwrap()).unwrap().expect(spec);
             let times = run.times().unwrap();
             assert!(times.whole > std::time::Duration::ZERO, "{spec}: {times:?}");
             // On Hopper, the nearest signatures are selected without writing scores.
@@ -2421,8 +2421,8 @@ fn a_layer_alone_gives_what_the_host_gives() {
             for (i, own) in queries.chunks_exact(HEADS * d).enumerate() {
                 let (kv, key, value) = &drawn[i % 2];
                 let mut here = IndexCache::new(spattn::kv::Prefix::new(vec![kv.clone()]), dtype, 0);
-                let (mut fork, mut expected) = (here.fork(&method, false), vec![0.0; HEADS * d]);
-                fork.step(0, own, key, value, &mut expected);
+                let (mut fork, mut expected) = (here.fork(&method, false).unwrap(), vec![0.0; HEADS * d]);
+                fork.step(0, own, key, value, &mut expected).unwrap();
                 let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
                 let what = format!("{dtype:?} {d} wide, {tokens} tokens, {spec}, sequence {i}");
                 // A choice between two nearly equal scores may differ.
@@ -2479,7 +2479,7 @@ fn run_methods(
     });
     let mut read = read.unwrap().prefix;
     if decoder.gpu().is_none() {
-        read = spattn::kv::Prefix::new((0..read.layers()).map(|layer| read.layer(layer).clone()).collect());
+        read = spattn::kv::Prefix::new((0..read.layers()).map(|layer| read.layer(layer).unwrap().clone()).collect());
     }
     let mut cache = IndexCache::new(read, decoder.dtype(), 0)
         .with_stats(stats)
@@ -2488,7 +2488,7 @@ fn run_methods(
     if on_host {
         cache = cache.selecting_on_host();
     }
-    let mut forks: Vec<Sequence> = methods.iter().map(|method| cache.fork(method, fidelity)).collect();
+    let mut forks: Vec<Sequence> = methods.iter().map(|method| cache.fork(method, fidelity).unwrap()).collect();
     let mut logits = Vec::new();
     for tokens in golden.prompt[prefix..].chunks(30) {
         let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
@@ -2539,7 +2539,7 @@ fn recorded_steps_give_what_launched_ones_give() {
     let forks = |prefix: usize| -> Vec<Sequence> {
         let read = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
         let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
-        specs.iter().map(|spec| cache.fork(&method(spec), false)).collect()
+        specs.iter().map(|spec| cache.fork(&method(spec), false).unwrap()).collect()
     };
     let (mut alone, mut together) = (prefixes.map(forks), prefixes.map(forks));
     // Tails outgrow their first capacity of 64 tokens.
@@ -2807,7 +2807,7 @@ fn costs_may_be_looked_at_on_the_way() {
     let (n, topk) = (g.prompt.len(), method("topk:k=16"));
     let read = g.decoder.prefill(&g.prompt[..n - 40], n).unwrap();
     let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
-    let [mut often, mut once] = [0; 2].map(|_| cache.fork(&topk, false));
+    let [mut often, mut once] = [0; 2].map(|_| cache.fork(&topk, false).unwrap());
     for tokens in g.prompt[n - 40..].chunks(10) {
         g.decoder.step(&mut [Stream { fork: &mut often, tokens }], n).unwrap();
         g.decoder.collect_device_counters([&mut often]).unwrap();
@@ -2852,7 +2852,7 @@ fn a_prefix_is_gone_on_with() {
         let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
         assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
         for layer in 0..whole.prefix.layers() {
-            let keys = |prefill: &Prefill| prefill.prefix.layer(layer).keys.head(0).to_f32();
+            let keys = |prefill: &Prefill| prefill.prefix.layer(layer).unwrap().keys.head(0).to_f32();
             assert_close(&keys(&gone_on), &keys(&whole), 1e-4, "keys");
         }
     }

@@ -67,7 +67,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     let (mut picks, mut cost) = (Vec::new(), Cost::default());
     for (layer, queries) in queries.iter().enumerate() {
         for kv_head in 0..shape.kv_heads {
-            let kv = prefill.prefix.layer(layer);
+            let kv = prefill.prefix.layer(layer).unwrap();
             let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
             let (dtype, prompt, seed) = (model.decoder.dtype(), stats.head(layer, kv_head), 17);
             let span = candidates.clone();

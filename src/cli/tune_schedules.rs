@@ -48,7 +48,7 @@ fn found(args: &TuneArgs, reading: &Reading, method: &Budgeted) -> Result<Schedu
     let parts: Vec<String> =
         std::iter::once("entropy".to_owned()).chain(LEVELS.map(|level| format!("error at {level}"))).collect();
     let mut looked = reading.numbers(&mut journal, Half::First, &parts, &needs, &mut |document, at| match at {
-        0 => Ok(method.entropies(document)),
+        0 => method.entropies(document),
         _ => method.errors_at(document, LEVELS[at - 1], model),
     })?;
     let levels = looked.split_off(1);

@@ -64,7 +64,7 @@ impl Golden {
         let (decoder, n) = (&self.decoder, self.prompt.len());
         let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();
         let prefill = decoder.prefill(&self.prompt[..prefix], n).unwrap();
-        let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&full, false);
+        let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&full, false).unwrap();
         let mut step = |tokens: &[u32]| decoder.step(&mut [Stream { fork: &mut fork, tokens }], n).unwrap().remove(0);
         let mut logits = if prefix < n { step(&self.prompt[prefix..]) } else { prefill.logits };
         let mut continuation = vec![argmax(&logits) as u32];

@@ -2,6 +2,8 @@
 
 use std::ops::AddAssign;
 
+use crate::kv::tier::TierBytes;
+
 /// Work of attention, summed over steps, layers or heads.
 ///
 /// A multiply-add counts as two FLOPs. "Full" is what exact attention over the whole context takes for the same queries: `4·n·d` per query
@@ -24,8 +26,11 @@ pub struct Cost {
     pub attend_flops: u64,
     /// FLOPs of exact attention over the whole context.
     pub full_flops: u64,
-    /// Bytes of K and V read.
+    /// Bytes of K and V read, wherever they are.
     pub kv_bytes: u64,
+    /// Bytes of K and V that the source of the prefix brought from each tier, as the source counts them: whole pages, and each time
+    /// that they were read. Nothing where it lends its rows.
+    pub fetched: TierBytes,
     /// Bytes of auxiliary data (index, summaries, labels) read.
     pub aux_bytes: u64,
     /// Bytes of data that all heads, layers and sequences share (hyperplanes), counted at each use. They are small and stay in
@@ -105,6 +110,7 @@ impl AddAssign for Cost {
         self.attend_flops += other.attend_flops;
         self.full_flops += other.full_flops;
         self.kv_bytes += other.kv_bytes;
+        self.fetched += other.fetched;
         self.aux_bytes += other.aux_bytes;
         self.shared_bytes += other.shared_bytes;
         self.select_bytes += other.select_bytes;

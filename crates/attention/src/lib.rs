@@ -31,6 +31,7 @@ pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
 pub use decode::layer_step::{DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, SelectionSite, StaticStep};
 pub use decode::sequence::Sequence;
+pub use decode::start::StartError;
 pub use decode::timing::{AttentionTime, IndexTime};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::gpu_memory::mask_list_bytes;
@@ -69,8 +70,8 @@ mod testing {
         let mut out = vec![f32::NAN; queries.len()];
         let nothing = StaticTokens { sink: 0, recent: tokens };
         let picked = AttendedTokens { exact: nothing, selection: Some(selection.clone()) };
-        let head = HeadKv::new(&prefix, &tail, 0, 0);
-        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out);
+        let head = HeadKv::new(&prefix, &tail, 0, 0).unwrap();
+        head.attend(&Queries::new(queries, head.spec.scale), &picked, &mut out).unwrap();
         out
     }
 }

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvError};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
@@ -66,11 +66,14 @@ pub trait Method: Send + Sync + 'static {
 
     /// The method with its parameter solved for the requested density on this prefix. `None` if there is nothing to
     /// solve: budgets in tokens ([`Budget`](crate::Budget)) are computed at each step.
-    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read.
+    fn solve(&self, _probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError>
     where
         Self: Sized,
     {
-        None
+        Ok(None)
     }
 
     /// The settings that the index depends on; sequences of equal methods with equal keys share one index, on the host and
@@ -334,7 +337,7 @@ pub trait AnyMethod: Send + Sync {
     /// See [`Method::prompt_needs`].
     fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::solve`].
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn AnyMethod>>>, KvError>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> IndexKey;
     /// See [`Method::build`].
@@ -393,9 +396,9 @@ impl<M: Method> AnyMethod for M {
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Method::prompt_needs(self)
     }
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>> {
-        let Solved { method, params } = Method::solve(self, probe)?;
-        Some(Solved { method: Arc::new(method), params })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn AnyMethod>>>, KvError> {
+        let solved = Method::solve(self, probe)?;
+        Ok(solved.map(|Solved { method, params }| Solved { method: Arc::new(method) as _, params }))
     }
     fn index_key(&self) -> IndexKey {
         Method::index_key(self)

@@ -17,7 +17,7 @@ use super::rope::{RopeTable, apply};
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{LayerKv, Prefix};
+use spattn_attention::kv::{KvError, LayerKv, Prefix};
 use spattn_attention::{AttentionTime, Sequence};
 use spattn_kernels::elementwise::{gelu_tanh_gate, rms_norm, silu_gate};
 
@@ -50,7 +50,7 @@ impl Engine for Cpu {
         let c = &self.config;
         let mut kv = match known {
             Some((prefix, kept)) => {
-                let mut kv = prefix.into_layers();
+                let mut kv = prefix.into_layers()?;
                 kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
                 kv
             }
@@ -65,7 +65,7 @@ impl Engine for Cpu {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
             for (index, kv) in kv.iter_mut().enumerate() {
-                let attend = |x: &[f32], qkv| self.attend_chunk(index, kv, (&table, first), &mut reading, x, qkv);
+                let attend = |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&table, first), &mut reading, x, qkv));
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
             }
             if let Some(finished) = &mut reading.finished {
@@ -137,11 +137,11 @@ impl Cpu {
         index: usize,
         x: &mut [f32],
         position: impl Fn(usize) -> usize,
-        attend: impl FnOnce(&[f32], Vec<f32>) -> Vec<f32>,
-    ) -> Result<(), NotFinite> {
+        attend: impl FnOnce(&[f32], Vec<f32>) -> Result<Vec<f32>, EngineError>,
+    ) -> Result<(), EngineError> {
         let layer = &self.parts.layers[index];
         let qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
-        let attended = attend(x, qkv);
+        let attended = attend(x, qkv)?;
         self.add_branch(x, &layer.output, &attended, layer.attention_post_norm.as_deref());
         drop(attended);
         let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
@@ -149,7 +149,7 @@ impl Cpu {
         drop(gate_up);
         self.add_branch(x, &layer.down, &gated, layer.mlp_post_norm.as_deref());
         match first_not_finite(x, self.config.hidden_size) {
-            Some(row) => Err(NotFinite::Activations { layer: index, position: position(row) }),
+            Some(row) => Err(NotFinite::Activations { layer: index, position: position(row) }.into()),
             None => Ok(()),
         }
     }
@@ -230,7 +230,7 @@ impl Cpu {
         streams: &mut [Stream<'_>],
         mut qkv: Vec<f32>,
         angles: &[Vec<f32>],
-    ) -> Vec<f32> {
+    ) -> Result<Vec<f32>, EngineError> {
         let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let width = q_width + 2 * kv_width;
@@ -245,18 +245,20 @@ impl Cpu {
             (angle, angles_rest) = angles_rest.split_at(rows);
             work.push((&mut *stream.fork, qkv, out, angle));
         }
-        let attend = |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[Vec<f32>])| {
-            for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
-                let (cos, sin) = angle.split_at(c.head_dim / 2);
-                self.rotate(layer, row, cos, sin);
-                let (query, kv) = row.split_at(q_width);
-                let (key, value) = kv.split_at(kv_width);
-                fork.step(index, query, key, value, out);
-            }
-        };
+        let attend =
+            |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[Vec<f32>])| -> Result<(), KvError> {
+                for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
+                    let (cos, sin) = angle.split_at(c.head_dim / 2);
+                    self.rotate(layer, row, cos, sin);
+                    let (query, kv) = row.split_at(q_width);
+                    let (key, value) = kv.split_at(kv_width);
+                    fork.step(index, query, key, value, out)?;
+                }
+                Ok(())
+            };
         // Where threads have streams of their own this is one thread's share, of which others take when theirs is done.
-        work.into_par_iter().for_each(attend);
-        attended
+        work.into_par_iter().try_for_each(attend)?;
+        Ok(attended)
     }
 
     /// Norms, where the family does, and rotates the query and key heads of one row of the stacked projection.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{DeviceFailure, Prefix};
-use spattn_attention::{Sequence, SparsePrefill};
+use spattn_attention::kv::{DeviceFailure, KvError, Prefix};
+use spattn_attention::{Sequence, SparsePrefill, StartError};
 
 /// Why tokens could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,18 @@ pub enum EngineError {
     /// The device did.
     #[error(transparent)]
     Device(#[from] DeviceFailure),
+    /// Keys and values that were read before could not be read back.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+}
+
+impl From<StartError> for EngineError {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Kv(error) => error.into(),
+            StartError::Device(failure) => failure.into(),
+        }
+    }
 }
 
 /// A NaN or an infinite number came up while tokens were read: nothing that follows from it means anything.

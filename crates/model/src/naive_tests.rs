@@ -207,7 +207,7 @@ fn compared(what: &str, config: &ModelConfig) -> Vec<f64> {
     let all: Vec<f64> = expected.concat();
     assert!(worst(&decoder.all_logits(&tokens).unwrap(), &all) < 1e-4, "{what}: prefill");
     let prefill = decoder.prefill(&tokens[..8], tokens.len()).unwrap();
-    let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&full().unwrap(), false);
+    let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&full().unwrap(), false).unwrap();
     let stepped = decoder.step(&mut [Stream { fork: &mut fork, tokens: &tokens[8..] }], tokens.len()).unwrap();
     assert!(worst(&stepped[0], &expected[11]) < 1e-4, "{what}: decoding");
     all

@@ -5,6 +5,7 @@
 //! exact softmax went to tokens that it did not attend.
 
 use crate::decode::head_kv::HeadKv;
+use crate::kv::KvError;
 use crate::types::scores::score_into;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_kernels::cap_logits;
@@ -81,12 +82,12 @@ impl FidelityMeter {
         queries: &[f32],
         picked: &AttendedTokens,
         out: &[f32],
-    ) {
+    ) -> Result<(), KvError> {
         let AttendedTokens { exact, selection } = picked;
         let (group, scale) = (queries.len() / kv.d, kv.spec.scale.factor());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
         let mut acc = kv.spec.accumulator(group, kv.d);
-        kv.attend_positions(&scaled, kv.visible(), &mut acc);
+        kv.attend_positions(&scaled, kv.visible(), &mut acc)?;
         kv.add_sinks(&mut acc);
         let mut full = vec![0.0; out.len()];
         acc.finish(&mut full);
@@ -102,11 +103,12 @@ impl FidelityMeter {
                 sums.recall += 1.0;
                 continue;
             }
-            let logits = logits(kv, query);
+            let logits = logits(kv, query)?;
             sums.recall += attended.recall(&logits);
             let sink = kv.spec.sinks_of(kv.kv_head, group).get(h).copied();
             sums.dropped += attended.dropped_mass(&logits, sink);
         }
+        Ok(())
     }
 }
 
@@ -118,16 +120,16 @@ fn relative_error(out: &[f32], full: &[f32]) -> f64 {
 }
 
 /// Logits of all tokens in context for a scaled query, as the layer caps them; no token that it hides has any weight.
-fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Vec<f32> {
+fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Result<Vec<f32>, KvError> {
     let mut logits = vec![0.0; kv.total()];
     let (prefix, tail) = logits.split_at_mut(kv.prefix_tokens);
-    score_into(scaled, kv.prefix_keys, kv.d, prefix);
+    score_into(scaled, kv.read(0..kv.prefix_tokens)?.keys(), kv.d, prefix);
     score_into(scaled, kv.tail_keys, kv.d, tail);
     if let Some(cap) = kv.spec.soft_cap {
         cap_logits(&mut logits, 1.0, cap);
     }
     logits[..kv.visible().start].fill(f32::NEG_INFINITY);
-    logits
+    Ok(logits)
 }
 
 /// Which tokens in context a query head attended.

@@ -1,8 +1,9 @@
 //! One KV head of a sequence: the shared prefix and the sequence's tail as one context, and attention over it.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
-use crate::kv::{LayerKv, Prefix};
+use crate::kv::{HeadRows, KvError, KvHead, LayerKv, Prefix, TierBytes};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
@@ -10,8 +11,7 @@ use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weigh
 
 /// Keys and values of one KV head: prefix and tail.
 pub(crate) struct HeadKv<'a> {
-    pub(crate) prefix_keys: Rows<'a>,
-    pub(crate) prefix_values: Rows<'a>,
+    pub(crate) prefix: KvHead<'a>,
     pub(crate) tail_keys: Rows<'a>,
     pub(crate) tail_values: Rows<'a>,
     pub(crate) prefix_tokens: usize,
@@ -21,6 +21,8 @@ pub(crate) struct HeadKv<'a> {
     pub(crate) kv_head: usize,
     /// How the layer attends.
     pub(crate) spec: AttentionSpec,
+    /// What was read of the prefix where it is not lent.
+    pub(crate) fetched: Mutex<TierBytes>,
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -94,19 +96,20 @@ impl View<'_> {
 }
 
 impl<'a> HeadKv<'a> {
-    pub(crate) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
-        let kv = prefix.layer(layer);
-        Self {
-            prefix_keys: kv.keys.head(kv_head),
-            prefix_values: kv.values.head(kv_head),
+    /// # Errors
+    /// If the layer's keys and values cannot be read.
+    pub(crate) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Result<Self, KvError> {
+        Ok(Self {
+            prefix: prefix.head(layer, kv_head)?,
             tail_keys: tail.keys.head(kv_head),
             tail_values: tail.values.head(kv_head),
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
-            d: kv.keys.d(),
+            d: prefix.shape().d,
             kv_head,
             spec: prefix.spec(layer).clone(),
-        }
+            fetched: Mutex::default(),
+        })
     }
 
     /// The same head, cut to the first `total` tokens in context.
@@ -117,18 +120,37 @@ impl<'a> HeadKv<'a> {
         self
     }
 
+    /// Keys and values of some tokens of the prefix.
+    pub(crate) fn read(&self, tokens: Range<usize>) -> Result<HeadRows<'a>, KvError> {
+        let rows = self.prefix.slice(tokens)?;
+        self.note(&rows);
+        Ok(rows)
+    }
+
+    /// What was read of the prefix so far where it is not lent.
+    pub(crate) fn fetched(&self) -> TierBytes {
+        *self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, rows: &HeadRows<'_>) {
+        if let HeadRows::Read(_, bytes) = rows {
+            *self.fetched.lock().unwrap_or_else(PoisonError::into_inner) += *bytes;
+        }
+    }
+
     /// Attends positions `range` (of prefix and tail together) into `acc`.
-    pub(crate) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
+    pub(crate) fn attend_positions(
+        &self,
+        scaled: &[f32],
+        range: Range<usize>,
+        acc: &mut Accumulator,
+    ) -> Result<(), KvError> {
         let p = self.prefix_tokens;
         let in_prefix = range.start.min(p)..range.end.min(p);
         let in_tail = range.start.max(p) - p..range.end.max(p) - p;
         if !in_prefix.is_empty() {
-            attend_range(
-                scaled,
-                self.prefix_keys.slice(in_prefix.clone(), self.d),
-                self.prefix_values.slice(in_prefix.clone(), self.d),
-                acc,
-            );
+            let rows = self.read(in_prefix)?;
+            attend_range(scaled, rows.keys(), rows.values(), acc);
         }
         if !in_tail.is_empty() {
             attend_range(
@@ -138,6 +160,7 @@ impl<'a> HeadKv<'a> {
                 acc,
             );
         }
+        Ok(())
     }
 
     /// The tokens that the layer lets the last token see.
@@ -151,26 +174,32 @@ impl<'a> HeadKv<'a> {
     }
 
     /// Attends the static tokens and the selection into `out: [group][d]`.
-    pub(crate) fn attend(&self, queries: &Queries<'_>, picked: &AttendedTokens, out: &mut [f32]) {
+    pub(crate) fn attend(
+        &self,
+        queries: &Queries<'_>,
+        picked: &AttendedTokens,
+        out: &mut [f32],
+    ) -> Result<(), KvError> {
         let AttendedTokens { exact, selection } = picked;
         let queries = queries.all();
         let mut acc = self.spec.accumulator(queries.scaled.len() / self.d, self.d);
-        self.attend_stretch(queries, 0..exact.sink, &mut acc);
-        self.attend_stretch(queries, exact.recent..self.total(), &mut acc);
+        self.attend_stretch(queries, 0..exact.sink, &mut acc)?;
+        self.attend_stretch(queries, exact.recent..self.total(), &mut acc)?;
         match selection {
             None => {}
-            Some(Selection::Shared(picks)) => self.attend_picks(queries, picks, &mut acc),
+            Some(Selection::Shared(picks)) => self.attend_picks(queries, picks, &mut acc)?,
             Some(Selection::PerHead(heads)) => {
                 assert_eq!(heads.len(), acc.queries(), "one set of picks for each query head");
                 for (h, picks) in heads.iter().enumerate() {
                     let mut own = self.spec.accumulator(1, self.d);
-                    self.attend_picks(queries.head(h, self.d), picks, &mut own);
+                    self.attend_picks(queries.head(h, self.d), picks, &mut own)?;
                     acc.merge_query(h, &own);
                 }
             }
         }
         self.add_sinks(&mut acc);
         acc.finish(out);
+        Ok(())
     }
 
     /// Adds the layer's sinks to what the group attended.
@@ -180,24 +209,30 @@ impl<'a> HeadKv<'a> {
     }
 
     /// Attends positions `range` (of prefix and tail together) as the queries see them.
-    fn attend_stretch(&self, queries: View<'_>, range: Range<usize>, acc: &mut Accumulator) {
+    fn attend_stretch(&self, queries: View<'_>, range: Range<usize>, acc: &mut Accumulator) -> Result<(), KvError> {
         let near = queries.far_tokens().clamp(range.start, range.end);
         let far: Vec<u32> = (range.start as u32..near as u32).collect();
-        self.attend_tokens(queries, &far, &[], acc);
-        self.attend_positions(queries.scaled, near..range.end, acc);
+        self.attend_tokens(queries, &far, &[], acc)?;
+        self.attend_positions(queries.scaled, near..range.end, acc)
     }
 
     /// Attends tokens of prefix and tail as the queries see them, with a bias for each or none.
-    fn attend_tokens(&self, queries: View<'_>, tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
+    fn attend_tokens(
+        &self,
+        queries: View<'_>,
+        tokens: &[u32],
+        bias: &[f32],
+        acc: &mut Accumulator,
+    ) -> Result<(), KvError> {
         let Some(Far { tokens: boundary, keys, .. }) = queries.far else {
             return self.attend_some(queries.scaled, tokens, bias, acc);
         };
         let [far, near] = parts(tokens, bias, *boundary as u32);
         match keys {
-            None => self.attend_some(queries.turned, &far.0, &far.1, acc),
-            Some(grouped) => self.attend_grouped(queries.turned, grouped, &far.0, &far.1, acc),
+            None => self.attend_some(queries.turned, &far.0, &far.1, acc)?,
+            Some(grouped) => self.attend_grouped(queries.turned, grouped, &far.0, &far.1, acc)?,
         }
-        self.attend_some(queries.scaled, &near.0, &near.1, acc);
+        self.attend_some(queries.scaled, &near.0, &near.1, acc)
     }
 
     /// Attends far tokens at grouped positions.
@@ -208,23 +243,40 @@ impl<'a> HeadKv<'a> {
         tokens: &[u32],
         bias: &[f32],
         acc: &mut Accumulator,
-    ) {
-        let mut keys = Joined::new(self.prefix_keys, self.tail_keys, self.d).gather(tokens);
-        let values = Joined::new(self.prefix_values, self.tail_values, self.d).gather(tokens);
+    ) -> Result<(), KvError> {
+        let rows = self.read(0..self.prefix_tokens)?;
+        let mut keys = Joined::new(rows.keys(), self.tail_keys, self.d).gather(tokens);
+        let values = Joined::new(rows.values(), self.tail_values, self.d).gather(tokens);
         grouped.turn_keys(&mut keys, self.d, tokens);
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
         attend_list(turned, Rows::F32(&keys), Rows::F32(&values), &all, bias, acc);
+        Ok(())
     }
 
     /// Attends tokens of prefix and tail at their own positions, with a bias for each or none.
-    fn attend_some(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
+    fn attend_some(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) -> Result<(), KvError> {
         let first_behind = self.prefix_tokens as u32;
         if tokens.iter().all(|t| *t < first_behind) {
-            return attend_list(scaled, self.prefix_keys, self.prefix_values, tokens, bias, acc);
+            return self.attend_listed(scaled, tokens, bias, acc);
         }
         let [before, behind] = self.by_store(tokens, bias);
-        attend_list(scaled, self.prefix_keys, self.prefix_values, &before.0, &before.1, acc);
+        self.attend_listed(scaled, &before.0, &before.1, acc)?;
         attend_list(scaled, self.tail_keys, self.tail_values, &behind.0, &behind.1, acc);
+        Ok(())
+    }
+
+    /// Attends tokens of the prefix, with a bias for each or none.
+    fn attend_listed(
+        &self,
+        scaled: &[f32],
+        tokens: &[u32],
+        bias: &[f32],
+        acc: &mut Accumulator,
+    ) -> Result<(), KvError> {
+        let (rows, tokens) = self.prefix.gather(tokens)?;
+        self.note(&rows);
+        attend_list(scaled, rows.keys(), rows.values(), &tokens, bias, acc);
+        Ok(())
     }
 
     /// Splits tokens into those of the prefix and those behind it, which are numbered from its end; as [`parts`].
@@ -235,14 +287,14 @@ impl<'a> HeadKv<'a> {
         [before, behind]
     }
 
-    fn attend_picks(&self, queries: View<'_>, picks: &SelectedTokens, acc: &mut Accumulator) {
+    fn attend_picks(&self, queries: View<'_>, picks: &SelectedTokens, acc: &mut Accumulator) -> Result<(), KvError> {
         match &picks.weighting {
-            Weighting::Softmax => self.attend_tokens(queries, &picks.tokens, &[], acc),
-            Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc),
+            Weighting::Softmax => self.attend_tokens(queries, &picks.tokens, &[], acc)?,
+            Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc)?,
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");
                 let mut picked = self.spec.accumulator(acc.queries(), self.d);
-                self.attend_tokens(queries, &picks.tokens, &[], &mut picked);
+                self.attend_tokens(queries, &picks.tokens, &[], &mut picked)?;
                 let mut outputs = vec![0.0; queries.scaled.len()];
                 picked.finish(&mut outputs);
                 for (h, (share, output)) in shares.iter().zip(outputs.chunks_exact(self.d)).enumerate() {
@@ -254,7 +306,9 @@ impl<'a> HeadKv<'a> {
             Weighting::Direct { weights, log_mass } => {
                 let mut output = vec![0.0; self.d];
                 let [before, behind] = self.by_store(&picks.tokens, weights);
-                weighted_list(self.prefix_values, &before.0, &before.1, &mut output);
+                let (rows, tokens) = self.prefix.gather(&before.0)?;
+                self.note(&rows);
+                weighted_list(rows.values(), &tokens, &before.1, &mut output);
                 if !behind.0.is_empty() {
                     let mut rest = vec![0.0; self.d];
                     weighted_list(self.tail_values, &behind.0, &behind.1, &mut rest);
@@ -265,6 +319,7 @@ impl<'a> HeadKv<'a> {
                 }
             }
         }
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
-use crate::kv::{DeviceFailure, KvDtype, Prefix};
+use crate::kv::{DeviceFailure, KvDtype, KvError, Prefix};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -186,7 +186,16 @@ impl IndexCache {
         time
     }
 
-    pub(super) fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
+    /// Builds indexes on the host.
+    ///
+    /// # Errors
+    /// If keys and values of a sparse layer cannot be read.
+    pub(super) fn build(
+        &self,
+        method: &Configured,
+        candidates: Range<usize>,
+        dense: &[bool],
+    ) -> Result<IndexSet, KvError> {
         let start = Instant::now();
         let asked = !method.method.is_static_only() && (!candidates.is_empty() || method.has_moving_candidates());
         let dense_layers = dense;
@@ -195,44 +204,50 @@ impl IndexCache {
             .enumerate()
             .map(|(layer, dense)| {
                 if *dense || !asked {
-                    return Vec::new();
+                    return Ok(Vec::new());
                 }
-                let kv = self.prefix.layer(layer);
-                (0..kv.keys.kv_heads())
+                let shape = self.prefix.shape();
+                (0..shape.kv_heads)
                     .into_par_iter()
                     .map(|kv_head| {
-                        method.method.build(&HeadPrefix {
+                        let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
+                        Ok(method.method.build(&HeadPrefix {
                             layer,
                             depth: depth(dense_layers, layer, &method.policy.schedule),
                             rotation: self.rotation.as_deref(),
                             kv_head,
-                            keys: kv.keys.head(kv_head),
-                            values: kv.values.head(kv_head),
-                            d: kv.keys.d(),
+                            keys: rows.keys(),
+                            values: rows.values(),
+                            d: shape.d,
                             scale: self.prefix.spec(layer).scale,
                             dtype: self.dtype,
                             candidates: candidates.clone(),
                             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
                             seed: head_seed(self.seed, layer, kv_head),
-                        })
+                        }))
                     })
                     .collect()
             })
-            .collect();
+            .collect::<Result<_, KvError>>()?;
         let on_device = dense.iter().map(|_| None).collect();
-        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed() })
     }
 
-    /// Builds indexes on the device that holds the prefix. If the device fails, the failure is stored in the prefix.
-    pub(super) fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
+    /// Builds indexes on the device that holds the prefix.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(super) fn build_on_device(
+        &self,
+        method: &Configured,
+        candidates: &Range<usize>,
+        dense: &[bool],
+    ) -> Result<IndexSet, DeviceFailure> {
         let start = Instant::now();
         let form = method.method.device_form().expect(HAS_FORM);
-        let on_device = self.device_indexes(form, candidates, dense).unwrap_or_else(|failure| {
-            self.prefix.fail(failure);
-            dense.iter().map(|_| None).collect()
-        });
+        let on_device = self.device_indexes(form, candidates, dense)?;
         let by_layer = dense.iter().map(|_| Vec::new()).collect();
-        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed() })
     }
 
     fn device_indexes(

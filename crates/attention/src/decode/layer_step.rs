@@ -11,10 +11,10 @@ use rayon::prelude::*;
 
 use crate::backend::form::StepShape;
 use crate::cost::Cost;
-use crate::decode::head_kv::HeadKv;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::ParallelTime;
+use crate::kv::{HeadRows, KvError, TierBytes};
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;
@@ -90,13 +90,19 @@ impl DeviceSelectStep<'_> {
 
 impl HostStep<'_> {
     /// Stores the token's key and value, and returns the tokens that each KV head attends.
-    pub fn select(self, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read. The step is then half done: the sequence is of no use any more.
+    pub fn select(self, queries: &[f32], key: &[f32], value: &[f32]) -> Result<Vec<AttendedTokens>, KvError> {
         self.0.sequence.select(self.0.layer, queries, key, value)
     }
 
     /// Stores the token's key and value, and attends into `out` (`[heads][d]`).
-    pub fn attend(self, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
-        self.0.sequence.step(self.0.layer, queries, key, value, out);
+    ///
+    /// # Errors
+    /// As [`select`](Self::select).
+    pub fn attend(self, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) -> Result<(), KvError> {
+        self.0.sequence.step(self.0.layer, queries, key, value, out)
     }
 }
 
@@ -128,10 +134,16 @@ impl Sequence {
 
     /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and
     /// value, and returns the tokens that each KV head attends. Counts what that costs.
-    pub(crate) fn select(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<AttendedTokens> {
-        let (picked, apart) = self.select_timed(layer, queries, key, value);
+    pub(crate) fn select(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        key: &[f32],
+        value: &[f32],
+    ) -> Result<Vec<AttendedTokens>, KvError> {
+        let (picked, apart) = self.select_timed(layer, queries, key, value)?;
         self.attention_time += apart.into();
-        picked
+        Ok(picked)
     }
 
     /// As [`select`](Self::select), with the processor time spent on other threads than the caller's.
@@ -141,7 +153,7 @@ impl Sequence {
         queries: &[f32],
         key: &[f32],
         value: &[f32],
-    ) -> (Vec<AttendedTokens>, ParallelTime) {
+    ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
@@ -166,7 +178,8 @@ impl Sequence {
     pub(crate) fn select_without_queries(&mut self, layer: usize, heads: usize) -> Vec<AttendedTokens> {
         self.tail_tokens[layer] += 1;
         debug_assert_eq!(self.selection_site(layer), SelectionSite::DataIndependent);
-        let (drawn, apart) = self.select_for_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        let selected = self.select_for_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        let (drawn, apart) = selected.expect("positions alone are looked at");
         self.attention_time += apart.into();
         drawn
     }
@@ -222,13 +235,13 @@ impl Sequence {
         layer: usize,
         queries: Option<&[f32]>,
         group: usize,
-    ) -> (Vec<AttendedTokens>, ParallelTime) {
+    ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
         let exact = self.exact(layer);
         let candidates = self.candidates(exact);
         let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
         let selected = match asks {
-            true => self.select_per_head(layer, queries, group, candidates, &mut states),
+            true => self.select_per_head(layer, queries, group, candidates, &mut states)?,
             false => vec![(None, Cost::default(), ParallelTime::default()); self.prefix.shape().kv_heads],
         };
         if !self.dense[layer] {
@@ -245,7 +258,7 @@ impl Sequence {
             self.count(layer, kv_head, group, &picked, cost);
             picked
         };
-        (selected.into_iter().enumerate().map(count).collect(), all)
+        Ok((selected.into_iter().enumerate().map(count).collect(), all))
     }
 
     /// The method's selection for each KV head, independently of the others.
@@ -256,9 +269,15 @@ impl Sequence {
         group: usize,
         candidates: Range<usize>,
         states: &mut [Box<dyn Any + Send>],
-    ) -> Vec<Selected> {
+    ) -> Result<Vec<Selected>, KvError> {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
+        let tokens = self.prefix.tokens();
+        let read = |kv_head| self.prefix.head(layer, kv_head)?.slice(0..tokens);
+        let prefix = match queries {
+            Some(_) => (0..states.len()).map(read).collect::<Result<Vec<_>, KvError>>()?,
+            None => Vec::new(),
+        };
         let step_of = |kv_head: usize| {
             let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
             let seed = self.row_seed(total).of_head(layer, kv_head);
@@ -266,15 +285,16 @@ impl Sequence {
             if queries.is_none() {
                 return step;
             }
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
-            let (keys, values) = (kv.prefix_keys, kv.prefix_values);
-            Step { keys, values, tail_keys: kv.tail_keys, tail_values: kv.tail_values, ..step }
+            let (prefix, tail) = (&prefix[kv_head], &self.tail[layer]);
+            let (keys, values) = (prefix.keys(), prefix.values());
+            Step { keys, values, tail_keys: tail.keys.head(kv_head), tail_values: tail.values.head(kv_head), ..step }
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
         let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
-            let mut cost = Cost::default();
+            let fetched = prefix.get(step.kv_head).map_or(TierBytes::default(), HeadRows::bytes);
+            let mut cost = Cost { fetched, ..Cost::default() };
             let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
             let (selection, parts) =
                 if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
@@ -284,9 +304,9 @@ impl Sequence {
             let ((selection, cost, apart), time) = Section::of(|| select(head));
             (selection, cost, ParallelTime { select: apart.select + time, ..apart })
         };
-        match candidates.len() < MIN_PARALLEL_TOKENS {
+        Ok(match candidates.len() < MIN_PARALLEL_TOKENS {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),
             false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
-        }
+        })
     }
 }

@@ -19,7 +19,7 @@ use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::kv::{LayerKv, Prefix};
+use crate::kv::{KvError, LayerKv, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
@@ -192,36 +192,55 @@ impl Sequence {
 
     /// One decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
-    pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read. The step is then half done: the sequence is of no use any more.
+    pub fn step(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        key: &[f32],
+        value: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KvError> {
         let mut section = Section::begin();
-        let (picked, apart) = self.select_timed(layer, queries, key, value);
+        let (picked, apart) = self.select_timed(layer, queries, key, value)?;
         let select = section.lap() + apart.select;
         let width = queries.len() / picked.len();
         let of_head = |(kv_head, (queries, picked)): (usize, (_, &AttendedTokens))| {
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?;
             let placed = self.placed(queries, &kv, picked.exact);
-            (kv, placed)
+            Ok((kv, placed))
         };
-        let heads: Vec<_> = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head).collect();
+        let heads = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head);
+        let heads: Vec<_> = heads.collect::<Result<_, KvError>>()?;
         let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &AttendedTokens)| {
-            kv.attend(queries, picked, out);
+            kv.attend(queries, picked, out)
         };
         let elsewhere = match self.total(layer) < MIN_PARALLEL_TOKENS {
             true => {
-                out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend);
+                out.chunks_exact_mut(width).zip(&heads).zip(&picked).try_for_each(attend)?;
                 Duration::ZERO
             }
             false => {
                 let work = out.par_chunks_exact_mut(width).zip(&heads).zip(&picked);
-                work.map(|head| Section::of(|| attend(head)).1).sum()
+                let timed = |head| {
+                    let (attended, time) = Section::of(|| attend(head));
+                    attended.map(|()| time)
+                };
+                work.map(timed).collect::<Result<Vec<_>, _>>()?.into_iter().sum()
             }
         };
+        let mut fetched = TierBytes::default();
+        heads.iter().for_each(|(kv, _)| fetched += kv.fetched());
         drop(heads);
+        self.costs.layer_mut(layer).fetched += fetched;
         let attend = section.lap() + elsewhere;
-        self.compare(layer, queries, &picked, self.total(layer), out);
+        self.compare(layer, queries, &picked, self.total(layer), out)?;
         let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
         self.attention_time +=
             AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
+        Ok(())
     }
 
     /// The shape of a step with `group` query heads per KV head, a budget in the method's own units, and no static tokens.
@@ -299,15 +318,26 @@ impl Sequence {
 
     /// The second half of a [`step`](Self::step) if fidelity is measured: compares the output with exact attention over
     /// `total` tokens. The host has to hold keys and values.
-    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[AttendedTokens], total: usize, out: &[f32]) {
-        let Some(mut meter) = self.fidelity.take() else { return };
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read.
+    pub fn compare(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        picked: &[AttendedTokens],
+        total: usize,
+        out: &[f32],
+    ) -> Result<(), KvError> {
+        let Some(mut meter) = self.fidelity.take() else { return Ok(()) };
         let group = queries.len() / picked.len();
         let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
         for (kv_head, ((queries, out), picked)) in heads.enumerate() {
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head).up_to(total);
-            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out);
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?.up_to(total);
+            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out)?;
         }
         self.fidelity = Some(meter);
+        Ok(())
     }
 
     /// Slot for the data that an engine keeps on its device for this sequence.

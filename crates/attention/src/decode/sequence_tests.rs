@@ -47,7 +47,7 @@ fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Sequence; N], impl Fn(
     let method = crate::methods::configure(&spec, &crate::Policy { sink: 1, local: 2, ..Default::default() }).unwrap();
     let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
     let row = move |i: u64| [noise(4 * D, 10 + i), noise(2 * D, 20 + i), noise(2 * D, 30 + i)];
-    (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
+    (std::array::from_fn(|_| cache.fork(&method, fidelity).unwrap()), row)
 }
 
 /// With 40 tokens behind a prefix of 500 the mean context is 520. Tokens that a moving window leaves behind can be selected.
@@ -115,7 +115,7 @@ fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
         let method = crate::expand_grid(spec).unwrap().remove(0);
         let method = crate::methods::configure(&method, &policy).unwrap();
         let mut out = vec![f32::NAN; queries.len()];
-        cache.fork(&method, false).step(0, &queries, key, value, &mut out);
+        cache.fork(&method, false).unwrap().step(0, &queries, key, value, &mut out).unwrap();
         for (ours, expected) in out.iter().zip(expected(k)) {
             assert!((f64::from(*ours) - expected).abs() < 1e-4, "{spec}: {ours} for {expected}");
         }
@@ -127,7 +127,7 @@ fn what_is_attended_is_counted_by_head_and_token() {
     let ([mut fork], row) = forks("topk:k=3", false);
     for i in 0..2 {
         let [queries, key, value] = row(i);
-        fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+        fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]).unwrap();
     }
     let cost = &fork.costs().layers()[0];
     // With 13 and then 14 tokens in context, each of four heads attends a sink, two tokens of the window, three selected ones, and the one
@@ -147,7 +147,7 @@ fn every_head_is_compared_once_at_its_own_place() {
     // Everything is selected: nothing differs from exact attention, and no mass is missed.
     let ([mut fork], row) = forks("topk:k=100", true);
     let [queries, key, value] = row(0);
-    fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+    fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]).unwrap();
     let meter = fork.fidelity().unwrap();
     assert_eq!(meter.dropped_mass(), [vec![0.0; 4]], "four heads of one layer");
 }
@@ -158,14 +158,14 @@ fn rows_may_be_picked_for_first_and_compared_afterwards() {
     let rows: Vec<[Vec<f32>; 3]> = (0..4).map(row).collect();
     let step = |[queries, key, value]: &[Vec<f32>; 3]| {
         let mut out = vec![f32::NAN; 4 * D];
-        whole.step(0, queries, key, value, &mut out);
+        whole.step(0, queries, key, value, &mut out).unwrap();
         out
     };
     let outs: Vec<Vec<f32>> = rows.iter().map(step).collect();
     let picked: Vec<Vec<AttendedTokens>> =
-        rows.iter().map(|[queries, key, value]| split.select(0, queries, key, value)).collect();
+        rows.iter().map(|[queries, key, value]| split.select(0, queries, key, value).unwrap()).collect();
     for (i, (([queries, ..], picked), out)) in rows.iter().zip(&picked).zip(&outs).enumerate() {
-        split.compare(0, queries, picked, TOKENS + i + 1, out);
+        split.compare(0, queries, picked, TOKENS + i + 1, out).unwrap();
     }
     assert_eq!((split.tokens(), split.costs()), (whole.tokens(), whole.costs()));
     let [split, whole] = [&split, &whole].map(|fork| fork.fidelity().unwrap());
@@ -179,7 +179,7 @@ fn a_row_for_which_nothing_is_picked_costs_the_same_unseen() {
         let ([mut seen, mut unseen], row) = forks(spec, false);
         assert!(!unseen.selects_at(0), "{spec}");
         for [queries, key, value] in (0..3).map(row) {
-            let picked = seen.select(0, &queries, &key, &value);
+            let picked = seen.select(0, &queries, &key, &value).unwrap();
             assert!(picked.iter().all(|picked| picked.selection.is_none()));
             assert_eq!(unseen.attend_static_only(0, 4), picked[0].exact, "{spec}");
         }
@@ -205,7 +205,7 @@ fn what_is_drawn_without_a_look_is_what_a_step_picks_and_costs() {
         let ([mut seen, mut drawn], row) = forks(spec, false);
         assert_eq!(drawn.selection_site(0), SelectionSite::DataIndependent, "{spec}");
         for [queries, key, value] in (0..4).map(row) {
-            assert_eq!(drawn.select_without_queries(0, 4), seen.select(0, &queries, &key, &value), "{spec}");
+            assert_eq!(drawn.select_without_queries(0, 4), seen.select(0, &queries, &key, &value).unwrap(), "{spec}");
         }
         assert_eq!((drawn.tokens(), drawn.costs()), (seen.tokens(), seen.costs()), "{spec}");
         assert_eq!((drawn.aux_bits(), drawn.kv_bytes_held()), (seen.aux_bits(), seen.kv_bytes_held()), "{spec}");
@@ -241,7 +241,7 @@ fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
             // The device's counters: tokens read by two KV heads, tokens attended by four query heads, index entries read.
             let mut counted = [0; 7];
             for [queries, key, value] in steps.map(&row) {
-                let picked = seen.select(0, &queries, &key, &value);
+                let picked = seen.select(0, &queries, &key, &value).unwrap();
                 assert_eq!(left.select_on_device(0, 4), picked[0].exact, "{spec}");
                 let total = seen.tokens();
                 for (kv_head, picked) in picked.iter().enumerate() {
@@ -357,7 +357,7 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
             KvDtype::F32,
             1,
         );
-        if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity)
+        if on_host { cache.selecting_on_host() } else { cache }.fork(&method, fidelity).unwrap()
     };
     let there = crate::backend::active::HAS_DEVICE;
     assert_eq!(fork("topk:k=3", false, false).selects_on_device(), there);

@@ -82,14 +82,16 @@ fn decode(method: &str) -> (Sequence, Vec<Vec<Vec<f32>>>) {
         kv
     };
     let prefix = Prefix::with_specs(layers.iter().map(cut).collect(), specs);
-    let mut sequence = IndexCache::new(prefix, KvDtype::F32, 1).fork(&configured(method), true);
+    let mut sequence = IndexCache::new(prefix, KvDtype::F32, 1).fork(&configured(method), true).unwrap();
     let step = |at: usize, number: usize, sequence: &mut Sequence| {
         let (kv, queries) = &layers[number];
         let row = |store: &crate::kv::KvStore| -> Vec<f32> {
             (0..KV_HEADS).flat_map(|head| store.head(head).slice(at..at + 1, D).to_f32()).collect()
         };
         let mut out = vec![f32::NAN; HEADS * D];
-        sequence.step(number, &queries[at * HEADS * D..][..HEADS * D], &row(&kv.keys), &row(&kv.values), &mut out);
+        sequence
+            .step(number, &queries[at * HEADS * D..][..HEADS * D], &row(&kv.keys), &row(&kv.values), &mut out)
+            .unwrap();
         out
     };
     let outputs = (PREFIX..PREFIX + STEPS)

@@ -8,31 +8,46 @@ use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexSetKey};
 use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
+use crate::kv::{DeviceFailure, KvError};
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
 
+/// Why a sequence could not be started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// Keys and values of the prefix could not be read.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// The device failed while it built an index.
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+}
+
 impl IndexCache {
     /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence left one.
-    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Sequence {
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read, or a device fails while it builds the index.
+    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
         let start = Instant::now();
         let mut method = method.clone();
-        let solved = self.solve(&method).map(|solved| {
+        let solved = self.solve(&method)?.map(|solved| {
             method.method = solved.method;
             solved.params
         });
         let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
-        let mut fork = self.fork_as_is(&method, fidelity);
+        let mut fork = self.fork_as_is(&method, fidelity)?;
         fork.index_time.whole += solve_time;
-        Sequence { solved, ..fork }
+        Ok(Sequence { solved, ..fork })
     }
 
     /// The method with its parameter solved for the requested density; `None` if there is nothing to solve.
-    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
+    fn solve(&self, method: &Configured) -> Result<Option<Solved<Arc<dyn AnyMethod>>>, KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
         let dense = self.prefix.specs().dense(&method.policy);
         if candidates.is_empty() || dense.iter().all(|dense| *dense) {
-            return None;
+            return Ok(None);
         }
         let context = self.mean_context(method);
         let Self { prefix, queries, dtype, .. } = self;
@@ -48,7 +63,7 @@ impl IndexCache {
         Context::new(total, &(0..total - fixed))
     }
 
-    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Sequence {
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
@@ -59,20 +74,26 @@ impl IndexCache {
         let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
-        let indexes = known.unwrap_or_else(|| {
-            let set = Arc::new(match on_device {
-                true => self.build_on_device(method, &candidates, &dense),
-                false => self.build(method, candidates.clone(), &dense),
-            });
-            self.sets.insert(key, set.clone());
-            set
-        });
+        let indexes = match known {
+            Some(set) => set,
+            None => {
+                let set = Arc::new(match on_device {
+                    true => self.build_on_device(method, &candidates, &dense)?,
+                    false => self.build(method, candidates.clone(), &dense)?,
+                });
+                self.sets.insert(key, set.clone());
+                set
+            }
+        };
         let gathering = self.gathering_time(&method.method.prompt_needs());
         let index_time = IndexTime {
             whole: indexes.build_time + gathering.whole,
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
         let fork = Sequence::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
-        if on_device { Sequence { selector: Selector::device(self.prefix.layers()), ..fork } } else { fork }
+        Ok(match on_device {
+            true => Sequence { selector: Selector::device(self.prefix.layers()), ..fork },
+            false => fork,
+        })
     }
 }

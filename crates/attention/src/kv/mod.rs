@@ -1,112 +1,43 @@
-//! Keys and values: the shared, immutable prefix, and the tail behind it, which belongs to one sequence.
+//! Keys and values: the shared, immutable prefix and the private tail behind it.
 //!
-//! The layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16; kernels widen numbers as they
-//! read. Nothing here selects or attends.
+//! A prefix is behind a [`KvSource`], which says where keys and values are and reads them; [`KvHead`] is how one KV head is
+//! read. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16;
+//! kernels widen as they read. Nothing here selects or attends.
+//!
+//! These still take keys and values of all tokens of a KV head at once: index building (`decode/index_cache.rs`), solving
+//! for a density (`prefix_stats/probe.rs`), selection on the host (`decode/layer_step.rs`), each by one [`KvHead::slice`] of
+//! the whole prefix; and analyses and benchmarks by [`Prefix::layer`], which needs a source that lends.
 
+pub use device::{DeviceFailure, DeviceKv};
+pub use head::{HeadRows, KvHead};
+pub use layer::LayerKv;
 pub use shape::{KvDtype, KvShape, MOST_TOKENS};
+pub use source::{KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
+pub use tier::{KvError, Tier, TierBytes};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
-use std::any::Any;
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use crate::backend::active::KvHandle;
+use copied::CopiedKv;
+use source::HostKv;
 
 pub mod quantised;
 
+mod copied;
+mod device;
+mod head;
+mod layer;
 mod shape;
+mod source;
 mod store;
+pub(crate) mod tier;
 
-/// Keys and values of one layer.
-#[derive(Debug, Clone)]
-pub struct LayerKv {
-    /// Rotated keys.
-    pub keys: KvStore,
-    /// Values.
-    pub values: KvStore,
-}
-
-impl LayerKv {
-    /// An empty layer with room for `capacity` tokens; it grows if needed.
-    pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
-        Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
-    }
-
-    /// `tokens` tokens of zeros.
-    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
-        let zeros = KvStore::zeros(shape, tokens);
-        Self { keys: zeros.clone(), values: zeros }
-    }
-
-    /// Appends one token; `key` and `value` are `[kv_heads][d]`.
-    pub fn append(&mut self, key: &[f32], value: &[f32]) {
-        self.keys.append(key);
-        self.values.append(value);
-    }
-
-    /// Appends tokens; `keys` and `values` are `[token][kv_heads][d]`.
-    pub fn append_rows(&mut self, keys: &[f32], values: &[f32]) {
-        self.keys.append_rows(keys);
-        self.values.append_rows(values);
-    }
-
-    /// Tokens stored.
-    pub fn tokens(&self) -> usize {
-        self.keys.tokens()
-    }
-
-    /// Keeps the first `tokens` tokens, with room for `capacity` tokens.
-    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
-        self.keys.truncate(tokens, capacity);
-        self.values.truncate(tokens, capacity);
-    }
-
-    /// The shape that all layers of a cache share.
-    pub fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
-    }
-
-    /// Bytes allocated.
-    pub fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes()
-    }
-}
-
-/// Keys and values of a prefix in the memory of a device.
-pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
-    /// The shape that all its layers share.
-    fn shape(&self) -> KvShape;
-
-    /// Copies one layer to the host.
-    ///
-    /// # Errors
-    /// If the device fails.
-    fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
-
-    /// A layer in GPU memory; `None` if the device is no GPU.
-    fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
-        None
-    }
-}
-
-/// A failure of a device: one line that says what failed and why.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DeviceFailure(pub String);
-
-/// The dense prefix of an example; all methods and budgets start from the same one.
-///
-/// If a device holds it, a layer is copied to the host when it is first read there.
+/// The dense prefix of an example: every method and budget forks from the same one.
 #[derive(Debug)]
 pub struct Prefix {
-    layers: Vec<OnceLock<LayerKv>>,
-    tokens: usize,
-    shape: KvShape,
+    source: Box<dyn KvSource>,
     specs: LayerSpecs,
-    device: Option<Box<dyn DeviceKv>>,
-    /// The first failure of the device.
-    failure: OnceLock<DeviceFailure>,
 }
 
 impl Prefix {
@@ -123,88 +54,75 @@ impl Prefix {
         debug_assert_eq!(layers.len(), specs.layers(), "a spec for each layer");
         let tokens = layers.first().map_or(0, LayerKv::tokens);
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
-        let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
-        Arc::new(Self {
-            layers: layers.into_iter().map(OnceLock::from).collect(),
-            tokens,
-            shape,
-            specs,
-            device: None,
-            failure: OnceLock::new(),
-        })
+        Self::from_source(specs, Box::new(HostKv::new(layers)))
+    }
+
+    /// A prefix wherever `source` has it, of a model whose layers attend as `specs` say.
+    pub fn from_source(specs: LayerSpecs, source: Box<dyn KvSource>) -> Arc<Self> {
+        debug_assert_eq!(source.layers(), specs.layers(), "a spec for each layer");
+        Arc::new(Self { source, specs })
     }
 
     /// A prefix of `tokens` tokens that a device holds, of a model whose layers attend as `specs` say.
     pub fn on_device(specs: LayerSpecs, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
-        let layers = (0..specs.layers()).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { layers, tokens, shape: device.shape(), specs, device: Some(device), failure: OnceLock::new() })
+        let source = CopiedKv::new(specs.layers(), tokens, device);
+        Self::from_source(specs, Box::new(source))
     }
 
-    /// Keys and values of one layer, on the host. If a device holds them and the copy fails, they are zeros and [`failure`](Self::failure)
-    /// is set: results that follow from them must not be used.
-    pub fn layer(&self, layer: usize) -> &LayerKv {
-        self.layers[layer].get_or_init(|| {
-            let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
-            device.copy_layer(layer).unwrap_or_else(|failure| {
-                self.fail(failure);
-                LayerKv::zeros(self.shape, self.tokens)
-            })
-        })
-    }
-
-    /// The first failure of the device that holds the prefix: a copy to the host, or the building of an index.
-    pub fn failure(&self) -> Option<&DeviceFailure> {
-        self.failure.get()
-    }
-
-    /// Records a failure of the device: results that follow from the prefix must not be used.
-    pub fn fail(&self, failure: DeviceFailure) {
-        // Only the first failure is kept.
-        let _ = self.failure.set(failure);
-    }
-
-    /// The device that holds the prefix, if one does.
-    pub fn device(&self) -> Option<&dyn DeviceKv> {
-        self.device.as_deref()
-    }
-
-    /// Takes the layers of a prefix on the host, to append to them, or to cut them.
-    pub fn into_layers(self) -> Vec<LayerKv> {
-        self.layers.into_iter().map_while(OnceLock::into_inner).collect()
-    }
-
-    /// Takes the layers of a prefix; those on a device are copied to the host.
+    /// Keys and values of one layer, for readers that need them all in host memory.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn into_host(self) -> Result<Vec<LayerKv>, DeviceFailure> {
-        for layer in 0..self.layers.len() {
-            self.layer(layer);
-        }
-        match self.failure() {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(self.into_layers()),
-        }
+    /// If they cannot be read, or the source does not lend whole layers.
+    pub fn layer(&self, layer: usize) -> Result<&LayerKv, KvError> {
+        let why = || "it is only read in parts".to_owned();
+        let lent = self.source.lend(layer)?;
+        lent.ok_or_else(|| KvError { layer, tier: self.source.tier(layer), why: why() })
     }
 
-    /// Takes the device that holds the prefix, if one does.
+    /// One KV head of a layer.
+    ///
+    /// # Errors
+    /// If the source lends its layers, and cannot read this one.
+    pub fn head(&self, layer: usize, kv_head: usize) -> Result<KvHead<'_>, KvError> {
+        KvHead::of(self.source.as_ref(), KvPlace { layer, kv_head })
+    }
+
+    /// Where its keys and values are.
+    pub fn source(&self) -> &dyn KvSource {
+        self.source.as_ref()
+    }
+
+    /// What a device holds of it.
+    pub fn device(&self) -> Option<&dyn DeviceKv> {
+        self.source.device()
+    }
+
+    /// The layers in host memory, to be gone on with: what follows may be cut off and read anew.
+    ///
+    /// # Errors
+    /// If a layer cannot be read.
+    pub fn into_layers(self) -> Result<Vec<LayerKv>, KvError> {
+        self.source.into_layers()
+    }
+
+    /// What a device holds of it, to be gone on with.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
-        self.device
+        self.source.into_device()
     }
 
     /// Number of layers.
     pub fn layers(&self) -> usize {
-        self.layers.len()
+        self.source.layers()
     }
 
     /// Tokens in the prefix.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.source.tokens()
     }
 
-    /// The shape that all layers share.
+    /// What its layers have in common.
     pub fn shape(&self) -> KvShape {
-        self.shape
+        self.source.shape()
     }
 
     /// How a layer attends.
@@ -223,7 +141,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Holds two tokens of one KV head, whose numbers are all the layer's number, and counts how often it is read.
+    /// Holds two tokens of one KV head, each layer's number in all places, and counts how often it is read.
     #[derive(Debug)]
     struct Fake {
         fails: bool,
@@ -263,24 +181,31 @@ mod tests {
         assert_eq!((prefix.tokens(), prefix.layers(), prefix.shape()), (2, 3, SHAPE));
         assert_eq!(copies.load(Ordering::Relaxed), 0);
         for _ in 0..2 {
-            assert_eq!(prefix.layer(2).values.head(0).to_f32(), [2.0; 4]);
+            assert_eq!(prefix.layer(2).unwrap().values.head(0).to_f32(), [2.0; 4]);
         }
-        assert_eq!((copies.load(Ordering::Relaxed), prefix.failure()), (1, None));
+        assert_eq!(copies.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn all_layers_come_to_the_host_or_none() {
-        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_host();
+        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_layers();
         let layers: Vec<Vec<f32>> = host(false).unwrap().iter().map(|kv| kv.keys.head(0).to_f32()).collect();
         assert_eq!(layers, [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]]);
-        assert_eq!(host(true).unwrap_err().to_string(), "layer 0 is gone");
+        let error = host(true).unwrap_err();
+        assert_eq!((error.layer, error.tier), (0, Tier::Device));
     }
 
     #[test]
-    fn a_device_that_fails_is_told_of_and_leaves_zeros() {
-        let (prefix, _) = prefix(true);
-        assert_eq!(prefix.layer(1).keys.head(0).to_f32(), [0.0; 4]);
-        prefix.layer(2);
-        assert_eq!(prefix.failure().unwrap().to_string(), "layer 1 is gone");
+    fn a_layer_that_cannot_be_copied_is_an_error_each_time_and_is_tried_once() {
+        let (prefix, copies) = prefix(true);
+        for _ in 0..2 {
+            let error = prefix.layer(1).unwrap_err();
+            assert_eq!(error, KvError { layer: 1, tier: Tier::Device, why: "layer 1 is gone".to_owned() });
+            assert_eq!(
+                error.to_string(),
+                "the KV cache of layer 1 could not be read from the device's memory: layer 1 is gone"
+            );
+        }
+        assert_eq!(copies.load(Ordering::Relaxed), 1);
     }
 }

@@ -152,7 +152,26 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// Keeps the first `tokens` tokens, with room for `capacity` tokens.
+    /// Appends rows `[token][d]` of the store's only KV head, in the storage type.
+    ///
+    /// # Panics
+    /// If there are other KV heads, or the rows have another type.
+    pub fn extend(&mut self, rows: Rows<'_>) {
+        assert_eq!(self.kv_heads, 1, "rows of one KV head");
+        let (from, tokens) = (self.tokens * self.d, self.tokens + rows.elements() / self.d);
+        if tokens > self.capacity {
+            self.grow(tokens.max(2 * self.capacity));
+        }
+        match (&mut self.data, rows) {
+            (Data::F32(data), Rows::F32(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
+            (Data::F16(data), Rows::F16(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
+            (Data::Bf16(data), Rows::Bf16(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
+            _ => panic!("rows of another storage type"),
+        }
+        self.tokens = tokens;
+    }
+
+    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
     ///
     /// # Panics
     /// If there are fewer.

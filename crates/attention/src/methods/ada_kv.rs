@@ -15,6 +15,7 @@ use std::sync::Arc;
 use super::ParamInfo;
 use super::snapkv::SnapKv;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{Bits, IndexKey};
@@ -118,9 +119,9 @@ impl Method for AdaKv {
         self.snapkv.prompt_needs()
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let Solved { method: snapkv, params } = self.snapkv.solve(probe)?;
-        Some(Solved { method: Self { snapkv, ..*self }, params })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let solved = self.snapkv.solve(probe)?;
+        Ok(solved.map(|Solved { method: snapkv, params }| Solved { method: Self { snapkv, ..*self }, params }))
     }
 
     fn index_key(&self) -> IndexKey {
@@ -280,12 +281,12 @@ mod tests {
         let method = configured(spec, &Policy { sink, ..none() });
         let prefix = Prefix::new(vec![kv]);
         let stats = random_stats(&method.method, &prefix, HEADS);
-        let mut fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let mut fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false).unwrap();
         for step in 0..3 {
             let (queries, value) = (noise(HEADS * D, 900 + step), noise(2 * D, 950 + step));
             let key = key(tokens + step as usize);
             let mut out = vec![f32::NAN; HEADS * D];
-            fork.step(0, &queries, &key, &value, &mut out);
+            fork.step(0, &queries, &key, &value, &mut out).unwrap();
             naive.keys.push(key);
             naive.values.push(value);
             for head in 0..HEADS {

@@ -34,7 +34,7 @@ use super::streaming_llm::last_tokens;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::{Bits, IndexKey};
 use crate::{
@@ -181,11 +181,12 @@ impl Method for DuoAttention {
         Some(CalibrationNeed { kind: NAME, load: Self::with_errors })
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let missing = probe.context.missing(self.retrieval.density()?);
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(density) = self.retrieval.density() else { return Ok(None) };
+        let missing = probe.context.missing(density);
         let retrieval = self.heads().share_with(missing as f64 / probe.candidates() as f64, probe.dense);
         let method = Self { retrieval: Tuned::Value(retrieval), ..self.clone() };
-        Some(Solved { method, params: format!("retrieval={retrieval}") })
+        Ok(Some(Solved { method, params: format!("retrieval={retrieval}") }))
     }
 
     fn index_key(&self) -> IndexKey {
@@ -512,7 +513,7 @@ mod tests {
                     .map(|kv| (0..KV_HEADS).map(|h| [rows(kv.keys.head(h)), rows(kv.values.head(h))]).collect())
                     .collect();
                 let cache = IndexCache::new(Prefix::new(layers), KvDtype::F32, 1);
-                let mut fork = { cache }.fork(&method(spec, &policy, &two_layers()), false);
+                let mut fork = { cache }.fork(&method(spec, &policy, &two_layers()), false).unwrap();
                 let mut attended = 0;
                 for step in 0..14u64 {
                     for (layer, stored) in stored.iter_mut().enumerate() {
@@ -520,7 +521,7 @@ mod tests {
                         let queries = noise(HEADS * D, seed);
                         let (key, value) = (noise(KV_HEADS * D, seed + 1), noise(KV_HEADS * D, seed + 2));
                         let mut out = vec![f32::NAN; HEADS * D];
-                        fork.step(layer, &queries, &key, &value, &mut out);
+                        fork.step(layer, &queries, &key, &value, &mut out).unwrap();
                         for head in 0..HEADS {
                             let kv_head = head / GROUP;
                             let [keys, values] = &mut stored[kv_head];
@@ -606,12 +607,12 @@ mod tests {
             for density in [0.15, 0.3, 0.55, 0.8, 1.0] {
                 let method = method(&format!("duo_attention:density={density}"), &policy, &errors);
                 let run = |method: &Configured| {
-                    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(method, false);
+                    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(method, false).unwrap();
                     let mut outputs = Vec::new();
                     for layer in 0..3 {
                         let mut out = vec![0.0; 2 * kv_heads * D];
                         let own = noise(kv_heads * D, 50 + layer as u64);
-                        fork.step(layer, &noise(2 * kv_heads * D, 9 + layer as u64), &own, &own, &mut out);
+                        fork.step(layer, &noise(2 * kv_heads * D, 9 + layer as u64), &own, &own, &mut out).unwrap();
                         outputs.extend(out);
                     }
                     (outputs, fork)

@@ -17,7 +17,7 @@ use super::ParamInfo;
 use crate::IndexKey;
 use crate::cost::Cost;
 use crate::index::pca::Covariance;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::{
@@ -202,9 +202,9 @@ impl Method for ExpectedAttention {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::SampledQueries(self.queries)] }
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let k = probe.tokens_once(self.budget)?;
-        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(k) = probe.tokens_once(self.budget) else { return Ok(None) };
+        Ok(Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") }))
     }
 
     fn index_key(&self) -> IndexKey {
@@ -330,10 +330,10 @@ mod tests {
         let prefix = Prefix::new(vec![kv]);
         let stats = random_stats(&method.method, &prefix, GROUP);
         let mut cache = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).with_rotation(Arc::new(Turn));
-        let mut fork = cache.fork(&method, false);
+        let mut fork = cache.fork(&method, false).unwrap();
         let (queries, key, value) = (noise(GROUP * D, 1), noise(D, 2), noise(D, 3));
         let mut out = vec![f32::NAN; GROUP * D];
-        fork.step(0, &queries, &key, &value, &mut out);
+        fork.step(0, &queries, &key, &value, &mut out).unwrap();
         assert_eq!(fork.kv_tokens_held() as usize, sink + k + 1, "{spec}");
         keys.push(exact(&key));
         values.push(exact(&value));

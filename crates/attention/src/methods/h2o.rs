@@ -26,7 +26,7 @@ use super::ParamInfo;
 use super::streaming_llm::last_tokens;
 use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{Bits, IndexKey};
@@ -197,9 +197,9 @@ impl Method for H2o {
         if self.heavy.is_none() { Vec::new() } else { vec![PromptNeed::AttentionMass] }
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let k = probe.tokens_once(self.heavy)?;
-        Some(Solved { method: Self { heavy: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(k) = probe.tokens_once(self.heavy) else { return Ok(None) };
+        Ok(Some(Solved { method: Self { heavy: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") }))
     }
 
     fn index_key(&self) -> IndexKey {

@@ -221,7 +221,7 @@ mod tests {
         let prefix = prefix(1, 1, tokens, d);
         let (out, _) = run(&prefix, "knn:index=flat,k=12", &none(), 1, steps);
         // The last step, naively: the 12 best tokens of the prefix and all three tokens after it.
-        let kv = prefix.layer(0);
+        let kv = prefix.layer(0).unwrap();
         let (mut keys, mut values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
         for t in 0..steps as u64 {
             keys.extend(noise(d, 100 * t + 1_000));

@@ -51,6 +51,7 @@ use crate::IndexKey;
 use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::index::workspaces::Workspaces;
+use crate::kv::KvError;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::prefill::mask::{RowHead, RowMask};
 use crate::scored::granularity::each_head;
@@ -301,12 +302,13 @@ impl Method for MagicPig {
     type Index = HashIndex;
     type State = Sampling;
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let wanted = probe.tokens(self.tables.density()?) / probe.candidates() as f64;
-        let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head)));
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(density) = self.tables.density() else { return Ok(None) };
+        let wanted = probe.tokens(density) / probe.candidates() as f64;
+        let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head))?);
         let Shape { bits, tables } = self.shape_for(wanted, &agreements);
         let method = Self::new(Some(bits), Tuned::Value(tables), self.hashing, self.u_floor);
-        Some(Solved { method, params: format!("K={bits},L={tables}") })
+        Ok(Some(Solved { method, params: format!("K={bits},L={tables}") }))
     }
 
     /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed.

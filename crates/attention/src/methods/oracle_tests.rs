@@ -183,7 +183,7 @@ impl Scene {
         let shape = PromptShape { layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, d: D, tokens: TOKENS };
         let mut stats = PromptStats::new(&needs, shape);
         for (layer, queries) in self.prompt.iter().enumerate().filter(|_| !needs.is_empty()) {
-            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer)));
+            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer).unwrap()));
         }
         stats
     }
@@ -209,7 +209,7 @@ impl Scene {
         candidates: &Range<usize>,
         seed: u64,
     ) -> (Selection, Cost) {
-        let kv = self.prefix.layer(layer);
+        let kv = self.prefix.layer(layer).unwrap();
         let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
         let indexed = method.method.exact(&method.policy, TOKENS, TOKENS).candidates(TOKENS);
         let seed = head_seed(seed, layer, kv_head);
@@ -257,18 +257,18 @@ impl Scene {
     /// Outputs `[layer][head]` of one step by the engine.
     fn outputs(&self, method: &Configured) -> Vec<Vec<Vector>> {
         let cache = IndexCache::new(self.prefix.clone(), KvDtype::F32, SEED);
-        let mut fork = cache.with_stats(self.stats(method)).fork(method, false);
+        let mut fork = cache.with_stats(self.stats(method)).fork(method, false).unwrap();
         let of_layer = |layer: usize| {
             let mut out = vec![f32::NAN; HEADS * D];
             let [key, value] = &self.own[layer];
-            fork.step(layer, &self.queries[layer], key, value, &mut out);
+            fork.step(layer, &self.queries[layer], key, value, &mut out).unwrap();
             wide(&out)
         };
         (0..LAYERS).map(of_layer).collect()
     }
 
     fn head(&self, layer: usize, kv_head: usize, candidates: Range<usize>) -> Head<'_> {
-        let kv = self.prefix.layer(layer);
+        let kv = self.prefix.layer(layer).unwrap();
         let rows = |rows: Rows<'_>, own: &Vec<f32>| {
             let mut rows = wide(&rows.to_f32());
             rows.extend(wide(&own[kv_head * D..][..D]));
@@ -337,7 +337,7 @@ impl Head<'_> {
 
     /// Keys of the candidates as stored, `[candidate][D]`.
     fn stored_keys(&self) -> Vec<f32> {
-        self.scene.prefix.layer(self.layer).keys.head(self.kv_head).slice(self.candidates.clone(), D).to_f32()
+        self.scene.prefix.layer(self.layer).unwrap().keys.head(self.kv_head).slice(self.candidates.clone(), D).to_f32()
     }
 
     /// Attention of one query head over static and `picked` tokens, and over a vector that gets a share of the candidates' mass.
@@ -1589,14 +1589,14 @@ fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
         let mut outputs: Vec<Vec<Vector>> = Vec::new();
         let mut attended_last = 0;
         for seed in 0..SEEDS {
-            let mut fork = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false);
+            let mut fork = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false).unwrap();
             let [key, value] = &scene.own[0];
             let mut out = vec![f32::NAN; HEADS * D];
             let picked = {
-                let mut other = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false);
-                other.select(0, &scene.queries[0], key, value)
+                let mut other = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false).unwrap();
+                other.select(0, &scene.queries[0], key, value).unwrap()
             };
-            fork.step(0, &scene.queries[0], key, value, &mut out);
+            fork.step(0, &scene.queries[0], key, value, &mut out).unwrap();
             outputs.push(vec![wide(&out).concat()]);
             for picked in &picked {
                 assert_eq!(picked.exact.tokens(TOKENS + 1) == 0, is_all, "{spec}");

@@ -124,7 +124,7 @@ mod tests {
                 rows.to_f32().chunks(D).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
             };
             let (mut keys, mut values) =
-                (rows(prefix.layer(layer).keys.head(0)), rows(prefix.layer(layer).values.head(0)));
+                (rows(prefix.layer(layer).unwrap().keys.head(0)), rows(prefix.layer(layer).unwrap().values.head(0)));
             let dot = |query: &[f32], key: &[f64]| -> f64 {
                 query.iter().zip(key).map(|(q, k)| f64::from(*q) * k).sum::<f64>() / (D as f64).sqrt()
             };

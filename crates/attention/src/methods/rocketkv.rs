@@ -333,11 +333,11 @@ mod tests {
         let method = configured(spec, &Policy { sink, ..none() });
         let prefix = Prefix::new(vec![kv]);
         let stats = random_stats(&method.method, &prefix, GROUP);
-        let mut fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let mut fork = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false).unwrap();
         for step in 0..6 {
             let (queries, key, value) = (noise(GROUP * D, 10 + step), noise(D, 20 + step), noise(D, 30 + step));
             let mut out = vec![f32::NAN; GROUP * D];
-            fork.step(0, &queries, &key, &value, &mut out);
+            fork.step(0, &queries, &key, &value, &mut out).unwrap();
             keys.push(exact(&key));
             values.push(exact(&value));
             let queries: Vec<Vec<f64>> = queries.chunks(D).map(exact).collect();

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use super::ParamInfo;
 use crate::IndexKey;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
@@ -178,9 +179,9 @@ impl Method for SnapKv {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::LastQueries(self.window)] }
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let k = probe.tokens_once(self.budget)?;
-        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(k) = probe.tokens_once(self.budget) else { return Ok(None) };
+        Ok(Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") }))
     }
 
     fn index_key(&self) -> IndexKey {

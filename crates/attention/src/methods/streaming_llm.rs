@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::{
     BlockMask, Context, HeadPrefix, Mask, Masks, Method, Policy, Positions, PrefillPattern, Probe, QueryBlock, Role,
@@ -90,13 +90,14 @@ impl Method for SinkAndWindow {
     }
 
     /// A static window (`slide=false`) is solved once, for the mean context of the tokens known to follow the prefix.
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let density = self.window.density().filter(|_| !self.slides)?;
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(density) = self.window.density().filter(|_| !self.slides) else { return Ok(None) };
         let (total, prefix) = (probe.context.tokens, probe.prefix.tokens());
         let beside = probe.candidates.start + total - prefix;
-        let window = NonZero::new(((density * total as f64).round() as usize).saturating_sub(beside).max(1))?;
+        let window = ((density * total as f64).round() as usize).saturating_sub(beside);
+        let window = NonZero::new(window).unwrap_or(NonZero::<usize>::MIN);
         let method = Self { window: Tuned::Value(window), slides: self.slides, positions: self.positions };
-        Some(Solved { method, params: format!("window={window}") })
+        Ok(Some(Solved { method, params: format!("window={window}") }))
     }
 
     fn tail_rule(&self) -> TailRule {
@@ -220,15 +221,17 @@ mod tests {
         let mut kv = LayerKv::new(KvDtype::F32, 1, D, prefix_tokens);
         (0..prefix_tokens).for_each(|t| kv.append(&rotated(&tokens.key(t), t), &tokens.value(t)));
         let method = configured(&format!("streaming_llm:rolling=true,{options}"), &Policy { sink, ..none() });
-        let mut fork =
-            IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_rotation(Arc::new(Turn)).fork(&method, false);
+        let mut fork = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1)
+            .with_rotation(Arc::new(Turn))
+            .fork(&method, false)
+            .unwrap();
         for t in prefix_tokens..prefix_tokens + 25 {
             cache.push(t);
             evict(&mut cache);
             let queries = tokens.queries(t);
             let mut out = vec![f32::NAN; 2 * D];
             let together: Vec<f32> = queries.iter().flat_map(|q| rotated(q, t)).collect();
-            fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out);
+            fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out).unwrap();
             for (query, out) in queries.iter().zip(out.chunks(D)) {
                 assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("{options}, token {t}"));
             }

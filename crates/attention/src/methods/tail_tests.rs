@@ -144,13 +144,13 @@ fn picks_among_what_followed_the_prefix_are_attended_as_those_of_a_prefix_are() 
     for spec in GROWING.iter().filter(|spec| !spec.starts_with("lsh_bits")) {
         let policy = Policy { sink: 2, local: 5, tail: Tail::Indexed, ..none() };
         let method = calibrated(configured(spec, &policy), 1, 4, 2, 32);
-        let fork = |tokens: usize| IndexCache::new(first(tokens), KvDtype::F32, 7).fork(&method, false);
+        let fork = |tokens: usize| IndexCache::new(first(tokens), KvDtype::F32, 7).fork(&method, false).unwrap();
         let mut run = fork(TOKENS - STEPS);
         for token in TOKENS - STEPS..TOKENS {
             let (query, key, value) = (noise(4 * 32, token as u64), row(&whole.keys, token), row(&whole.values, token));
             let step = |fork: &mut Sequence| {
                 let mut out = vec![f32::NAN; 4 * 32];
-                fork.step(0, &query, &key, &value, &mut out);
+                fork.step(0, &query, &key, &value, &mut out).unwrap();
                 out
             };
             let (ours, alone) = (step(&mut run), step(&mut fork(token)));

@@ -109,13 +109,13 @@ pub(super) fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
 
 /// The statistics that `method` needs of a prefix with random queries.
 pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: usize) -> PromptStats {
-    let keys = &prefix.layer(0).keys;
+    let keys = &prefix.layer(0).unwrap().keys;
     let (layers, kv_heads, d, tokens) = (prefix.layers(), keys.kv_heads(), keys.d(), prefix.tokens());
     let needs = method.prompt_needs().into_iter().collect();
     let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
     for layer in (0..layers).filter(|_| !needs.is_empty()) {
         let queries = prompt_queries(layer, tokens * heads * d);
-        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer)));
+        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer).unwrap()));
     }
     stats
 }
@@ -203,7 +203,7 @@ pub(super) fn run(
 fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
     let mut recent = RecentQueries::default();
     for layer in 0..prefix.layers() {
-        let kv = prefix.layer(layer);
+        let kv = prefix.layer(layer).unwrap();
         let tokens = kv.tokens().min(RecentQueries::COUNT);
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
         recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv));
@@ -219,17 +219,18 @@ fn run_seeded(
     steps: usize,
     seed: u64,
 ) -> (Vec<f32>, Sequence) {
-    let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
+    let (kv_heads, d) = (prefix.layer(0).unwrap().keys.kv_heads(), prefix.layer(0).unwrap().keys.d());
     let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
     let stats = random_stats(&method.method, prefix, heads);
-    let mut fork = cache(prefix, heads, seed).with_stats(stats).with_rotation(Arc::new(Turn)).fork(&method, true);
+    let mut fork =
+        cache(prefix, heads, seed).with_stats(stats).with_rotation(Arc::new(Turn)).fork(&method, true).unwrap();
     let mut outputs = Vec::new();
     for t in 0..steps {
         for layer in 0..prefix.layers() {
             let s = (t * 100 + layer) as u64;
             let mut out = vec![f32::NAN; heads * d];
             let (q, k, v) = (noise(heads * d, s), noise(kv_heads * d, s + 1_000), noise(kv_heads * d, s + 2_000));
-            fork.step(layer, &q, &k, &v, &mut out);
+            fork.step(layer, &q, &k, &v, &mut out).unwrap();
             outputs.extend(out);
         }
     }
@@ -294,8 +295,8 @@ impl Stepper {
             depth: SparseLayerRank::default(),
             rotation: None,
             kv_head: 0,
-            keys: prefix.layer(0).keys.head(0),
-            values: prefix.layer(0).values.head(0),
+            keys: prefix.layer(0).unwrap().keys.head(0),
+            values: prefix.layer(0).unwrap().values.head(0),
             d: D,
             scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32,
@@ -305,7 +306,7 @@ impl Stepper {
         });
         let mut state = method.method.start(index.as_ref());
         method.method.coordinate_heads(std::slice::from_mut(&mut state));
-        let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false).unwrap();
         let (tail, queries) = (LayerKv::new(KvDtype::F32, 1, D, 4), Vec::new());
         Self { prefix_tokens, method, prefix, tail, index, state, fork, queries, group }
     }
@@ -325,7 +326,7 @@ impl Stepper {
         let (key, value) = (noise(D, seed), noise(D, seed + 1));
         self.queries = noise(self.group * D, seed + 2);
         self.tail.append(&key, &value);
-        self.fork.step(0, &self.queries, &key, &value, &mut vec![0.0; self.group * D]);
+        self.fork.step(0, &self.queries, &key, &value, &mut vec![0.0; self.group * D]).unwrap();
         let context = self.prefix_tokens + self.tail.tokens();
         let method = &self.method.method;
         let exact = method.exact(&self.method.policy, self.prefix_tokens, context);
@@ -342,8 +343,8 @@ impl Stepper {
             queries: &self.queries,
             d: D,
             scale: SoftmaxScale::inverse_root(D),
-            keys: self.prefix.layer(0).keys.head(0),
-            values: self.prefix.layer(0).values.head(0),
+            keys: self.prefix.layer(0).unwrap().keys.head(0),
+            values: self.prefix.layer(0).unwrap().values.head(0),
             tail_keys: self.tail.keys.head(0),
             tail_values: self.tail.values.head(0),
             dtype: KvDtype::F32,
@@ -364,7 +365,7 @@ impl Stepper {
     /// The selection for the last step's queries by an index built over all candidates of that step.
     #[allow(clippy::wrong_self_convention)]
     pub(super) fn from_scratch(&self) -> Selection {
-        let [prefix, tail] = [self.prefix.layer(0), &self.tail];
+        let [prefix, tail] = [self.prefix.layer(0).unwrap(), &self.tail];
         let (before, behind) = (self.prefix_tokens + tail.tokens() - 1, tail.tokens() - 1);
         let rows = |of: fn(&LayerKv) -> &crate::kv::KvStore| {
             let mut rows = of(prefix).head(0).to_f32();
@@ -449,7 +450,7 @@ impl Stepper {
     pub(super) fn key(&self, token: usize) -> Vec<f32> {
         let mut key = vec![0.0; D];
         match token.checked_sub(self.prefix_tokens) {
-            None => self.prefix.layer(0).keys.head(0).read(token, &mut key),
+            None => self.prefix.layer(0).unwrap().keys.head(0).read(token, &mut key),
             Some(behind) => self.tail.keys.head(0).read(behind, &mut key),
         }
         key
@@ -932,9 +933,9 @@ fn runs_with_other_schedules_have_indexes_of_their_own() {
         let stats = random_stats(&methods[0].method, &prefix, heads);
         let mut cache = cache(&prefix, heads, 5).with_stats(stats);
         let attended = |method: &Configured| {
-            let mut fork = cache.fork(method, false);
+            let mut fork = cache.fork(method, false).unwrap();
             let (q, k, v) = (noise(heads * D, 1), noise(D, 2), noise(D, 3));
-            (0..layers).for_each(|layer| fork.step(layer, &q, &k, &v, &mut vec![0.0; heads * D]));
+            (0..layers).for_each(|layer| fork.step(layer, &q, &k, &v, &mut vec![0.0; heads * D]).unwrap());
             fork.costs().layers().iter().map(|cost| cost.attended_tokens / heads as u64 - 10).collect()
         };
         methods.iter().map(attended).collect()
@@ -971,14 +972,14 @@ fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
         let method = calibrated(method, layers, heads, kv_heads, D);
         let fork = || {
             let stats = random_stats(&method.method, &prefix, heads);
-            cache(&prefix, heads, 5).with_stats(stats).with_rotation(Arc::new(Turn)).fork(&method, false)
+            cache(&prefix, heads, 5).with_stats(stats).with_rotation(Arc::new(Turn)).fork(&method, false).unwrap()
         };
         let (mut open, mut closed) = (fork(), fork());
         for (step, layer) in (0..4).flat_map(|step| (0..layers).map(move |layer| (step, layer))) {
             let seed = 10 * step + layer as u64;
             let [q, k, v] = [(heads, 0), (kv_heads, 1), (kv_heads, 2)].map(|(n, i)| noise(n * D, 900 + 100 * i + seed));
             assert_eq!(closed.selection_site(layer), SelectionSite::DataIndependent, "{spec}");
-            let picked = open.select(layer, &q, &k, &v);
+            let picked = open.select(layer, &q, &k, &v).unwrap();
             assert_eq!(closed.select_without_queries(layer, heads), picked, "{spec}, step {step}, layer {layer}");
         }
         assert_eq!(closed.costs(), open.costs(), "{spec}");
@@ -1058,12 +1059,12 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
             let method = configured(&spec, &policy);
             let stats = random_stats(&method.method, &prefix, heads);
             let cache = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats);
-            let mut fork = cache.with_rotation(Arc::new(Turn)).with_given(FOLLOW).fork(&method, false);
+            let mut fork = cache.with_rotation(Arc::new(Turn)).with_given(FOLLOW).fork(&method, false).unwrap();
             let (mut attended, mut context) = (0.0, 0);
             for step in 0..FOLLOW {
                 for layer in 0..layers {
                     let [q, k, v] = [heads, kv_heads, kv_heads].map(|n| noise(n * D, (7 * step + layer + n) as u64));
-                    for picked in fork.select(layer, &q, &k, &v) {
+                    for picked in fork.select(layer, &q, &k, &v).unwrap() {
                         let total = tokens + step + 1;
                         let fixed = (0..total).filter(|t| *t < picked.exact.sink || *t >= picked.exact.recent).count();
                         let picked: Vec<usize> = match picked.selection {
@@ -1172,9 +1173,10 @@ fn a_density_below_what_is_static_picks_as_little_as_can_be() {
 fn without_queries_keys_stand_in_for_them() {
     let prefix = prefix(2, 1, 900, D);
     for spec in ["topp:density=0.2", "oracle_sampling:density=0.2", "magicpig:density=0.2"] {
-        let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(&configured(spec, &none()), false);
+        let mut fork =
+            IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(&configured(spec, &none()), false).unwrap();
         let mut out = vec![0.0; 2 * D];
-        (0..2).for_each(|layer| fork.step(layer, &noise(2 * D, layer as u64), &[0.5; D], &[0.5; D], &mut out));
+        (0..2).for_each(|layer| fork.step(layer, &noise(2 * D, layer as u64), &[0.5; D], &[0.5; D], &mut out).unwrap());
         let achieved = fork.costs().total(|_| true).density();
         assert!((0.1..0.4).contains(&achieved), "{spec}: {achieved}");
     }
@@ -1271,7 +1273,7 @@ impl NaiveAttention {
 fn step_both(fork: &mut Sequence, naive: &mut NaiveAttention, group: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
     let (queries, key, value) = (noise(group * D, seed), noise(D, seed + 1), noise(D, seed + 2));
     let mut out = vec![f32::NAN; group * D];
-    fork.step(0, &queries, &key, &value, &mut out);
+    fork.step(0, &queries, &key, &value, &mut out).unwrap();
     naive.keys.push(key);
     naive.values.push(value);
     (queries, out)
@@ -1301,9 +1303,9 @@ proptest! {
             let policy = Policy { sink, local: window, ..none() };
             let method = configured(spec, &policy);
             let stats = random_stats(&method.method, &prefix, group);
-            let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_stats(stats).fork(&method, false);
+            let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_stats(stats).fork(&method, false).unwrap();
             let mut naive = NaiveAttention {
-                keys: rows(prefix.layer(0).keys.head(0)), values: rows(prefix.layer(0).values.head(0)),
+                keys: rows(prefix.layer(0).unwrap().keys.head(0)), values: rows(prefix.layer(0).unwrap().values.head(0)),
             };
             let mut attended = 0;
             for step in 0..6 {
@@ -1391,7 +1393,7 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
     // Selected by the sum of the queries: each head multiplies the selected keys by its own query again.
     assert_eq!(bytes("topk:k=32,per=kv_head") as usize, scoring + 33 * row);
     // Each head of the group selects its own 32 tokens; a token selected by several heads is read once.
-    let keys = prefix.layer(0).keys.head(0).to_f32();
+    let keys = prefix.layer(0).unwrap().keys.head(0).to_f32();
     let best = |query: &[f32]| {
         let dot = |t: usize| query.iter().zip(&keys[t * D..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
         let mut order: Vec<usize> = (0..500).collect();
@@ -1414,11 +1416,11 @@ fn topk_has_recall_one_where_only_picks_count() {
     let query = noise(D, 0);
     let own: Vec<f32> = query.iter().map(|x| 2.0 * x).collect();
     let dot = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
-    let keys = prefix.layer(0).keys.head(0).to_f32();
+    let keys = prefix.layer(0).unwrap().keys.head(0).to_f32();
     assert!(keys.chunks(D).all(|key| dot(key) < dot(&own)));
     let recall = |spec: &str| {
-        let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(&configured(spec, &none()), true);
-        fork.step(0, &query, &own, &noise(D, 3), &mut [0.0; D]);
+        let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(&configured(spec, &none()), true).unwrap();
+        fork.step(0, &query, &own, &noise(D, 3), &mut [0.0; D]).unwrap();
         fork.fidelity().unwrap().recall()[0][0]
     };
     for k in [1, 10, 40, 200, 399] {
@@ -1442,7 +1444,8 @@ fn naive_fidelity(
     out: &[f32],
     attended: impl Fn(usize) -> Vec<usize>,
 ) -> Vec<[f64; 3]> {
-    let (keys, values) = (prefix.layer(0).keys.head(0).to_f32(), prefix.layer(0).values.head(0).to_f32());
+    let (keys, values) =
+        (prefix.layer(0).unwrap().keys.head(0).to_f32(), prefix.layer(0).unwrap().values.head(0).to_f32());
     let (keys, values) = ([&keys, tail.0].concat(), [&values, tail.1].concat());
     let n = keys.len() / D;
     let of_head = |(h, query): (usize, &[f32])| {
@@ -1488,7 +1491,7 @@ fn fidelity_equals_a_naive_reference_whatever_the_weights() {
             let seed = mix_seed(mix_seed(mix_seed(5, 0), 0), tokens as u64 + 1);
             select_seeded(
                 spec,
-                prefix.layer(0),
+                prefix.layer(0).unwrap(),
                 &queries,
                 method.method.exact(&policy, tokens, tokens).candidates(tokens),
                 seed,
@@ -1530,7 +1533,7 @@ fn densities_are_counted_for_each_layer_and_query_head() {
 fn indexes_are_shared_between_budgets() {
     let prefix = prefix(1, 1, 3000, D);
     let mut cache = IndexCache::new(prefix, KvDtype::F32, 1);
-    let fork = |cache: &mut IndexCache, spec| cache.fork(&configured(spec, &none()), false).index_time();
+    let fork = |cache: &mut IndexCache, spec| cache.fork(&configured(spec, &none()), false).unwrap().index_time();
     let first = fork(&mut cache, "quest:ratio=0.1");
     assert!(!first.whole.is_zero() && first.reused.is_zero());
     let second = fork(&mut cache, "quest:ratio=0.2");
@@ -1596,7 +1599,7 @@ proptest! {
 #[test]
 fn topk_picks_the_largest_scores() {
     let prefix = prefix(1, 1, 120, D);
-    let keys = prefix.layer(0).keys.head(0);
+    let keys = prefix.layer(0).unwrap().keys.head(0);
     let queries = noise(D, 9);
     let step = Step {
         layer: 0,

@@ -15,6 +15,7 @@ use super::ParamInfo;
 use super::streaming_llm::last_tokens;
 use crate::IndexKey;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::{
     Budget, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, SelectedTokens, Selection, Solved, StaticTokens, Step,
@@ -86,9 +87,9 @@ impl Method for Tova {
         vec![PromptNeed::LastQueries(1)]
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let k = probe.tokens_once(self.budget)?;
-        Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let Some(k) = probe.tokens_once(self.budget) else { return Ok(None) };
+        Ok(Some(Solved { method: Self { budget: Budget::Tokens(k) }, params: format!("k={k}") }))
     }
 
     fn index_key(&self) -> IndexKey {
@@ -250,7 +251,8 @@ mod tests {
         let prefix = Prefix::new(vec![kv]);
         let method = configured(&format!("tova:k={k}"), &Policy { sink, ..none() });
         let stats = random_stats(&method.method, &prefix, HEADS);
-        let mut fork: Sequence = IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let mut fork: Sequence =
+            IndexCache::new(prefix, KvDtype::F32, 1).with_stats(stats).fork(&method, false).unwrap();
         let of_prompt = prompt_queries(0, prefix_tokens * HEADS * D);
         if prefix_tokens > 0 {
             naive.evict(&of_prompt[(prefix_tokens - 1) * HEADS * D..]);
@@ -262,7 +264,7 @@ mod tests {
             let (key, value) = (keys(t, peaks), noise(KV_HEADS * D, 90_000 + t as u64));
             let queries = noise(HEADS * D, 7_000 + t as u64);
             let mut out = vec![f32::NAN; HEADS * D];
-            fork.step(0, &queries, &key, &value, &mut out);
+            fork.step(0, &queries, &key, &value, &mut out).unwrap();
             naive.keys.push(split(&key));
             naive.values.push(split(&value));
             naive.held.insert(t);

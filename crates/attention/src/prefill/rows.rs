@@ -4,6 +4,7 @@
 //! [`RowReader`] attends the selections row by row, as in a decode step.
 
 use std::any::Any;
+use std::sync::Mutex;
 
 use rayon::prelude::*;
 
@@ -11,6 +12,7 @@ use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
+use crate::kv::KvHead;
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
 use crate::types::attention_spec::AttentionSpec;
@@ -26,8 +28,7 @@ impl<'a> RowHead<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);
         HeadKv {
-            prefix_keys: self.keys.slice(0..tokens, d),
-            prefix_values: self.values.slice(0..tokens, d),
+            prefix: KvHead::lent(self.keys.slice(0..tokens, d), self.values.slice(0..tokens, d), d, self.place.dtype),
             tail_keys: nothing,
             tail_values: nothing,
             prefix_tokens: tokens,
@@ -35,6 +36,7 @@ impl<'a> RowHead<'a> {
             d,
             kv_head: self.place.kv_head,
             spec: spec.clone(),
+            fetched: Mutex::default(),
         }
     }
 }
@@ -108,7 +110,8 @@ impl<'a> RowReader<'a> {
                 let picked =
                     AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
                 let scaled = Queries::new(&queries[of_row.clone()], spec.scale);
-                head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
+                let done = head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
+                done.expect("a prompt that is read is in host memory");
                 let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }
@@ -169,10 +172,10 @@ mod tests {
         (0..tokens - 1).for_each(|t| prefix.append(&row(t, &layer.kv.keys), &row(t, &layer.kv.values)));
         let mut method = method.clone();
         method.policy.tail = Tail::Indexed;
-        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false);
+        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false).unwrap();
         let (key, value) = (row(tokens - 1, &layer.kv.keys), row(tokens - 1, &layer.kv.values));
         let mut out = vec![f32::NAN; heads * D];
-        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out);
+        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out).unwrap();
         out
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
-use crate::kv::{KvDtype, Prefix};
+use crate::kv::{HeadRows, KvDtype, KvError, KvShape, Prefix};
 use crate::prefix_stats::stats::PromptHead;
 use crate::types::budget::{Budget, Context};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -120,18 +120,23 @@ impl Probe<'_> {
     }
 
     /// The results of `measure` on each KV head of each sparse layer, in their order.
-    pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Vec<T> {
+    ///
+    /// # Errors
+    /// If keys and values of a layer cannot be read.
+    pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Result<Vec<T>, KvError> {
         let layers: Vec<usize> = (0..self.prefix.layers()).filter(|layer| !self.dense[*layer]).collect();
         let kv_heads = self.prefix.shape().kv_heads;
         let heads = layers.into_par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)));
-        heads.map(|(layer, kv_head)| measure(&self.head(layer, kv_head))).collect()
+        let of_head = |(layer, kv_head)| {
+            let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
+            Ok(measure(&self.head(layer, kv_head, &rows)))
+        };
+        heads.map(of_head).collect()
     }
 
-    fn head(&self, layer: usize, kv_head: usize) -> ProbeHead<'_> {
-        let kv = self.prefix.layer(layer);
-        let d = kv.keys.d();
-        let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
-        let mut queries = self.queries.of_group(layer, kv_head, kv.keys.kv_heads(), d);
+    fn head<'r>(&'r self, layer: usize, kv_head: usize, rows: &'r HeadRows<'_>) -> ProbeHead<'r> {
+        let (KvShape { d, kv_heads, .. }, keys, values) = (self.prefix.shape(), rows.keys(), rows.values());
+        let mut queries = self.queries.of_group(layer, kv_head, kv_heads, d);
         if queries.is_empty() {
             let step = self.candidates.len().div_ceil(RecentQueries::COUNT);
             let sampled = self.candidates.clone().step_by(step);

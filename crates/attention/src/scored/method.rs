@@ -18,6 +18,7 @@ use crate::backend::form::DeviceForm;
 use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::kv::quantised::QuantisedRows;
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use crate::prefill::mask::PrefillPattern;
@@ -390,9 +391,9 @@ impl<S: Scorer> Method for Scored<S> {
         self.scorer.prompt_needs()
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let Solved { method: picker, params } = self.picker.solve(probe)?;
-        Some(Solved { method: Self { picker, ..self.clone() }, params })
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
+        let solved = self.picker.solve(probe)?;
+        Ok(solved.map(|Solved { method: picker, params }| Solved { method: Self { picker, ..self.clone() }, params }))
     }
 
     fn index_key(&self) -> IndexKey {

@@ -28,5 +28,5 @@ pub fn read_apart(
         let prefill = decoder.prefill_after(prefix, context, ids, ids.len(), behind)?;
         prefix = Arc::into_inner(prefill.prefix).ok_or_else(|| anyhow!(alone))?;
     }
-    Ok(prefix.into_host()?)
+    Ok(prefix.into_layers()?)
 }

@@ -24,6 +24,7 @@ use spattn_attention::methods::configure;
 use spattn_attention::{Configured, IndexCache, Policy, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_model::decoder::Decoder;
+use spattn_model::engine::EngineError;
 
 /// What an example gave.
 pub struct ExampleResult<A> {
@@ -208,14 +209,17 @@ pub(super) fn fork_sequences<P: DecodingPolicy>(
     let fork = |method: &Configured, indexes: &mut IndexCache| {
         fork_method(method, indexes, example.unread(), policy, example.fidelity)
     };
-    let mut sequences: Vec<_> = example.methods.iter().flat_map(|method| fork(method, indexes)).collect();
+    let mut sequences = Vec::new();
+    for method in example.methods {
+        sequences.extend(fork(method, indexes)?);
+    }
     if !policy.has_reference() {
         return Ok((SequenceBatch { sequences, reference: Vec::new() }, None));
     }
     let place = example.methods.iter().position(|method| method.name == REFERENCE).map(|at| at * policy.answers());
     let reference = match place {
         Some(place) => sequences.drain(place..place + policy.answers()).collect(),
-        None => fork_method(&reference_method()?, indexes, example.unread(), policy, false),
+        None => fork_method(&reference_method()?, indexes, example.unread(), policy, false)?,
     };
     Ok((SequenceBatch { sequences, reference }, place))
 }
@@ -227,16 +231,16 @@ fn fork_method<P: DecodingPolicy>(
     unread: &[u32],
     policy: &P,
     fidelity: bool,
-) -> Vec<RunningSequence<P::Answer>> {
+) -> Result<Vec<RunningSequence<P::Answer>>, EngineError> {
     let mut sequences: Vec<RunningSequence<P::Answer>> = Vec::new();
     for number in 0..policy.answers() {
         // A parameter that is solved for a density is solved once.
         let method = sequences.first().map_or(method, |first| first.sequence.method()).clone();
         let (feed, answer) = policy.begin(number, unread);
-        let sequence = indexes.fork(&method, fidelity);
+        let sequence = indexes.fork(&method, fidelity)?;
         sequences.push(RunningSequence { sequence, number, feed, answer, time: StepTime::default() });
     }
-    sequences
+    Ok(sequences)
 }
 
 fn reference_method() -> Result<Configured, UsageError> {

@@ -49,7 +49,7 @@ impl ExampleRunner<'_> {
                 false => None,
             };
             let passes = own.as_mut().unwrap_or(&mut dense).iter_mut();
-            let sequences = passes.map(|pass| pass.indexes.fork(method, false)).collect();
+            let sequences = passes.map(|pass| pass.indexes.fork(method, false)).collect::<Result<_, _>>()?;
             let passes = own.as_ref().unwrap_or(&dense).iter().enumerate();
             let full = |number: usize| dense.get(number).filter(|_| text.compare);
             let answers = passes.map(|(number, pass)| pass.sums(decoder, full(number))).collect::<Result<_, _>>()?;

@@ -45,7 +45,7 @@ pub(crate) fn time(
         true => Ok(None),
         false => {
             let (method, feed) = runs[i];
-            let mut sequence = indexes.fork(method, false);
+            let mut sequence = indexes.fork(method, false)?;
             // Among the threads, so that none has to be woken for every product.
             rayon::scope(|_| step_ms(decoder, &mut sequence, feed, prompt_tokens))
         }

@@ -104,7 +104,7 @@ impl Observation for Channels {
             let offline = offline.as_ref().map(|all| all[head.layer][head.kv_head].as_slice());
             let all: Vec<_> = online(head).iter().map(|online| numbers(online, offline)).collect();
             (head.layer, head.kv_head, all)
-        });
+        })?;
         for (layer, kv_head, steps) in looked {
             steps.iter().for_each(|numbers| self.tally.add(&document.task, layer, kv_head, numbers));
         }

@@ -50,7 +50,7 @@ impl Observation for Documents {
         let looked = document.each_head(|head| {
             let of_queries = head.queries.iter().map(|query| shares(head, query, parts));
             (head.layer, mean(&of_queries.collect::<Vec<_>>()))
-        });
+        })?;
         let mut layers = Vec::new();
         for layer in &document.layers {
             let heads: Vec<Vec<f64>> =

@@ -47,11 +47,11 @@ pub const DUMP: &str = "dump";
 pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Path) -> Result<PathBuf> {
     let mut tensors = Vec::new();
     for layer in &document.layers {
-        tensors.extend(of_layer(document, *layer));
+        tensors.extend(of_layer(document, *layer)?);
     }
     for (at, method) in methods.iter().enumerate() {
-        let choices = document.choices(&method.configured, &mut document.cache());
-        let outputs = document.outputs(&method.configured, &mut document.cache());
+        let choices = document.choices(&method.configured, &mut document.cache())?;
+        let outputs = document.outputs(&method.configured, &mut document.cache())?;
         tensors.extend(of_method(document, at, &choices, &outputs));
     }
     let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
@@ -77,15 +77,16 @@ pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Pa
     written.into_iter().next().context("nothing was written")
 }
 
-fn of_layer(document: &Document, layer: usize) -> [Tensor; 3] {
-    let heads: Vec<_> = (0..document.kv_heads()).map(|kv_head| document.head(layer, kv_head)).collect();
+fn of_layer(document: &Document, layer: usize) -> Result<[Tensor; 3]> {
+    let heads = (0..document.kv_heads()).map(|kv_head| document.head(layer, kv_head));
+    let heads = heads.collect::<Result<Vec<_>, _>>()?;
     let (d, shape) = (document.d(), [document.kv_heads(), document.ids.len(), document.d()]);
     let queries = document.queries(layer).iter().copied();
-    [
+    Ok([
         Tensor::of(format!("layers.{layer}.queries"), &[document.steps(), document.heads, d], queries),
         Tensor::of(format!("layers.{layer}.keys"), &shape, heads.iter().flat_map(|head| head.keys.iter().copied())),
         Tensor::of(format!("layers.{layer}.values"), &shape, heads.iter().flat_map(|head| head.values.iter().copied())),
-    ]
+    ])
 }
 
 fn of_method(document: &Document, at: usize, choices: &Choices, outputs: &[f32]) -> Vec<Tensor> {

@@ -53,7 +53,7 @@ impl Observation for Embeddings {
         let looked = document.each_head(|head| {
             let one = |query: &Query| (query.head, of_query(head, query, nets));
             (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
-        });
+        })?;
         for (layer, queries) in looked {
             queries.iter().for_each(|(head, numbers)| self.tally.add(&document.task, layer, *head, numbers));
         }
@@ -134,7 +134,7 @@ mod tests {
         let artefact = found(CALIBRATION, &loaded.model, None).unwrap().unwrap();
         let nets = Nets::read(&artefact).unwrap();
         let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
-        for head in document.each_head(Head::clone) {
+        for head in document.each_head(Head::clone).unwrap() {
             for query in &head.queries {
                 let numbers = of_query(&head, query, Some(&nets));
                 let logits = head.logits(query);

@@ -40,7 +40,7 @@ impl Observation for Entropy {
         let looked = document.each_head(|head| {
             let one = |query: &Query| (query.head, of_query(head, query));
             (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
-        });
+        })?;
         let mut needed: Vec<f64> = Vec::new();
         for (layer, queries) in looked {
             for (head, numbers) in queries {

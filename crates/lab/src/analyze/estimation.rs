@@ -72,13 +72,13 @@ impl Estimation {
     }
 
     /// What each method attends in each draw.
-    fn choices(&self, document: &Document) -> Vec<(String, Vec<Choices>)> {
+    fn choices(&self, document: &Document) -> Result<Vec<(String, Vec<Choices>)>> {
         let of_draw = |(draw, method): (usize, &Configured)| {
             let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
-            document.choices(method, &mut cache)
+            Ok(document.choices(method, &mut cache)?)
         };
         let of_method = |(label, draws): &(String, Vec<Configured>)| {
-            (label.clone(), draws.iter().enumerate().map(of_draw).collect())
+            Ok((label.clone(), draws.iter().enumerate().map(of_draw).collect::<Result<_>>()?))
         };
         self.methods.iter().map(of_method).collect()
     }
@@ -86,7 +86,7 @@ impl Estimation {
 
 impl Observation for Estimation {
     fn observe(&mut self, document: &Document) -> Result<()> {
-        let choices = self.choices(document);
+        let choices = self.choices(document)?;
         let (draws, sink, context) = (self.draws, self.sink, document.context());
         let looked = document.each_head(|head| {
             let mut all = Vec::new();
@@ -120,7 +120,7 @@ impl Observation for Estimation {
                 }
             }
             all
-        });
+        })?;
         for (name, layer, head, numbers) in looked.into_iter().flatten() {
             self.tallies.entry(name).or_default().add(&document.task, layer, head, &numbers);
         }

@@ -72,7 +72,7 @@ impl Observation for Geometry {
             let one = |query: &Query| (query.head, of_head.numbers(head, query));
             let numbers: Vec<_> = head.queries.iter().map(one).collect();
             (head.layer, head.kv_head, of_head.mean_key, numbers)
-        });
+        })?;
         for (layer, kv_head, mean_key, queries) in looked {
             self.means.entry((layer, kv_head)).or_default().push(mean_key);
             queries.iter().for_each(|(head, numbers)| self.tally.add(&document.task, layer, *head, numbers));

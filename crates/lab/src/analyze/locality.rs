@@ -56,7 +56,7 @@ impl Observation for Locality {
                 (query.head, of_scores(&scores), correlations(&scores))
             };
             (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
-        });
+        })?;
         for (layer, queries) in looked {
             for (head, distances, correlations) in queries {
                 for (distance, numbers) in distances {

@@ -37,7 +37,7 @@ impl Observation for Mass {
         let looked = document.each_head(|head| {
             let one = |query: &Query| (query.head, of_query(head, query, sink));
             (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
-        });
+        })?;
         for (layer, queries) in looked {
             queries.iter().for_each(|(head, numbers)| self.tally.add(&document.task, layer, *head, numbers));
         }

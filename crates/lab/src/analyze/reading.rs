@@ -10,9 +10,9 @@ use rayon::prelude::*;
 use super::document_parts::{Part, parts};
 use super::head::{Head, Query};
 use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{KvDtype, LayerKv, Prefix};
+use spattn_attention::kv::{KvDtype, KvError, LayerKv, Prefix};
 use spattn_attention::{
-    AttendedTokens, Configured, IndexCache, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed,
+    AttendedTokens, Configured, IndexCache, PromptNeed, PromptStats, RecentQueries, Rotation, StartError, mix_seed,
 };
 use spattn_base::error::UsageError;
 use spattn_base::memory;
@@ -406,9 +406,12 @@ impl Document {
     }
 
     /// A KV head with all of its keys, values and queries.
-    pub fn head(&self, layer: usize, kv_head: usize) -> Head {
+    ///
+    /// # Errors
+    /// If keys and values of the context cannot be read.
+    pub fn head(&self, layer: usize, kv_head: usize) -> Result<Head, KvError> {
         let (d, kv_heads, group) = (self.d(), self.kv_heads(), self.heads / self.kv_heads());
-        let (kv, behind) = (self.prefix.layer(layer), &self.behind[layer]);
+        let (kv, behind) = (self.prefix.layer(layer)?, &self.behind[layer]);
         let of_head = |rows: &[f32]| -> Vec<f32> {
             rows.chunks_exact(kv_heads * d).flat_map(|token| &token[kv_head * d..][..d]).copied().collect()
         };
@@ -418,7 +421,7 @@ impl Document {
             let vector = behind.queries[(step * self.heads + head) * d..][..d].to_vec();
             Query { head, in_group, step, tokens: self.context() + step + 1, vector }
         };
-        Head {
+        Ok(Head {
             layer,
             kv_head,
             d,
@@ -429,14 +432,17 @@ impl Document {
                 .flat_map(|step| (0..group).map(move |i| (step, i)))
                 .map(|(s, i)| query(s, i))
                 .collect(),
-        }
+        })
     }
 
     /// Applies `look` to each KV head of each examined layer, and returns the results in that order.
-    pub fn each_head<T: Send>(&self, look: impl Fn(&Head) -> T + Sync) -> Vec<T> {
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub fn each_head<T: Send>(&self, look: impl Fn(&Head) -> T + Sync) -> Result<Vec<T>, KvError> {
         let kv_heads = self.kv_heads();
         let all = self.layers.par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (*layer, kv_head)));
-        all.map(|(layer, kv_head)| look(&self.head(layer, kv_head))).collect()
+        all.map(|(layer, kv_head)| Ok(look(&self.head(layer, kv_head)?))).collect()
     }
 
     /// The index of a layer among the examined ones.
@@ -459,8 +465,11 @@ impl Document {
     }
 
     /// What a method attends in every step at the examined layers. Random draws in a step use the cache's step seed.
-    pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Choices {
-        let mut fork = cache.fork(method, false);
+    ///
+    /// # Errors
+    /// If keys and values of the context cannot be read, or an index cannot be built.
+    pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Result<Choices, StartError> {
+        let mut fork = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let mut of_layer = |layer: &usize| {
             let behind = &self.behind[*layer];
@@ -468,23 +477,26 @@ impl Document {
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
             rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
         };
-        self.layers.iter().map(&mut of_layer).collect()
+        Ok(self.layers.iter().map(&mut of_layer).collect::<Result<_, KvError>>()?)
     }
 
     /// The outputs of a method's steps at the examined layers: `[layer][step][head][d]` in one vector.
-    pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Vec<f32> {
-        let mut fork = cache.fork(method, false);
+    ///
+    /// # Errors
+    /// As [`choices`](Self::choices).
+    pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Result<Vec<f32>, StartError> {
+        let mut fork = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let (mut all, mut out) = (Vec::new(), vec![0.0; width]);
         for layer in &self.layers {
             let behind = &self.behind[*layer];
             for step in 0..self.steps() {
                 let (queries, kv) = (step * width..(step + 1) * width, step * kv_width..(step + 1) * kv_width);
-                fork.step(*layer, &behind.queries[queries], &behind.keys[kv.clone()], &behind.values[kv], &mut out);
+                fork.step(*layer, &behind.queries[queries], &behind.keys[kv.clone()], &behind.values[kv], &mut out)?;
                 all.extend_from_slice(&out);
             }
         }
-        all
+        Ok(all)
     }
 
     /// The number of layers of the model.
@@ -542,10 +554,10 @@ mod tests {
         let mut queries = vec![Vec::new(); 10];
         let mut keep = |chunk: &PrefillChunk<'_>| queries[chunk.layer].extend_from_slice(chunk.queries());
         let prefix = loaded.model.decoder.prefill_observed(&document.ids, tokens, &mut keep).unwrap().prefix;
-        let heads = document.each_head(Head::clone);
+        let heads = document.each_head(Head::clone).unwrap();
         assert_eq!(heads.iter().map(|h| (h.layer, h.kv_head)).collect::<Vec<_>>(), [(2, 0), (2, 1), (7, 0), (7, 1)]);
         for head in heads {
-            let kv = prefix.layer(head.layer);
+            let kv = prefix.layer(head.layer).unwrap();
             assert_eq!(head.keys, kv.keys.head(head.kv_head).to_f32());
             assert_eq!(head.values, kv.values.head(head.kv_head).to_f32());
             assert_eq!(head.queries.len(), 6);
@@ -583,9 +595,9 @@ mod tests {
         let document = loaded.read(0, 0, &needs).unwrap();
         for method in methods {
             let name = method.configured.label();
-            let choices = document.choices(&method.configured, &mut document.cache());
-            let outputs = document.outputs(&method.configured, &mut document.cache());
-            for head in document.each_head(Head::clone) {
+            let choices = document.choices(&method.configured, &mut document.cache()).unwrap();
+            let outputs = document.outputs(&method.configured, &mut document.cache()).unwrap();
+            for head in document.each_head(Head::clone).unwrap() {
                 for query in &head.queries {
                     let logits = head.logits(query);
                     let found = estimate(&logits, &choices[0][query.step][head.kv_head], query.in_group);
@@ -614,7 +626,7 @@ mod tests {
             |spec: &str| Method::read_all(&[spec.to_owned()], &Policy::default(), &loaded.model).unwrap().remove(0);
         let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
         let of = |method: &Method, draw: usize| {
-            document.choices(&method.drawn_anew(draw, &loaded.model).unwrap(), &mut document.cache())
+            document.choices(&method.drawn_anew(draw, &loaded.model).unwrap(), &mut document.cache()).unwrap()
         };
         // The calibration stays the same; only the order of ties is random.
         let learned = read("hash_attention:k=30");
@@ -630,7 +642,7 @@ mod tests {
         let loaded = loaded(&[0]);
         let keys = loaded.first_keys(&[17, 900]).unwrap();
         let prefix = loaded.model.decoder.prefill(&[900], 1).unwrap().prefix;
-        assert_eq!(keys[1][3][1], prefix.layer(3).keys.head(1).to_f32());
+        assert_eq!(keys[1][3][1], prefix.layer(3).unwrap().keys.head(1).to_f32());
         assert_ne!(keys[0][3][1], keys[1][3][1]);
     }
 

@@ -51,13 +51,13 @@ impl Recall {
 impl Observation for Recall {
     fn observe(&mut self, document: &Document) -> Result<()> {
         for (method, tally) in self.methods.iter().zip(&mut self.tallies) {
-            let choices = document.choices(&method.configured, &mut document.cache());
+            let choices = document.choices(&method.configured, &mut document.cache())?;
             let looked = document.each_head(|head| {
                 let of_step = &choices[document.at(head.layer)];
                 let one =
                     |query: &Query| Some((query.head, of_query(head, query, &of_step[query.step][head.kv_head])?));
                 (head.layer, head.queries.iter().filter_map(one).collect::<Vec<_>>())
-            });
+            })?;
             for (layer, queries) in looked {
                 queries.iter().for_each(|(head, numbers)| tally.add(&document.task, layer, *head, numbers));
             }

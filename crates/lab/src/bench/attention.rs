@@ -10,7 +10,7 @@ use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::Prefix;
-use spattn_attention::{AttentionTime, Configured, IndexCache, Rotation, Sequence};
+use spattn_attention::{AttentionTime, Configured, IndexCache, Rotation, Sequence, StartError};
 use spattn_model::dimensions::Dimensions;
 
 /// The forks of one method, one for each sequence, that take a step together.
@@ -27,10 +27,12 @@ impl<'s> Stepping<'s> {
         sequences: &'s [BenchSequence],
         caches: &mut [IndexCache],
         dimensions: &Dimensions,
-    ) -> Self {
-        let fork = |cache: &mut IndexCache| cache.fork(method, false).with_selection_breakdown();
-        let (forks, c) = (caches.iter_mut().map(fork).collect(), dimensions.config());
-        Self { sequences, forks, out: vec![0.0; c.heads * c.head_dim] }
+    ) -> Result<Self, StartError> {
+        let fork = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
+            Ok(cache.fork(method, false)?.with_selection_breakdown())
+        };
+        let (forks, c) = (caches.iter_mut().map(fork).collect::<Result<_, _>>()?, dimensions.config());
+        Ok(Self { sequences, forks, out: vec![0.0; c.heads * c.head_dim] })
     }
 }
 
@@ -40,7 +42,7 @@ impl Runs for Stepping<'_> {
         let start = Instant::now();
         for (fork, sequence) in self.forks.iter_mut().zip(self.sequences) {
             for (layer, row) in sequence.steps[number].iter().enumerate() {
-                fork.step(layer, &row.queries, &row.key, &row.value, &mut self.out);
+                fork.step(layer, &row.queries, &row.key, &row.value, &mut self.out)?;
             }
         }
         let time = start.elapsed();
@@ -137,7 +139,7 @@ mod tests {
             ] {
                 let method = methods::configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
                 let mut caches = caches(&sequences, &dimensions, None);
-                let mut stepping = Stepping::new(&method, &sequences, &mut caches, &dimensions);
+                let mut stepping = Stepping::new(&method, &sequences, &mut caches, &dimensions).unwrap();
                 for number in 0..steps {
                     let turn = stepping.turn(number).unwrap();
                     assert!(turn.score + turn.pick <= turn.select, "{spec} at {context}: {turn:?}");

@@ -381,7 +381,7 @@ mod tests {
         assert_eq!((sequence.prefix.layers(), sequence.prefix.tokens(), sequence.steps.len()), (2, context, steps));
         assert!(sequence.looks.is_some());
         for (ours, theirs) in [(0, 2), (1, 7)] {
-            let (kv, all) = (sequence.prefix.layer(ours), prefix.layer(theirs));
+            let (kv, all) = (sequence.prefix.layer(ours).unwrap(), prefix.layer(theirs).unwrap());
             for (own, all) in [(&kv.keys, &all.keys), (&kv.values, &all.values)] {
                 for head in 0..2 {
                     assert_eq!(own.head(head).to_f32(), all.head(head).slice(0..context, 64).to_f32());
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!((prompt.queries.len(), prompt.heads, prompt.kv.tokens()), (context * 256, 4, context));
         let (queries, prefix) = read_at_once(&capture, &capture.tokens(context, 0).unwrap());
         assert_eq!(prompt.queries, queries[2]);
-        assert_eq!(prompt.kv.keys.head(1).to_f32(), prefix.layer(2).keys.head(1).to_f32());
+        assert_eq!(prompt.kv.keys.head(1).to_f32(), prefix.layer(2).unwrap().keys.head(1).to_f32());
     }
 
     #[test]

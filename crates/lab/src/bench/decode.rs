@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::attention::{count_steps, shared_out, worked};
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
-use spattn_attention::{Configured, IndexCache, Sequence};
+use spattn_attention::{Configured, IndexCache, Sequence, StartError};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::Stream;
 
@@ -20,9 +20,16 @@ pub struct Decoding<'m> {
 
 impl<'m> Decoding<'m> {
     /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
-    pub fn new(decoder: &'m Decoder, method: &Configured, caches: &mut [IndexCache], prompt_tokens: usize) -> Self {
-        let forks = caches.iter_mut().map(|cache| cache.fork(method, false).with_selection_breakdown()).collect();
-        Self { decoder, forks, prompt_tokens }
+    pub fn new(
+        decoder: &'m Decoder,
+        method: &Configured,
+        caches: &mut [IndexCache],
+        prompt_tokens: usize,
+    ) -> Result<Self, StartError> {
+        let fork = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
+            Ok(cache.fork(method, false)?.with_selection_breakdown())
+        };
+        Ok(Self { decoder, forks: caches.iter_mut().map(fork).collect::<Result<_, _>>()?, prompt_tokens })
     }
 }
 

@@ -14,7 +14,7 @@ use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, KvError, LayerKv};
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
 use spattn_cuda::{Flood, Gpu, Into, Storage};
 use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
@@ -95,10 +95,12 @@ impl OnGpu {
 }
 
 /// The number of copies of a layer that make a launch long enough to time.
-pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> usize {
-    let kv = |sequence: &BenchSequence| sequence.prefix.layer(0).bytes();
-    let bytes = batch * sequences.first().map_or(1, kv).max(1);
-    (LEAST_BYTES / bytes).clamp(1, MOST_COPIES)
+///
+/// # Errors
+/// If the layer cannot be read.
+pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> Result<usize, KvError> {
+    let kv = sequences.first().map_or(Ok(1), |sequence| sequence.prefix.layer(0).map(LayerKv::bytes))?;
+    Ok((LEAST_BYTES / (batch * kv.max(1))).clamp(1, MOST_COPIES))
 }
 
 /// Copies sequences to the device: `batch` that step together, in `copies` copies of the layer.
@@ -115,9 +117,9 @@ pub(super) fn layer(
         .iter()
         .map(|sequence| {
             let next = &sequence.steps[0][0];
-            (sequence.prefix.layer(0), Following { key: &next.key, value: &next.value })
+            Ok((sequence.prefix.layer(0)?, Following { key: &next.key, value: &next.value }))
         })
-        .collect();
+        .collect::<Result<_, KvError>>()?;
     let heads = dimensions.config().heads;
     let stats: Vec<&PromptStats> = sequences.iter().filter_map(BenchSequence::stats).collect();
     let stats = PromptStats::beside(&stats, batch);
@@ -160,10 +162,7 @@ impl<'s> SteppingThere<'s> {
             return Ok(None);
         }
         layer.ask(queries(sequences, batch, 0))?;
-        let fork = cache.fork(method, false);
-        if let Some(failure) = layer.prefix().failure() {
-            return Err(failure.clone().into());
-        }
+        let fork = cache.fork(method, false)?;
         Ok(layer.run(fork)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
     }
 }
@@ -196,10 +195,7 @@ impl<'s> BuildingThere<'s> {
 impl Runs for BuildingThere<'_> {
     /// Wall-clock time until the device has finished.
     fn turn(&mut self, _: usize) -> Result<Turn> {
-        let fork = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false);
-        if let Some(failure) = self.layer.prefix().failure() {
-            return Err(failure.clone().into());
-        }
+        let fork = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false)?;
         self.aux_bits = fork.aux_bits();
         Ok(Turn::of(fork.index_time().whole))
     }

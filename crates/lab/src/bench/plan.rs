@@ -348,14 +348,16 @@ impl At<'_> {
                     indexing(method);
                     Stepping::new(method, sequences, &mut caches, dimensions)
                 };
-                self.methods.iter().map(stepping).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
+                let runs = self.methods.iter().map(stepping).collect::<Result<Vec<_>, _>>()?;
+                runs.into_iter().zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Decode, Some(decoder)) => {
                 let decoding = |method: &Configured| {
                     indexing(method);
                     Decoding::new(decoder, method, &mut caches, self.context)
                 };
-                self.methods.iter().map(decoding).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
+                let runs = self.methods.iter().map(decoding).collect::<Result<Vec<_>, _>>()?;
+                runs.into_iter().zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Prefill, Some(decoder)) => {
                 let vocabulary = decoder.config().vocab_size as u64;
@@ -366,7 +368,7 @@ impl At<'_> {
             }
             (Op::Prefill, None) => material.prompt.iter().flat_map(|prompt| self.reading(prompt, notes)).collect(),
             (Op::Index, _) => sequences.iter().take(1).flat_map(|s| self.building(material, s)).collect(),
-            (Op::Kernels, _) => sequences.iter().take(1).flat_map(|s| self.kernels(s)).collect(),
+            (Op::Kernels, _) => sequences.first().map_or(Ok(Vec::new()), |sequence| self.kernels(sequence))?,
             (Op::Decode, None) => Vec::new(),
         })
     }
@@ -384,7 +386,7 @@ impl At<'_> {
             Some(model) => (model.device(), dimensions.config().layers),
             // Building an index takes long enough to time without copies.
             None if self.plan.op == Op::Index => (&here.gpu, 1),
-            None => (&here.gpu, gpu::copies(sequences, self.batch)),
+            None => (&here.gpu, gpu::copies(sequences, self.batch)?),
         };
         gpu::layer(gpu, dimensions, sequences, (self.batch, copies)).map(Some)
     }
@@ -496,7 +498,7 @@ impl At<'_> {
         self.methods.iter().filter(|method| !method.method.is_static_only()).map(entry).collect()
     }
 
-    fn kernels<'r>(&'r self, sequence: &'r BenchSequence) -> Vec<Entry<'r>> {
+    fn kernels<'r>(&'r self, sequence: &'r BenchSequence) -> Result<Vec<Entry<'r>>> {
         let queries = &sequence.steps[0][0].queries;
         let entry = |kernel: kernels::Kernel<'r>| Entry {
             method: kernel.name.to_owned(),
@@ -505,7 +507,8 @@ impl At<'_> {
             part: true,
             runs: Box::new(kernel),
         };
-        kernels::all(&self.plan.dimensions, sequence.prefix.layer(0), queries).into_iter().map(entry).collect()
+        let kv = sequence.prefix.layer(0)?;
+        Ok(kernels::all(&self.plan.dimensions, kv, queries).into_iter().map(entry).collect())
     }
 
     /// Other programs, prepared for this context and batch.

@@ -124,13 +124,16 @@ impl Budgeted {
     }
 
     /// Entropy of exact attention in nats, for each layer that is not dense: the mean over heads and queries.
-    pub fn entropies(&self, document: &Document) -> Vec<f64> {
+    ///
+    /// # Errors
+    /// If keys and values cannot be read.
+    pub fn entropies(&self, document: &Document) -> Result<Vec<f64>> {
         let of_head = |head: &Head| -> (usize, f64) {
             let of_query = |weights: Vec<f64>| weights.iter().filter(|w| **w > 0.0).map(|w| -w * w.ln()).sum::<f64>();
             let all: Vec<f64> = head.queries.iter().map(|query| of_query(softmax(&head.logits(query)))).collect();
             (head.layer, mean(&all))
         };
-        self.by_layer(document.each_head(of_head))
+        Ok(self.by_layer(document.each_head(of_head)?))
     }
 
     /// The relative error of the attention output `‖ô−o‖/‖o‖` at a multiple of the budget, for each layer that is not dense.
@@ -138,7 +141,7 @@ impl Budgeted {
     /// # Errors
     /// If the method cannot run at that budget.
     pub fn errors_at(&self, document: &Document, level: f64, model: &OpenModel) -> Result<Vec<f64>> {
-        Ok(self.measured(document, &self.at_level(document, level, model)?).0)
+        Ok(self.measured(document, &self.at_level(document, level, model)?)?.0)
     }
 
     /// The error under a schedule for each layer that is not dense, followed by the share of the context attended.
@@ -147,14 +150,14 @@ impl Budgeted {
     /// If the method cannot run with the schedule.
     pub fn checked(&self, document: &Document, schedule: &Schedule, model: &OpenModel) -> Result<Vec<f64>> {
         let spec = with(&with(&self.rest, &self.given), &schedule_of(schedule));
-        let (mut numbers, density) = self.measured(document, &read(&spec, &self.policy, model)?.configured);
+        let (mut numbers, density) = self.measured(document, &read(&spec, &self.policy, model)?.configured)?;
         numbers.push(density);
         Ok(numbers)
     }
 
     /// The error by layer, and the share of the context attended.
-    fn measured(&self, document: &Document, method: &Configured) -> (Vec<f64>, f64) {
-        let choices = document.choices(method, &mut document.cache());
+    fn measured(&self, document: &Document, method: &Configured) -> Result<(Vec<f64>, f64)> {
+        let choices = document.choices(method, &mut document.cache())?;
         let of_head = |head: &Head| -> (usize, [f64; 2]) {
             let (mut errors, mut densities) = (Vec::new(), Vec::new());
             for query in &head.queries {
@@ -167,9 +170,9 @@ impl Budgeted {
             }
             (head.layer, [mean(&errors), mean(&densities)])
         };
-        let heads = document.each_head(of_head);
+        let heads = document.each_head(of_head)?;
         let of = |which: usize| self.by_layer(heads.iter().map(|(layer, both)| (*layer, both[which])).collect());
-        (of(0), mean(&of(1)))
+        Ok((of(0), mean(&of(1))))
     }
 
     /// For each layer that is not dense, the mean over its heads.

@@ -319,12 +319,13 @@ impl<'a> Prediction<'a> {
     /// static share; then density, error and bucket entries of each shape.
     ///
     /// # Errors
-    /// If all tokens are static.
-    pub fn look(&self, document: &Document) -> Result<Vec<f64>, UsageError> {
+    /// If all tokens are static, or keys and values cannot be read.
+    pub fn look(&self, document: &Document) -> Result<Vec<f64>> {
         let candidates = self.sampler.candidates(document.context());
         if candidates.is_empty() {
             return Err(UsageError::new("sink and window are the whole prompt: there is nothing to sample")
-                .hint("take a longer --length, or a smaller --sink and --local"));
+                .hint("take a longer --length, or a smaller --sink and --local")
+                .into());
         }
         let layers = document.all_layers();
         let of_head = |head: &Head| -> (Vec<[f64; 3]>, usize) {
@@ -342,7 +343,7 @@ impl<'a> Prediction<'a> {
             (sums, head.queries.len())
         };
         let (mut all, mut queries) = (vec![[0.0; 3]; self.shapes.len()], 0);
-        for (sums, own) in document.each_head(of_head) {
+        for (sums, own) in document.each_head(of_head)? {
             all.iter_mut().flatten().zip(sums.iter().flatten()).for_each(|(all, own)| *all += own);
             queries += own;
         }
@@ -460,14 +461,14 @@ pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
 /// Density and error of a shape on one document: the means over queries and over draws of its hyperplanes.
 ///
 /// # Errors
-/// If the method rejects the shape.
-pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Document) -> Result<[f64; 2], UsageError> {
+/// If the method rejects the shape, or keys and values cannot be read.
+pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Document) -> Result<[f64; 2]> {
     let of_draw = |draw: usize| {
         let method = sampler.drawn(shape, draw)?;
         let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
-        Ok(document.choices(&method, &mut cache))
+        Ok(document.choices(&method, &mut cache)?)
     };
-    let choices: Vec<Choices> = (0..draws).map(of_draw).collect::<Result<_, UsageError>>()?;
+    let choices: Vec<Choices> = (0..draws).map(of_draw).collect::<Result<_>>()?;
     let layers = document.all_layers();
     let of_head = |head: &Head| {
         let mut sums = [0.0; 3];
@@ -488,7 +489,7 @@ pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Documen
         sums
     };
     let mut all = [0.0; 3];
-    for sums in document.each_head(of_head) {
+    for sums in document.each_head(of_head)? {
         all.iter_mut().zip(sums).for_each(|(all, own)| *all += own);
     }
     Ok([all[0] / all[2].max(1.0), all[1] / all[2].max(1.0)])

@@ -96,9 +96,6 @@ impl Engine for Cuda {
         let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
         self.gpu.reserve(&mut room.inverse, size_of_val(inverse.as_slice()))?;
         self.gpu.upload_to(room.inverse.as_mut().expect("it was reserved"), 0, &inverse)?;
-        if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
-            return Err(failure.clone().into());
-        }
         let plan = StepPlan { rows: &self.send_places(room, streams)?, by_row, scaling };
         let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));

@@ -11,6 +11,7 @@ use super::model::Cuda;
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
+use spattn_attention::kv::KvError;
 use spattn_attention::{
     AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
 };
@@ -383,10 +384,7 @@ impl Cuda {
         };
         // What the host picks, it picks meanwhile.
         self.pick_there(room, layer, streams, rows, groups)?;
-        let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups);
-        if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
-            return Err(failure.clone().into());
-        }
+        let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups)?;
         let watched = streams.iter().any(|stream| stream.fork.fidelity().is_some());
         if watched {
             self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
@@ -456,7 +454,7 @@ impl Cuda {
         streams: &mut [Stream<'_>],
         numbers: &[f32],
         groups: &[Group],
-    ) -> (Vec<RowPlan>, Vec<Duration>) {
+    ) -> Result<(Vec<RowPlan>, Vec<Duration>), KvError> {
         let (width, stacked) = self.widths();
         let key_width = self.config.kv_heads * self.config.head_dim;
         let firsts: Vec<usize> = streams
@@ -468,7 +466,7 @@ impl Cuda {
             })
             .collect();
         let count = streams.len();
-        let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> (Vec<RowPlan>, Duration) {
+        let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> Result<(Vec<RowPlan>, Duration), KvError> {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
                 let heads = self.config.heads;
@@ -478,7 +476,7 @@ impl Cuda {
                     let (key, value) = kv.split_at(key_width);
                     (queries, key, value)
                 };
-                match stream.fork.begin_step(layer) {
+                Ok(match stream.fork.begin_step(layer) {
                     LayerStep::StaticOnly(step) => RowPlan::Exact(step.finish(heads)),
                     LayerStep::DataIndependent(step) => RowPlan::Picked(step.finish(heads)),
                     LayerStep::Device(step) => {
@@ -486,23 +484,24 @@ impl Cuda {
                     }
                     LayerStep::Host(step) => {
                         let (queries, key, value) = numbers();
-                        RowPlan::Picked(step.select(queries, key, value))
+                        RowPlan::Picked(step.select(queries, key, value)?)
                     }
                     LayerStep::HostAttends(step) => {
                         let (queries, key, value) = numbers();
                         let mut out = vec![0.0; width];
-                        step.attend(queries, key, value, &mut out);
+                        step.attend(queries, key, value, &mut out)?;
                         RowPlan::Done(out)
                     }
-                }
+                })
             };
-            let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
+            let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect::<Result<_, KvError>>()?;
             let here = section.end();
-            (plans, here + stream.fork.take_busy_time_since(before))
+            Ok((plans, here + stream.fork.take_busy_time_since(before)))
         };
         let work: Vec<_> = streams.iter_mut().zip(firsts).enumerate().collect();
-        let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = work.into_par_iter().map(plan).unzip();
-        (planned.into_iter().flatten().collect(), picking)
+        let planned = work.into_par_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = planned.into_iter().unzip();
+        Ok((planned.into_iter().flatten().collect(), picking))
     }
 
     /// Attends what was planned, but for rows that are done.
@@ -565,14 +564,14 @@ impl Cuda {
         rows: &[Row],
         plans: &[RowPlan],
         numbers: &[f32],
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), EngineError> {
         let (width, stacked) = self.widths();
         let mut out = vec![0.0; rows.len() * width];
         self.gpu.download(room.wide.as_ref().expect("it was reserved"), 0, &mut out)?;
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             let RowPlan::Picked(picked) = plan else { continue };
             let queries = &numbers[i * stacked..][..width];
-            streams[row.stream].fork.compare(layer, queries, picked, row.total, &out[i * width..][..width]);
+            streams[row.stream].fork.compare(layer, queries, picked, row.total, &out[i * width..][..width])?;
         }
         Ok(())
     }

@@ -85,7 +85,8 @@ fn signatures_and_query_nets_are_counted_as_stored_and_read() {
     let weights = 2 * d * d + 32 * d;
     assert_eq!(cost.score_flops as usize, 4 * 2 * weights, "a net for each query head");
     assert_eq!(cost.aux_bytes as usize, 1000 * 4 + 4 * (2 * weights + 4 * (2 * d + 32)));
-    let (Selection::PerHead(picks), _) = select("hash_attention:k=10", prefix.layer(0), &noise(4 * d, 0), 0..1000)
+    let (Selection::PerHead(picks), _) =
+        select("hash_attention:k=10", prefix.layer(0).unwrap(), &noise(4 * d, 0), 0..1000)
     else {
         panic!("picks of each query head");
     };

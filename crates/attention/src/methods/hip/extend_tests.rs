@@ -117,13 +117,14 @@ impl Text {
         IndexCache::new(Prefix::new(vec![self.stored(prefix_tokens)]), self.dtype, SEED)
             .with_rotation(Arc::new(Turn))
             .fork(method, false)
+            .unwrap()
     }
 
     fn step(&self, fork: &mut Sequence, position: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; HEADS * D];
         let (queries, key) =
             (Self::rotated(&self.queries, HEADS, position), Self::rotated(&self.keys, KV_HEADS, position));
-        fork.step(0, &queries, &key, &self.values[position * KV_HEADS * D..][..KV_HEADS * D], &mut out);
+        fork.step(0, &queries, &key, &self.values[position * KV_HEADS * D..][..KV_HEADS * D], &mut out).unwrap();
         out
     }
 
@@ -297,9 +298,9 @@ fn keys_of_16_bits_are_turned_as_those_of_32() {
             let mut kv = LayerKv::new(dtype, KV_HEADS, D, 119);
             (0..119).for_each(|t| kv.append(&row(&rounded.keys, t), &row(&rounded.values, t)));
             let mut cache = IndexCache::new(Prefix::new(vec![kv]), dtype, SEED).with_rotation(Arc::new(Turn));
-            let (mut fork, mut out) = (cache.fork(&CASE.method(), false), vec![f32::NAN; HEADS * D]);
+            let (mut fork, mut out) = (cache.fork(&CASE.method(), false).unwrap(), vec![f32::NAN; HEADS * D]);
             let queries = Text::rotated(&text.queries, HEADS, 119);
-            fork.step(0, &queries, &row(&rounded.keys, 119), &row(&rounded.values, 119), &mut out);
+            fork.step(0, &queries, &row(&rounded.keys, 119), &row(&rounded.values, 119), &mut out).unwrap();
             out
         };
         assert_close(&step(dtype), &step(KvDtype::F32), 1e-6, "the same numbers");

@@ -453,10 +453,10 @@ fn the_prompt_is_read_with_a_mask_for_each_token() {
     let prefix = prefix(1, 1, 512, 32);
     let searches = |spec: &str, prompt: usize| -> Vec<u64> {
         let cache = IndexCache::new(prefix.clone(), KvDtype::F32, 5);
-        let mut fork = cache.with_prompt(prompt).fork(&configured(spec, &none()), false);
+        let mut fork = cache.with_prompt(prompt).fork(&configured(spec, &none()), false).unwrap();
         let count = |t: usize| {
             let (seed, mut out) = (10 * t as u64, vec![0.0; 2 * 32]);
-            fork.step(0, &noise(2 * 32, seed), &noise(32, seed + 1), &noise(32, seed + 2), &mut out);
+            fork.step(0, &noise(2 * 32, seed), &noise(32, seed + 1), &noise(32, seed + 2), &mut out).unwrap();
             fork.costs().total(|_| true).score_flops
         };
         let flops: Vec<u64> = (0..12).map(count).collect();

@@ -16,6 +16,7 @@ use rand::RngExt;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Context, Tuned};
@@ -74,9 +75,10 @@ impl Picker for Draws {
         self.budget.density().is_none()
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
         const MOST_DRAWS: usize = 16;
-        let wanted = probe.tokens(self.budget.density()?) / probe.candidates() as f64;
+        let Some(density) = self.budget.density() else { return Ok(None) };
+        let wanted = probe.tokens(density) / probe.candidates() as f64;
         let weights = Histogram::pooled(probe.measure(|head| {
             let mut weights = Histogram::new();
             let norms = self.proposal.log_norms(head);
@@ -87,11 +89,11 @@ impl Picker for Draws {
                 logs.iter().for_each(|x| weights.add((log_sum - x) / SMALLEST_LOG_WEIGHT));
             });
             weights
-        }));
+        })?);
         let draws = 1..=MOST_DRAWS * probe.candidates();
         let budget = least_reaching(draws, wanted, |draws| expected_distinct(&weights, draws));
-        let picker = Self { budget: Tuned::Value(NonZero::new(budget)?), ..*self };
-        Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") })
+        let picker = Self { budget: Tuned::Value(NonZero::new(budget).unwrap_or(NonZero::<usize>::MIN)), ..*self };
+        Ok(Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") }))
     }
 
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {

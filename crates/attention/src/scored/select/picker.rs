@@ -10,6 +10,7 @@ use crate::Probe;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
@@ -52,8 +53,8 @@ pub(crate) trait Picker: Send + Sync {
     }
 
     /// See [`Method::solve`](crate::Method::solve).
-    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
-        None
+    fn solve(&self, _probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
+        Ok(None)
     }
 }
 

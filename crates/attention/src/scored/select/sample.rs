@@ -27,6 +27,7 @@ use statrs::function::erf::erfc_inv;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::scored::select::rescored::others;
@@ -182,13 +183,13 @@ impl Picker for Sample {
         SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) }
     }
 
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
-        let Budget::Density(density) = self.budget else { return None };
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
+        let Budget::Density(density) = self.budget else { return Ok(None) };
         let (wanted, candidates) = (probe.tokens(density), probe.candidates());
         let best = (wanted / 2.0).round().max(1.0) as usize;
         if wanted >= candidates as f64 {
             let picker = Self { budget: Budget::Tokens(candidates), ..*self };
-            return Some(Solved { method: Arc::new(picker), params: format!("k={candidates}") });
+            return Ok(Some(Solved { method: Arc::new(picker), params: format!("k={candidates}") }));
         }
         let rest = candidates - best;
         let base = (wanted / 8.0 / rest as f64).min(0.5);
@@ -197,9 +198,9 @@ impl Picker for Sample {
         let drawn = sampler.base_of(rest);
         let wanted = wanted - best as f64;
         if drawn >= rest {
-            return Some(solved(sampler));
+            return Ok(Some(solved(sampler)));
         }
-        let deviations = probe.measure(|head| sampler.deviations(head, best)).concat();
+        let deviations = probe.measure(|head| sampler.deviations(head, best))?.concat();
         let mean = |epsilon| {
             let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest) as f64);
             sizes.sum::<f64>() / deviations.len() as f64
@@ -210,7 +211,7 @@ impl Picker for Sample {
             let middle = (low * high).sqrt();
             if mean(middle) > wanted { low = middle } else { high = middle }
         }
-        Some(solved(with(high)))
+        Ok(Some(solved(with(high))))
     }
 }
 

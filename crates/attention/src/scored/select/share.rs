@@ -10,6 +10,7 @@ use crate::Probe;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::method::Solved;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::spec::Params;
@@ -75,9 +76,10 @@ impl Picker for TopShare {
         self.p.density().is_none()
     }
 
-    /// Computes the mean number of tokens needed for a ladder of shares, and interpolates the share between two rungs.
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
-        let wanted = probe.tokens(self.p.density()?);
+    /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
+    fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
+        let Some(density) = self.p.density() else { return Ok(None) };
+        let wanted = probe.tokens(density);
         let heads = probe.measure(|head| {
             let (mut needed, mut queries) = (vec![0.0; ladder().count()], 0.0);
             head.each_logits(|logits| {
@@ -86,7 +88,7 @@ impl Picker for TopShare {
                 queries += 1.0;
             });
             (needed, queries)
-        });
+        })?;
         let queries: f64 = heads.iter().map(|(_, queries)| queries).sum();
         let mean = |rung: usize| heads.iter().map(|(needed, _)| needed[rung]).sum::<f64>() / queries;
         let rungs: Vec<(f64, f64)> = ladder().enumerate().map(|(i, log_odds)| (log_odds, mean(i))).collect();
@@ -99,7 +101,7 @@ impl Picker for TopShare {
                 share(low + (high - low) * (wanted - fewer) / (more - fewer))
             }
         };
-        Some(Solved { method: Arc::new(Self { p: Tuned::Value(p) }), params: format!("p={p:.7}") })
+        Ok(Some(Solved { method: Arc::new(Self { p: Tuned::Value(p) }), params: format!("p={p:.7}") }))
     }
 
     /// Pages have equally many tokens, so a page's share is that of its score.

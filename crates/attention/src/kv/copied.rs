@@ -1,0 +1,74 @@
+//! The source behind a device: a layer is copied to host memory when somebody looks at it there for the first time, and is
+//! lent from then on.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use crate::kv::device::DeviceKv;
+use crate::kv::layer::LayerKv;
+use crate::kv::shape::KvShape;
+use crate::kv::source::{KvPlace, KvSource, VisitRows};
+use crate::kv::tier::{KvError, Tier, TierBytes};
+
+/// A prefix that a device holds.
+#[derive(Debug)]
+pub(super) struct CopiedKv {
+    device: Box<dyn DeviceKv>,
+    tokens: usize,
+    /// The layers on the host, or why one could not be copied there; empty until it is looked at.
+    copies: Vec<OnceLock<Result<LayerKv, KvError>>>,
+}
+
+impl CopiedKv {
+    /// A prefix of so many layers and tokens.
+    pub(super) fn new(layers: usize, tokens: usize, device: Box<dyn DeviceKv>) -> Self {
+        Self { device, tokens, copies: (0..layers).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The copy of a layer; copying is tried once.
+    fn copy(&self, layer: usize) -> Result<&LayerKv, KvError> {
+        let error = |why: String| KvError { layer, tier: Tier::Device, why };
+        let copy = || self.device.copy_layer(layer).map_err(|failure| error(failure.to_string()));
+        self.copies[layer].get_or_init(copy).as_ref().map_err(KvError::clone)
+    }
+}
+
+impl KvSource for CopiedKv {
+    fn shape(&self) -> KvShape {
+        self.device.shape()
+    }
+
+    fn layers(&self) -> usize {
+        self.copies.len()
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn tier(&self, _: usize) -> Tier {
+        Tier::Device
+    }
+
+    fn lend(&self, layer: usize) -> Result<Option<&LayerKv>, KvError> {
+        self.copy(layer).map(Some)
+    }
+
+    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+        self.copy(at.layer)?.show(at.kv_head, tokens, visit);
+        Ok(TierBytes::default())
+    }
+
+    fn device(&self) -> Option<&dyn DeviceKv> {
+        Some(self.device.as_ref())
+    }
+
+    fn into_device(self: Box<Self>) -> Option<Box<dyn DeviceKv>> {
+        Some(self.device)
+    }
+
+    fn into_layers(self: Box<Self>) -> Result<Vec<LayerKv>, KvError> {
+        (0..self.copies.len()).try_for_each(|layer| self.copy(layer).map(drop))?;
+        self.copies.into_iter().filter_map(OnceLock::into_inner).collect()
+    }
+}

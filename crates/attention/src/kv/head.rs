@@ -1,0 +1,116 @@
+//! One KV head of a prefix as readers see it: lent rows are borrowed, others are read when they are asked for.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use crate::kv::layer::LayerKv;
+use crate::kv::shape::KvDtype;
+use crate::kv::source::{KvPlace, KvSource};
+use crate::kv::tier::{KvError, TierBytes};
+use spattn_kernels::Rows;
+
+/// One KV head of a prefix: the only way to its keys and values for decoding, index building and solving.
+#[derive(Debug, Clone, Copy)]
+pub struct KvHead<'a> {
+    rows: Place<'a>,
+    d: usize,
+    dtype: KvDtype,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Place<'a> {
+    /// Keys and values of all tokens, in host memory.
+    Lent([Rows<'a>; 2]),
+    /// They are read when they are asked for.
+    Apart(&'a dyn KvSource, KvPlace),
+}
+
+impl<'a> KvHead<'a> {
+    /// A head whose keys and values `[token][d]` are in host memory.
+    pub(crate) fn lent(keys: Rows<'a>, values: Rows<'a>, d: usize, dtype: KvDtype) -> Self {
+        Self { rows: Place::Lent([keys, values]), d, dtype }
+    }
+
+    /// A head of a source.
+    ///
+    /// # Errors
+    /// If the source lends its layers, and cannot read this one.
+    pub(crate) fn of(source: &'a dyn KvSource, at: KvPlace) -> Result<Self, KvError> {
+        let shape = source.shape();
+        let rows = match source.lend(at.layer)? {
+            Some(kv) => Place::Lent([kv.keys.head(at.kv_head), kv.values.head(at.kv_head)]),
+            None => Place::Apart(source, at),
+        };
+        Ok(Self { rows, d: shape.d, dtype: shape.dtype })
+    }
+
+    /// Keys and values of consecutive tokens; borrowed where they are lent.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn slice(&self, tokens: Range<usize>) -> Result<HeadRows<'a>, KvError> {
+        match self.rows {
+            Place::Lent(rows) => Ok(HeadRows::Lent(rows.map(|rows| rows.slice(tokens.clone(), self.d)))),
+            Place::Apart(source, at) => {
+                let mut kv = LayerKv::new(self.dtype, 1, self.d, tokens.len());
+                let mut keep = |keys: Rows<'_>, values: Rows<'_>| {
+                    kv.keys.extend(keys);
+                    kv.values.extend(values);
+                };
+                let bytes = source.scan(at, tokens, &mut keep)?;
+                Ok(HeadRows::Read(Box::new(kv), bytes))
+            }
+        }
+    }
+
+    /// Keys and values of some tokens, and their numbers among them: where rows are lent, all of them and the tokens as
+    /// they are; otherwise only what was asked for, in its order.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn gather<'t>(&self, tokens: &'t [u32]) -> Result<(HeadRows<'a>, Cow<'t, [u32]>), KvError> {
+        match self.rows {
+            Place::Lent(rows) => Ok((HeadRows::Lent(rows), Cow::Borrowed(tokens))),
+            Place::Apart(source, at) => {
+                let mut kv = LayerKv::new(self.dtype, 1, self.d, tokens.len());
+                let bytes = source.gather(at, tokens, &mut kv)?;
+                Ok((HeadRows::Read(Box::new(kv), bytes), (0..tokens.len() as u32).collect()))
+            }
+        }
+    }
+}
+
+/// Keys and values `[token][d]` of some tokens of a KV head.
+#[derive(Debug)]
+pub enum HeadRows<'a> {
+    /// Borrowed from where they are.
+    Lent([Rows<'a>; 2]),
+    /// Read from elsewhere; the bytes that this took.
+    Read(Box<LayerKv>, TierBytes),
+}
+
+impl HeadRows<'_> {
+    /// The keys.
+    pub fn keys(&self) -> Rows<'_> {
+        match self {
+            HeadRows::Lent([keys, _]) => *keys,
+            HeadRows::Read(kv, _) => kv.keys.head(0),
+        }
+    }
+
+    /// The values.
+    pub fn values(&self) -> Rows<'_> {
+        match self {
+            HeadRows::Lent([_, values]) => *values,
+            HeadRows::Read(kv, _) => kv.values.head(0),
+        }
+    }
+
+    /// Bytes that the source read for them; none where they are lent.
+    pub fn bytes(&self) -> TierBytes {
+        match self {
+            HeadRows::Lent(_) => TierBytes::default(),
+            HeadRows::Read(_, bytes) => *bytes,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The tiers that keys and values are kept in, bytes read by tier, and the error of a tier that could not be read.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Where keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    /// The memory of a device, such as a GPU.
+    Device,
+    /// The memory of the host.
+    Host,
+    /// A file.
+    Disk,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Device => "the device's memory",
+            Tier::Host => "host memory",
+            Tier::Disk => "disk",
+        })
+    }
+}
+
+/// Keys and values that could not be read: nothing that would follow from them exists.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the KV cache of layer {layer} could not be read from {tier}: {why}")]
+pub struct KvError {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Where its keys and values are.
+    pub tier: Tier,
+    /// What went wrong, in one line.
+    pub why: String,
+}
+
+/// Bytes of keys and values that were read, by the tier that they were read from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierBytes {
+    /// From the memory of a device.
+    pub device: u64,
+    /// From host memory, where they were copied and not lent.
+    pub host: u64,
+    /// From files.
+    pub disk: u64,
+}
+
+impl TierBytes {
+    /// So many bytes of one tier.
+    pub fn of(tier: Tier, bytes: u64) -> Self {
+        match tier {
+            Tier::Device => Self { device: bytes, ..Self::default() },
+            Tier::Host => Self { host: bytes, ..Self::default() },
+            Tier::Disk => Self { disk: bytes, ..Self::default() },
+        }
+    }
+
+    /// Bytes of all tiers.
+    pub fn sum(&self) -> u64 {
+        self.device + self.host + self.disk
+    }
+}
+
+impl AddAssign for TierBytes {
+    fn add_assign(&mut self, other: Self) {
+        self.device += other.device;
+        self.host += other.host;
+        self.disk += other.disk;
+    }
+}
