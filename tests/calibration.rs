@@ -13,9 +13,8 @@ use spattn::attention::{
     expand_grid,
 };
 use spattn::cost::Cost;
-use spattn::eval::calibration::calibrate::{
-    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Text, supply,
-};
+use spattn::eval::calibration::calibrate::{CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Text};
+use spattn::eval::calibration::supply::supply;
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;

@@ -11,7 +11,7 @@ use crate::cli::numbers::megabytes;
 use crate::cli::setup::find_data;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
-use spattn_eval::calibration::calibrate::supply;
+use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::manifest::ModelPart;

@@ -1,6 +1,7 @@
-//! Calibration of methods: reading texts, fitting artefacts, and the calibrations that papers' items compare.
+//! Calibration of methods: reading texts, making artefacts, and finding them for a run.
 //!
 //! This is the top module of `eval`: it uses all others.
 
 pub mod calibrate;
 pub mod capture;
+pub mod supply;

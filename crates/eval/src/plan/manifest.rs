@@ -245,7 +245,7 @@ mod tests {
         let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['loki', 'topk:k=4,sink=7,local=9']";
         let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
-        crate::calibration::calibrate::supply(&mut config.methods, &model, None).unwrap();
+        crate::calibration::supply::supply(&mut config.methods, &model, None).unwrap();
         let hash = config.methods[1].artefact.clone().expect("loki is calibrated");
         let part = ModelPart::new(&config, &model, Some("folder"));
         let larger = ModelPart { id: "other".into(), example_bytes: part.example_bytes + 1, ..part.clone() };

@@ -7,7 +7,7 @@ use super::reading::{Document, Loaded};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, expand_grid};
 use spattn_base::error::UsageError;
-use spattn_eval::calibration::calibrate::supply;
+use spattn_eval::calibration::supply::supply;
 use spattn_model::OpenModel;
 
 /// An observation that the papers report, as one analysis.

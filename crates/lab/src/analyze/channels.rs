@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::findings::{Drawing, Lines, Panel, Point, Tally, Unit};
 use super::head::Head;
 use super::{Analysis, Document, Findings, Observation, Setup};
-use spattn_eval::calibration::calibrate::found;
+use spattn_eval::calibration::supply::found;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "channels",

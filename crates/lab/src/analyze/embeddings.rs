@@ -9,7 +9,7 @@ use super::findings::{Drawing, Lines, Panel, Tally, Unit};
 use super::head::{Head, Query, cosine, wide};
 use super::{Analysis, Document, Findings, Observation, Setup};
 use spattn_attention::methods::Embeddings as Nets;
-use spattn_eval::calibration::calibrate::found;
+use spattn_eval::calibration::supply::found;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "embeddings",

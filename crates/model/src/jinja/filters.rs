@@ -1,4 +1,6 @@
 //! Filters: `value|name`.
+//!
+//! The file is long because there are many filters, each a short function of its own.
 
 use std::cmp::Ordering;
 use std::rc::Rc;

@@ -1,4 +1,6 @@
 //! Runs templates.
+//!
+//! The file is long because all statements and expressions run on one state.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,4 +1,6 @@
 //! Parses tokens into a tree, by jinja2's grammar.
+//!
+//! The file is long because a recursive-descent parser reads as one: each function calls those of the grammar's next level.
 
 use std::sync::Arc;
 

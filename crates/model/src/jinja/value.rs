@@ -2,6 +2,8 @@
 //!
 //! Only namespaces and values with a state (loops, cyclers, generators) ever change, and none of them can be stored in a namespace, so no
 //! value contains itself. Nesting is bounded when a value is made, so functions may recurse over values.
+//!
+//! The file is long because all operations on a value match on its kind: they are read together.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
