@@ -101,7 +101,7 @@ fn bits(outcome: &ExampleResult<GeneratedAnswer>) -> Vec<String> {
 /// Runs prompts one after the other, and each alone. Returns how many tokens of each were reused.
 fn compare(model: &Model, prompts: &[Prompt], specs: &[&str]) -> Vec<usize> {
     let methods = methods(specs);
-    let mut in_turn = runner(&model);
+    let mut in_turn = runner(model);
     let compare = |prompt: &Prompt| {
         let after_others = run(model, prompt, &methods, &mut in_turn);
         let alone = run(model, prompt, &methods, &mut runner(model));

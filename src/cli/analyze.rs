@@ -210,7 +210,7 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
         if let Some(folder) = folder {
             dumped.push(dump::write(&document, at, &methods, folder)?);
         }
-        if !args.quiet.0.is_some() {
+        if args.quiet.0.is_none() {
             let (name, tokens, took) = (&document.task, document.ids.len(), start.elapsed().as_secs_f64());
             eprintln!("{} of {documents}: {name} {number}, {tokens} tokens ({took:.1} s)", at + 1);
         }

@@ -161,7 +161,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
             failed.extend(args.outline(name, item).err().map(|error| error.context(name.clone())));
             continue;
         }
-        if !args.quiet.0.is_some() {
+        if args.quiet.0.is_none() {
             eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
         }
         let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
@@ -345,7 +345,7 @@ impl ReproduceArgs {
     }
 
     fn tell(&self, text: &str) {
-        if !self.quiet.0.is_some() {
+        if self.quiet.0.is_none() {
             eprintln!("{text}");
         }
     }

@@ -169,7 +169,7 @@ impl GroupReport {
 
 /// Scores every row of a file, or of all files in a folder.
 ///
-/// Predictions are first cleaned as in the published evaluation ([`Metric::postprocess`], [`Dataset::postprocess`]). Empty lines are
+/// Predictions are first cleaned as in the published evaluation ([`Metric::postprocess`], `Dataset::postprocess`). Empty lines are
 /// skipped.
 ///
 /// # Errors

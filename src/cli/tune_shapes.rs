@@ -34,8 +34,8 @@ fn found(args: &TuneArgs, reading: &Reading, sampler: &Sampler, target: Target) 
     let nothing = BTreeSet::new();
     let mut prediction = Prediction::new(sampler, args.draws, reading.loaded.model.dimensions.dtype());
     let parts = ["predicted".to_owned()];
-    let looked = reading
-        .numbers(&mut journal, Half::First, &parts, &nothing, &mut |document, _| Ok(prediction.look(document)?))?;
+    let looked =
+        reading.numbers(&mut journal, Half::First, &parts, &nothing, &mut |document, _| prediction.look(document))?;
     looked[0].iter().for_each(|numbers| prediction.take(numbers));
     let predicted = prediction.finish();
     let checked = check(&predicted, target, |shapes: &[Shape]| {

@@ -50,8 +50,8 @@ impl Configured {
     /// Why the method selects on the host where a GPU holds the prefix of a model of this shape: what its parameters, the shape
     /// and the policy ask for and no kernel does. Nothing if it selects on the GPU.
     ///
-    /// The candidates of a device are those of the prefix, so that a method that [fills
-    /// pages](crate::scored::scorer::Scorer::keeps_open_page) never selects there.
+    /// The candidates of a device are those of the prefix, so that a method that fills
+    /// pages never selects there.
     pub fn host_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = match self.method.device_form() {
             Ok(form) if self.method.manages_decoded_tokens() && !form.holds() => vec![HostReason::NoForm],

@@ -1,8 +1,11 @@
-//! What is known of one flag of `eval` and `sweep`: a row of the table in [`flags`](super::flags).
+//! What is known of one flag of `eval` and `sweep`: a row of the table in `flags`.
 
 use clap::Arg;
 
 use spattn_base::error::UsageError;
+
+/// Checks the text of a value.
+type Check = fn(&str) -> Result<(), UsageError>;
 
 /// A flag, the key of a config that says the same, or both.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +36,7 @@ pub struct Flag {
     /// Whether errors in its value say without help what they are about.
     pub is_named_in_errors: bool,
     refusal: Option<fn(&Flag, usize) -> UsageError>,
-    pub(super) check: Option<fn(&str) -> Result<(), UsageError>>,
+    pub(super) check: Option<Check>,
     doc: &'static [&'static str],
     reader: fn(Arg, &Flag) -> Arg,
 }
@@ -171,7 +174,7 @@ impl Flag {
     }
 
     /// The same, with texts checked by `check`, whose errors name what they are about.
-    pub const fn checked(self, check: fn(&str) -> Result<(), UsageError>) -> Self {
+    pub const fn checked(self, check: Check) -> Self {
         Self { check: Some(check), is_named_in_errors: true, ..self }
     }
 

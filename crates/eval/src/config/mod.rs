@@ -1,8 +1,8 @@
 //! What a user asked for: settings as they are given, and the configuration of a run that they resolve to.
 //!
-//! [`flags`] is the table of all flags and keys. From its rows [`settings`] makes what users give, with the types of [`value`], and
-//! [`run_config`] what a run is told. [`file`] reads configs, of which [`shipped`] are those of the program. How arguments are
-//! taken apart is in [`cli`](crate::cli).
+//! `flags` is the table of all flags and keys. From its rows [`settings`] makes what users give, with the types of [`value`], and
+//! [`run_config`] what a run is told. [`mod@file`] reads configs, of which [`shipped`] are those of the program. How arguments are
+//! taken apart is in the program's `cli`.
 
 pub mod bounds;
 pub mod file;

@@ -88,7 +88,7 @@ impl<'a> ExampleRunner<'a> {
     /// Runs an example from a dense prefix; `None` if `stop` was raised meanwhile.
     ///
     /// # Errors
-    /// [`EngineError`](spattn_model::engine::EngineError); of the prefix that methods share, it says that none of them is at
+    /// [`EngineError`]; of the prefix that methods share, it says that none of them is at
     /// fault.
     pub fn run<P: DecodingPolicy>(
         &mut self,

@@ -1,6 +1,6 @@
 //! [`COLUMNS`]: the columns of the summary, each in one row, and [`SummaryRow`], which has a field for each.
 //!
-//! A row of [`summary_columns!`] is a column's field, its unit, its rule for means over tasks, its heading and what it is.
+//! A row of `summary_columns!` is a column's field, its unit, its rule for means over tasks, its heading and what it is.
 //! `summary.csv`, JSON, the means, tables, the page, `--value` and `docs/columns.md` are made from these rows. How a
 //! value comes from the records is in `summarize`, how numbers look to a reader in `report::format`.
 
