@@ -2664,7 +2664,7 @@ const LEARNED: [&str; 7] = [
 fn every_method_that_selects_on_the_device_is_compared_with_the_host() {
     for method in METHODS.iter().filter(|method| method.selection_place() == SelectionPlace::Device) {
         let is_of = |spec: &&str| spec.split(':').next() == Some(method.name);
-        assert!(THERE.iter().chain(&LEARNED).any(|spec| is_of(spec)), "no spec of {} is compared", method.name);
+        assert!(THERE.iter().chain(&LEARNED).any(is_of), "no spec of {} is compared", method.name);
     }
 }
 

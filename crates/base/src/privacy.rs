@@ -73,7 +73,7 @@ pub fn job(job: &str, folder: &Path) -> String {
     format!("job-{}", &digest(&[job, &folder.to_string_lossy()])[..4])
 }
 
-/// The manifest without the user, with its [models](models) renamed. A manifest that is anonymous already stays unchanged.
+/// The manifest without the user, with its [models] renamed. A manifest that is anonymous already stays unchanged.
 pub fn manifest(manifest: &Value, models: &BTreeMap<String, String>) -> Value {
     Eraser { models, known: known_paths() }.without_user("", manifest)
 }
