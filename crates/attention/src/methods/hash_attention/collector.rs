@@ -40,8 +40,8 @@ use crate::calibration::collector::{
 };
 use crate::methods::hash_attention::kind::{BITS, KEY_NETS, LABEL, NAME, TEXT, in_blocks};
 use crate::{Params, mix_seed};
-use settings::Settings;
 pub(super) use settings::training_of;
+use settings::{Largest, Settings};
 use spattn_kernels::linear::scores;
 use spattn_kernels::topk::top_k;
 
@@ -284,13 +284,6 @@ struct Asked {
     queries: Vec<Vec<f32>>,
     /// The largest keys of each head and query.
     wanted: Vec<Vec<Vec<Largest>>>,
-}
-
-/// One of the keys with the largest scores of a query.
-struct Largest {
-    key: u32,
-    /// Its share of what the query gives to all wanted keys: of `a`, or of `a·‖v‖`.
-    share: f32,
 }
 
 impl Trainer {

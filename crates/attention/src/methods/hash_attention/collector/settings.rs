@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::Largest;
 use crate::calibration::collector::TextKind;
 use crate::kv::MOST_TOKENS;
 use crate::methods::Preset;
@@ -54,6 +53,13 @@ fn preset_values(name: &str) -> Vec<(&'static str, &'static str)> {
 pub(in super::super) fn training_of(preset: &str) -> String {
     let spec = MethodSpec { params: vec![("preset".to_owned(), preset.to_owned())], ..MethodSpec::bare(NAME) };
     Settings::read(&mut Params::new(&spec)).expect("presets are within range").training()
+}
+
+/// One of the keys with the largest scores of a query.
+pub(super) struct Largest {
+    pub(super) key: u32,
+    /// Its share of what the query gives to all wanted keys: of `a`, or of `a·‖v‖`.
+    pub(super) share: f32,
 }
 
 /// Settings of a training.
