@@ -1,4 +1,4 @@
-//! What program runs: named by whoever starts a run, and written into manifests.
+//! The program that makes a run: its version, commit and build, which manifests record.
 
 use serde_json::{Value, json};
 

@@ -28,7 +28,7 @@ mod copied;
 mod device;
 mod head;
 mod layer;
-mod shape;
+pub(crate) mod shape;
 mod source;
 mod store;
 pub(crate) mod tier;

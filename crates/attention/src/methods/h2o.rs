@@ -6,7 +6,7 @@
 //! evicted tokens never return, generated ones included. Token numbers and masses are stored beside keys and values.
 //!
 //! With `per=query_head` each query head has its own cache, so a KV head holds up to `k` tokens times the size of the group.
-//! `kv_tokens_held` reports what is held.
+//! The column `kv_tokens_held` has the number of tokens that stay in the cache.
 //!
 //! The weights that a step adds are those by which it attends, so scoring costs nothing. They are computed twice here,
 //! but counted once, as attention: a fused kernel computes them once.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::kv::MOST_TOKENS;
+use crate::kv::shape::MOST_TOKENS;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
 

@@ -2,8 +2,8 @@
 //!
 //! A schedule gives each layer a weight. Take a budget of `k` tokens per layer, `n` sparse layers, and weights `w` that sum to `W` over
 //! these. The `i`-th sparse layer gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`. So all layers together get exactly
-//! `k·n`, whatever the rounding. A layer with more than there are candidates selects all of them; what is left over is not given to other
-//! layers. `linear` is the schedule that the paper on top-k attention suggests (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the
+//! `k·n`, whatever the rounding. A layer whose budget exceeds its candidates selects all of them; the rest of its budget is not given
+//! to other layers. `linear` is the schedule that the paper on top-k attention suggests (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the
 //! first sparse layer to the last.
 
 use std::fmt;

@@ -112,7 +112,7 @@ pub fn differing<'r>(
     pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect()
 }
 
-/// Keeps the first of the records that are equal in what is told of them; returns those that are left out.
+/// Keeps the first of the records for which `of` gives the same texts, and returns the others.
 pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> Vec<Record> {
     // Of most there is one: hashes say so, which are smaller than keys.
     let hasher = RandomState::new();
