@@ -20,6 +20,7 @@ pub mod families;
 pub mod files;
 mod formats;
 mod generation;
+pub mod gguf;
 pub mod hub;
 pub mod jinja;
 mod layers;
@@ -155,6 +156,7 @@ impl OpenModel {
         };
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
+            ModelSource::Gguf(file) => Some(gguf::calibration(file)),
             ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
         };
         Ok(Self {

@@ -17,6 +17,7 @@ use super::files::{
     TOKENIZER_CONFIG,
 };
 use super::formats;
+use super::gguf;
 use super::hub::{self, HubOptions, ModelRepository};
 use super::tensors::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use super::texts::{ModelTexts, TextFile};
@@ -65,6 +66,8 @@ pub enum ModelSource {
     Random(String),
     /// A folder in the layout of a Hugging Face checkpoint.
     Folder(PathBuf),
+    /// A GGUF file of llama.cpp.
+    Gguf(PathBuf),
     /// A repository on the hub.
     Hub {
         /// `organisation/name`.
@@ -82,7 +85,7 @@ impl fmt::Display for ModelSource {
                 f.write_str(&privacy::name_of_source(&format!("{RANDOM}{shape}")))
             }
             Self::Random(shape) => write!(f, "{RANDOM}{shape}"),
-            Self::Folder(path) => f.write_str(&privacy::path(path)),
+            Self::Folder(path) | Self::Gguf(path) => f.write_str(&privacy::path(path)),
             Self::Hub { repo, revision: None } => f.write_str(repo),
             Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
         }
@@ -90,7 +93,7 @@ impl fmt::Display for ModelSource {
 }
 
 impl ModelSource {
-    /// Reads `builtin`, a folder, or `org/name[@revision]`.
+    /// Reads `builtin`, a folder, a GGUF file, or `org/name[@revision]`.
     ///
     /// A folder that exists wins over a hub id of the same spelling. What starts with `.`, `/` or `~`
     /// or has more than one `/` before any `@` is meant as a path.
@@ -110,6 +113,9 @@ impl ModelSource {
         let path = expand_home(spec);
         if path.is_dir() {
             return Ok(Self::Folder(path));
+        }
+        if path.is_file() && gguf::is_gguf(&path) {
+            return Ok(Self::Gguf(path));
         }
         if path.is_file() {
             let what = format!("the model `{spec}` is a file, not a folder");
@@ -148,6 +154,10 @@ impl ModelSource {
                 calibration: CalibrationPlace::None,
             }),
             Self::Folder(path) => ModelFiles::from_folder(path, self.to_string()),
+            Self::Gguf(path) => {
+                let (texts, weights) = gguf::open(path, self.to_string())?;
+                Ok(ModelFiles { texts, weights, calibration: CalibrationPlace::Folder(gguf::calibration(path)) })
+            }
         }
     }
 
@@ -168,6 +178,7 @@ impl ModelSource {
                 ..builtin_texts()
             }),
             Self::Folder(path) => ModelTexts::from_folder(path, self.to_string()),
+            Self::Gguf(path) => Ok(gguf::open(path, self.to_string())?.0),
         }
     }
 

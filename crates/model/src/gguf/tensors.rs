@@ -1,0 +1,178 @@
+//! Weights of GGUF files by the names of Hugging Face checkpoints.
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+
+use super::config::Family;
+use super::files::{GgufFiles, Place};
+use crate::tensors::{StoredTensor, TensorInfo, TensorSource, WeightsError};
+use spattn_hub::checksum::{sha256_hex, sha256_of_file};
+
+/// What llama.cpp calls a tensor of a layer, and what Hugging Face does.
+const LAYER: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The tensors outside layers.
+const OUTER: [(&str, &str); 3] =
+    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+
+/// Tensors of GGUF files under Hugging Face names.
+#[derive(Debug)]
+pub(super) struct GgufTensors {
+    files: GgufFiles,
+    family: Family,
+    /// By Hugging Face name: the name in the file, and what is known of it.
+    tensors: BTreeMap<String, (String, TensorInfo)>,
+}
+
+impl GgufTensors {
+    /// The tensors of `files`, a model of `family`.
+    pub(super) fn new(files: GgufFiles, family: Family) -> Self {
+        let info = |place: &Place| TensorInfo {
+            shape: place.shape(),
+            stored: Ok(place.read_type()),
+            bytes: place.bytes().unwrap_or(u64::MAX),
+        };
+        let named = files.tensors().iter().filter(|(name, _)| !family.is_configuration(name));
+        let tensors = named.map(|(name, place)| (hugging_face_name(name), (name.clone(), info(place)))).collect();
+        Self { files, family, tensors }
+    }
+
+    fn place(&self, name: &str) -> Result<(&str, &Place), WeightsError> {
+        let missing = || WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() };
+        let (stored_name, _) = self.tensors.get(name).ok_or_else(missing)?;
+        let place = self.files.tensors().get(stored_name).ok_or_else(missing)?;
+        Ok((stored_name, place))
+    }
+}
+
+impl TensorSource for GgufTensors {
+    fn label(&self) -> &str {
+        self.files.label()
+    }
+
+    fn file_of(&self, name: &str) -> String {
+        self.place(name)
+            .map_or_else(|_| self.label().to_owned(), |(_, place)| self.files.path_of(place).display().to_string())
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name).map(|(_, info)| info)
+    }
+
+    fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
+        let (stored_name, place) = self.place(name)?;
+        let file = || self.file_of(name);
+        if place.shape() != shape {
+            let (got, expected) = (place.shape(), shape.to_vec());
+            return Err(WeightsError::WrongShape { file: file(), name: name.to_owned(), got, expected });
+        }
+        let mut tensor = self.files.read(place).map_err(|source| WeightsError::Io { file: file(), source })?;
+        if let Some(heads) = self.family.permuted_heads(stored_name) {
+            unpermute(&mut tensor, heads);
+        }
+        Ok(tensor)
+    }
+
+    /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).
+    fn sha256(&self) -> Result<String, WeightsError> {
+        let digest = |path: &std::path::PathBuf| {
+            sha256_of_file(path).map_err(|source| WeightsError::Io { file: path.display().to_string(), source })
+        };
+        let digests: Vec<String> = self.files.parts().par_iter().map(digest).collect::<Result<_, _>>()?;
+        Ok(match digests.as_slice() {
+            [one] => one.clone(),
+            several => sha256_hex(several.concat().as_bytes()),
+        })
+    }
+}
+
+/// The Hugging Face name of a tensor; unknown names are kept, so that they are reported as unread.
+fn hugging_face_name(name: &str) -> String {
+    let (stem, kind) = name.rsplit_once('.').unwrap_or((name, ""));
+    let within_layer = stem.strip_prefix("blk.").and_then(|rest| {
+        let (layer, part) = rest.split_once('.')?;
+        let (_, known) = LAYER.iter().find(|(known, _)| *known == part)?;
+        Some(format!("model.layers.{layer}.{known}.{kind}"))
+    });
+    let outer = || OUTER.iter().find(|(known, _)| *known == stem).map(|(_, known)| format!("{known}.{kind}"));
+    within_layer.or_else(outer).unwrap_or_else(|| name.to_owned())
+}
+
+/// Puts rows of q and k back in the order of Hugging Face: within a head the first halves of all rotated pairs, then the second. llama.cpp's
+/// converter writes the two rows of a pair beside each other.
+fn unpermute(tensor: &mut StoredTensor, heads: usize) {
+    let rows = tensor.shape.first().copied().unwrap_or(0);
+    let row_bytes = tensor.bytes.len().checked_div(rows).unwrap_or(0);
+    let half = rows / heads / 2;
+    if half == 0 || row_bytes == 0 || rows != 2 * half * heads {
+        return;
+    }
+    let stored = std::mem::take(&mut tensor.bytes);
+    tensor.bytes.reserve_exact(stored.len());
+    for row in 0..rows {
+        let (head, within) = (row / (2 * half), row % (2 * half));
+        let source = head * 2 * half + 2 * (within % half) + within / half;
+        tensor.bytes.extend_from_slice(&stored[source * row_bytes..][..row_bytes]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensors::StoredType;
+
+    #[test]
+    fn names_are_those_of_hugging_face() {
+        for (stored, expected) in [
+            ("token_embd.weight", "model.embed_tokens.weight"),
+            ("output.weight", "lm_head.weight"),
+            ("output_norm.weight", "model.norm.weight"),
+            ("blk.11.attn_q.weight", "model.layers.11.self_attn.q_proj.weight"),
+            ("blk.0.attn_k.bias", "model.layers.0.self_attn.k_proj.bias"),
+            ("blk.3.attn_q_norm.weight", "model.layers.3.self_attn.q_norm.weight"),
+            ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
+            ("blk.3.ffn_gate_inp.weight", "blk.3.ffn_gate_inp.weight"),
+        ] {
+            assert_eq!(hugging_face_name(stored), expected);
+        }
+    }
+
+    #[test]
+    fn rows_go_back_to_where_the_converter_took_them_from() {
+        // The converter: reshape(heads, 2, half, columns).swapaxes(1, 2).
+        let (heads, half, columns) = (3, 4, 2);
+        let rows = heads * 2 * half;
+        let original: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+        let mut stored = Vec::new();
+        for head in 0..heads {
+            for pair in 0..half {
+                for side in 0..2 {
+                    let row = head * 2 * half + side * half + pair;
+                    stored.extend_from_slice(&original[row * columns..][..columns]);
+                }
+            }
+        }
+        let bytes = stored.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
+        let mut tensor = StoredTensor { dtype: StoredType::F32, shape: vec![rows, columns], bytes };
+        assert_ne!(tensor.to_f32(), original);
+        unpermute(&mut tensor, heads);
+        assert_eq!(tensor.to_f32(), original);
+    }
+}

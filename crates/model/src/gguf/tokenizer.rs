@@ -1,0 +1,289 @@
+//! The tokenizer of a GGUF model, as the texts of a `tokenizer.json` and a `tokenizer_config.json`.
+//!
+//! A file holds the vocabulary, and how text is split before merging only by a name (`tokenizer.ggml.pre`). [`SPLITTINGS`] has the rule
+//! of each name that is known, as the original model's `tokenizer.json` states it. A name that is not known is refused: a
+//! tokenizer that splits in another way gives other tokens without any error.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::metadata::Metadata;
+use spattn_base::error::UsageError;
+
+/// The two texts.
+pub(super) struct GgufTokenizer {
+    /// `tokenizer.json`.
+    pub(super) tokenizer: Value,
+    /// `tokenizer_config.json`.
+    pub(super) config: Value,
+}
+
+/// How a byte-level BPE tokenizer splits text before it merges.
+struct Splitting {
+    /// The names in `tokenizer.ggml.pre`.
+    names: &'static [&'static str],
+    split: Split,
+    /// Whether text is brought to Unicode's NFC first.
+    nfc: bool,
+    /// Whether a piece that is a token is taken whole, without merges.
+    ignores_merges: bool,
+    /// Whether prompts begin with the BOS token if the file does not say.
+    adds_bos: bool,
+}
+
+enum Split {
+    /// GPT-2's own rule.
+    Gpt2,
+    /// Single digits, then GPT-2's rule.
+    Digits,
+    /// A regular expression, each match a piece.
+    Regex(&'static str),
+}
+
+const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN_2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The splittings that are known.
+const SPLITTINGS: [Splitting; 5] = [
+    Splitting {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        split: Split::Regex(LLAMA_3),
+        nfc: false,
+        ignores_merges: true,
+        adds_bos: true,
+    },
+    Splitting {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        split: Split::Regex(QWEN_2),
+        nfc: true,
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Splitting { names: &["tekken"], split: Split::Regex(TEKKEN), nfc: false, ignores_merges: true, adds_bos: true },
+    Splitting { names: &["gpt-2"], split: Split::Gpt2, nfc: false, ignores_merges: false, adds_bos: false },
+    Splitting { names: &["smollm"], split: Split::Digits, nfc: false, ignores_merges: false, adds_bos: false },
+];
+
+/// Kinds of tokens, by number in `tokenizer.ggml.token_type`.
+mod kind {
+    pub(super) const CONTROL: i64 = 3;
+    pub(super) const USER_DEFINED: i64 = 4;
+    pub(super) const UNUSED: i64 = 5;
+}
+
+/// The vocabulary of a file.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    kinds: Vec<i64>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &Metadata<'a>) -> Result<Self, UsageError> {
+        const KINDS: &str = "tokenizer.ggml.token_type";
+        let tokens = metadata.texts("tokenizer.ggml.tokens")?;
+        let kinds = metadata.optional_sizes(KINDS)?.unwrap_or_else(|| vec![1; tokens.len()]);
+        match kinds.len() == tokens.len() {
+            true => Ok(Self { tokens, kinds }),
+            false => Err(metadata.error(KINDS, &format!("{} kinds for {} tokens", kinds.len(), tokens.len()))),
+        }
+    }
+
+    /// Tokens that text can become, with their ids. Unused rows of the table have names that no text should match.
+    fn used(&self) -> impl Iterator<Item = (usize, &'a str)> + '_ {
+        let all = self.tokens.iter().zip(&self.kinds).enumerate();
+        all.filter(|(_, (_, kind))| **kind != kind::UNUSED).map(|(id, (token, _))| (id, *token))
+    }
+
+    fn as_json(&self) -> Value {
+        Value::Object(self.used().map(|(id, token)| (token.to_owned(), id.into())).collect::<Map<_, _>>())
+    }
+
+    /// Tokens that are found in text before it is split: control tokens and those that users defined.
+    fn added(&self) -> Value {
+        let is_added = |id: &usize| matches!(self.kinds[*id], kind::CONTROL | kind::USER_DEFINED);
+        let added = (0..self.tokens.len()).filter(is_added).map(|id| {
+            json!({
+                "id": id, "content": self.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": self.kinds[id] == kind::CONTROL,
+            })
+        });
+        Value::Array(added.collect())
+    }
+
+    /// The text of a token by the key of its id.
+    fn named(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<&'a str>, UsageError> {
+        let Some(id) = metadata.optional_size(key)? else { return Ok(None) };
+        match self.tokens.get(id) {
+            Some(token) => Ok(Some(*token)),
+            None => {
+                Err(metadata.error(key, &format!("there is no token {id}, the vocabulary has {}", self.tokens.len())))
+            }
+        }
+    }
+}
+
+/// Reads the tokenizer.
+///
+/// # Errors
+/// If its kind or its splitting is not known, or the vocabulary is incomplete.
+pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError> {
+    const MODEL: &str = "tokenizer.ggml.model";
+    let vocabulary = Vocabulary::read(metadata)?;
+    let (mut tokenizer, adds_bos) = match metadata.text(MODEL)? {
+        "gpt2" => byte_level(metadata, &vocabulary)?,
+        "llama" => sentence_piece(metadata, &vocabulary)?,
+        other => {
+            return Err(metadata
+                .error(MODEL, &format!("the tokenizer `{other}` is not supported"))
+                .hint("supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)"));
+        }
+    };
+    let bos = vocabulary.named(metadata, "tokenizer.ggml.bos_token_id")?;
+    let eos = vocabulary.named(metadata, "tokenizer.ggml.eos_token_id")?;
+    let adds = |key: &str, default: bool| Ok::<_, UsageError>(metadata.optional_flag(key)?.unwrap_or(default));
+    let adds_bos = adds("tokenizer.ggml.add_bos_token", adds_bos)?;
+    let adds_eos = adds("tokenizer.ggml.add_eos_token", false)?;
+    tokenizer["post_processor"] = post_processor(&vocabulary, bos.filter(|_| adds_bos), eos.filter(|_| adds_eos));
+    let config = json!({
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": vocabulary.named(metadata, "tokenizer.ggml.unknown_token_id")?,
+        "pad_token": vocabulary.named(metadata, "tokenizer.ggml.padding_token_id")?,
+        "chat_template": metadata.optional_text("tokenizer.chat_template")?,
+        "clean_up_tokenization_spaces": false,
+    });
+    Ok(GgufTokenizer { tokenizer, config })
+}
+
+/// Byte-level BPE, and whether it puts BOS before prompts by default.
+fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
+    const PRE: &str = "tokenizer.ggml.pre";
+    let name = metadata.optional_text(PRE)?.ok_or_else(|| {
+        metadata.error(PRE, "the file does not say how text is split into pieces before merging").hint(
+            "it was written by an old converter: convert the model again with llama.cpp's, or give its safetensors",
+        )
+    })?;
+    let Some(splitting) = SPLITTINGS.iter().find(|splitting| splitting.names.contains(&name)) else {
+        let known = SPLITTINGS.iter().flat_map(|splitting| splitting.names).copied().collect::<Vec<_>>().join(", ");
+        return Err(metadata
+            .error(PRE, &format!("the splitting `{name}` is not known, and another would give other tokens"))
+            .hint(format!("known: {known}; give the model's safetensors instead")));
+    };
+    let byte_level = |own_rule: bool| {
+        json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": own_rule,
+        })
+    };
+    let pre_tokenizer = match splitting.split {
+        Split::Gpt2 => byte_level(true),
+        Split::Digits => sequence([json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
+        Split::Regex(regex) => sequence([
+            json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false }),
+            byte_level(false),
+        ]),
+    };
+    const MERGES: &str = "tokenizer.ggml.merges";
+    let merges = metadata.texts(MERGES)?;
+    let pair = |merge: &&str| merge.split_once(' ').map(|(left, right)| json!([left, right]));
+    let merges: Option<Vec<Value>> = merges.iter().map(pair).collect();
+    let merges =
+        merges.ok_or_else(|| metadata.error(MERGES, "expected two tokens with a space between them in each"))?;
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": if splitting.nfc { json!({ "type": "NFC" }) } else { Value::Null },
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": splitting.ignores_merges, "vocab": vocabulary.as_json(), "merges": merges,
+        },
+    });
+    Ok((tokenizer, splitting.adds_bos))
+}
+
+fn sequence(steps: [Value; 2]) -> Value {
+    json!({ "type": "Sequence", "pretokenizers": steps })
+}
+
+/// SentencePiece BPE, as transformers converts it: pieces with scores become merges, the best first.
+fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    let scores = metadata.optional_numbers(SCORES)?.unwrap_or_default();
+    if scores.len() != vocabulary.tokens.len() {
+        let what = format!("{} scores for {} tokens", scores.len(), vocabulary.tokens.len());
+        return Err(metadata.error(SCORES, &what));
+    }
+    let adds_space = metadata.optional_flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let marks_spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let normalizer = match adds_space {
+        true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, marks_spaces] }),
+        false => marks_spaces,
+    };
+    let mut decoders = vec![
+        json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    if adds_space {
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    let unknown = vocabulary.named(metadata, "tokenizer.ggml.unknown_token_id")?;
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": normalizer, "pre_tokenizer": null,
+        "decoder": { "type": "Sequence", "decoders": decoders },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocabulary.as_json(), "merges": merges_of(vocabulary, &scores),
+        },
+    });
+    Ok((tokenizer, true))
+}
+
+/// The merges that a vocabulary with scores stands for: each piece from any two others that make it up, by falling score
+/// (transformers' `generate_merges`).
+fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
+    let ids: HashMap<&str, usize> = vocabulary.used().map(|(id, token)| (token, id)).collect();
+    let mut merges: Vec<(&str, &str, f32)> = Vec::new();
+    for (id, piece) in vocabulary.used() {
+        let splits = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
+        let mut found: Vec<(usize, usize, &str, &str)> =
+            splits.filter_map(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?, left, right))).collect();
+        found.sort_unstable();
+        merges.extend(found.into_iter().map(|(_, _, left, right)| (left, right, scores[id])));
+    }
+    let length = |text: &str| text.chars().count();
+    merges.sort_by(|a, b| b.2.total_cmp(&a.2).then(length(b.0).cmp(&length(a.0))).then(length(b.1).cmp(&length(a.1))));
+    merges.into_iter().map(|(left, right, _)| json!([left, right])).collect()
+}
+
+/// BOS and EOS around a text.
+fn post_processor(vocabulary: &Vocabulary<'_>, bos: Option<&str>, eos: Option<&str>) -> Value {
+    if bos.is_none() && eos.is_none() {
+        return Value::Null;
+    }
+    let special = |token: &str, of: u32| json!({ "SpecialToken": { "id": token, "type_id": of } });
+    let text = |name: &str, of: u32| {
+        let own = json!({ "Sequence": { "id": name, "type_id": of } });
+        bos.map(|token| special(token, of)).into_iter().chain([own]).chain(eos.map(|token| special(token, of)))
+    };
+    let id_of = |token: &str| vocabulary.tokens.iter().position(|known| *known == token).unwrap_or_default();
+    let tokens: Map<String, Value> = [bos, eos]
+        .into_iter()
+        .flatten()
+        .map(|token| (token.to_owned(), json!({ "id": token, "ids": [id_of(token)], "tokens": [token] })))
+        .collect();
+    json!({
+        "type": "TemplateProcessing",
+        "single": text("A", 0).collect::<Vec<_>>(),
+        "pair": text("A", 0).chain(text("B", 1)).collect::<Vec<_>>(),
+        "special_tokens": tokens,
+    })
+}
