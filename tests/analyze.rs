@@ -176,7 +176,7 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     };
     let planned = run(&format!("{item} --dry-run"));
     assert!(
-        planned.contains("builtin has 2 calibrations learned, each of 1024 tokens in blocks of up to 512"),
+        planned.contains("builtin is calibrated 2 times, with 1024 tokens each in blocks of up to 512"),
         "{planned}"
     );
     let printed = run(&item);
@@ -221,7 +221,7 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     assert!(refused.status.code() == Some(2) && said.contains("was made with other settings"), "{said}");
     for (wrong, what) in [
         (ITEM.replace("bits=4\"", "bitz=4\""), "`bitz`"),
-        (ITEM.replace("hash_attention:top=8,bits=4", "loki"), "is measured on no held-out text"),
+        (ITEM.replace("hash_attention:top=8,bits=4", "loki"), "is not trained, so nothing of it is measured"),
         (ITEM.replace("top=8,", ""), "too short to measure on"),
         (
             ITEM.replace(
@@ -257,7 +257,7 @@ fn items_are_outlined_for_a_model_without_weights() {
     let out = temp.path().join("out");
     for (item, what) in [
         ("topk/figure-5", "for spattn analyze entropy: in about "),
-        ("hashattention/table-9", "3 calibrations learned, each of 8192000 tokens in blocks of up to 32768"),
+        ("hashattention/table-9", "is calibrated 3 times, with 8192000 tokens each in blocks of up to 32768"),
         ("magicpig/figure-8", "records to make, in about "),
     ] {
         let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));

@@ -309,7 +309,7 @@ fn a_training_that_was_stopped_goes_on_to_the_same_file() {
     let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
     let resume = Checkpoints { resume: true, ..start.clone() };
     let error = |result: anyhow::Result<Option<CalibrationOutcome>>| result.err().unwrap().to_string();
-    assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to go on from: no "));
+    assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to resume from: no "));
     let whole = train(5, &start, usize::MAX).unwrap().unwrap();
     assert!(whole.blocks > 3, "{} blocks", whole.blocks);
     assert!(!start.file("hash_attention").exists(), "too few blocks for a checkpoint");

@@ -239,7 +239,7 @@ fn unknown_names_suggest_the_nearest() {
     refused(&["--device", "coda"], "unknown device `coda`", "cuda");
     refused(&["--dtype", "f33"], "unknown dtype `f33`", "f32");
     refused(&["--positions", "publish"], "unknown positions `publish`", "`published`");
-    refused(&["--sparse-from", "qestion"], "`qestion` is no place", "question");
+    refused(&["--sparse-from", "qestion"], "unknown start of sparse attention `qestion`", "question");
     refused(&["-t", "jsonl:x.jsonl:metric=qa_f2,max_new_tokens=8"], "unknown metric `qa_f2`", "`qa_f1`");
     refused(&["-t", "jsonl:x.jsonl:metrics=qa_f1"], "unknown option of jsonl: `metrics`", "`metric`");
     spattn(&["score", "x.jsonl", "--metric", "qaf1"]).fails(2, "unknown metric `qaf1`", "`qa_f1`");
@@ -283,9 +283,13 @@ fn what_cannot_be_run_is_said_before_any_work() {
     }
     refused(&["--dense-layers", "first"], "dense layers `first`", "none, 0, 0+1");
     refused(&["--sparse-from", "prefill", "-m", "snapkv"], "has no prefill pattern", "--sparse-from decode");
-    refused(&["--sparse-from", "last:0"], "`last:0` is no place", "last:N (N from 1 to 16777216)");
+    refused(
+        &["--sparse-from", "last:0"],
+        "unknown start of sparse attention `last:0`",
+        "last:N (N from 1 to 16777216)",
+    );
     for shard in ["3/2", "0/2", "1", "a/b", "1/0"] {
-        refused(&["--shard", shard], &format!("`{shard}` is no share of a run"), "--shard 1/4");
+        refused(&["--shard", shard], &format!("`{shard}` is not a shard of a run"), "--shard 1/4");
     }
     refused(&["--data", "/nowhere"], "cannot read the data folder /nowhere", "--data");
     refused(&["-t", "ruler/qa_1"], "ruler/qa_1", "ruler/qa_synth");
@@ -314,7 +318,7 @@ fn random_weights_have_a_shape_and_say_that_scores_mean_nothing() {
         spattn(&["eval", "-t", "ruler/vt", "-l", "1K", "-n", "1", "-m", "topk:k=8"]).args(&shape).ok()
     };
     let (first, second) = (run("a"), run("b"));
-    let told = "has random weights: times and memory are those of its shape, scores mean nothing";
+    let told = "has random weights: times and memory are valid for its shape, but scores are meaningless";
     assert!(first.stdout.contains(told) || first.stderr.contains(told), "{}{}", first.stdout, first.stderr);
     let predictions = |out: &str| -> Vec<Value> {
         let records = std::fs::read_to_string(dir.path().join(out).join("samples.jsonl")).unwrap();
@@ -583,8 +587,8 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     wrong(&[], "builtin has no folder to write to", "--calibration DIR");
     wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "it takes none here");
     wrong(&["-m", "hash_attention:rate=0", "--out", folder], "`rate=0` is out of range", "above 0");
-    wrong(&["-m", "loki", "-m", "loki", "--out", folder], "`loki` is to be calibrated twice", "--out DIR");
-    wrong(&["-m", "hash_attention", "--resume", "--out", folder], "no checkpoint to go on from", "leave --resume out");
+    wrong(&["-m", "loki", "-m", "loki", "--out", folder], "calibration `loki` is given twice", "--out DIR");
+    wrong(&["-m", "hash_attention", "--resume", "--out", folder], "no checkpoint to resume from", "leave --resume out");
     wrong(&["--out", folder, "--data", text], "cannot read", "text files");
     fs::write(text, "").unwrap();
     wrong(&["--out", folder, "--data", text], "there is no text in", "");
@@ -723,7 +727,7 @@ fn a_full_disk_ends_a_run_that_can_be_resumed() {
     run().fails(
         1,
         "samples.jsonl: No space left on device",
-        "records are kept; once that is mended, go on with the same command",
+        "records are kept; after correcting that, resume with the same command",
     );
     let kept = records(&dir);
     assert!(!kept.is_empty() && kept.len() < 16, "{}", kept.len());
@@ -753,7 +757,7 @@ fn a_killed_run_goes_on_to_the_same_results() {
     fs::write(&samples, torn).unwrap();
 
     let resumed = long(&killed, &["--resume"]).ok();
-    resumed.check(resumed.stderr.contains("note: ") && resumed.stderr.contains("torn last line"), "a notice");
+    resumed.check(resumed.stderr.contains("note: ") && resumed.stderr.contains("an incomplete last line"), "a notice");
     assert_eq!(summary(&resumed), summary(&expected));
     assert_eq!(killed.records(), whole.records());
     assert_eq!(whole.records().len(), 36);
@@ -770,9 +774,9 @@ fn only_what_leaves_results_as_they_are_may_change_when_resuming() {
     let before = out.records();
     let run = |more: &[&str]| tiny(&out).args(&["--resume"]).args(more);
     for (more, key) in [
-        (["--seed", "7"], "it has records of `--seed` 42, which is not asked for now"),
+        (["--seed", "7"], "it has records of `--seed` 42, which this run leaves out"),
         (["--dtype", "f32"], "`--dtype` was \"bf16\", is \"f32\""),
-        (["--sparse-from", "decode"], "it has records of `--sparse-from` question, which is not asked for now"),
+        (["--sparse-from", "decode"], "it has records of `--sparse-from` question, which this run leaves out"),
         (["--positions", "published"], "`--positions` was \"varied\", is \"published\""),
         (["--latency", "solo"], "`--latency` was "),
         (["--matmul-precision", "bf16"], "`--matmul-precision` was "),
@@ -877,7 +881,7 @@ fn a_report_says_which_shards_are_missing() {
     };
     says(&[0, 2], "shard 2/3 of a run is missing (1/3, 3/3 here)");
     says(&[0], "shards 2/3, 3/3 of a run are missing (1/3 here)");
-    says(&[3, 1], "shards of one run that is split in several ways (1/2, 2/3)");
+    says(&[3, 1], "shards from several splits of one run (1/2, 2/3)");
     let [stderr, page, _] = report(&[0, 1, 2]);
     assert!(!stderr.contains("shard") && !page.contains("- note:"), "{stderr}\n{page}");
     // Its last record is lost.
@@ -994,7 +998,7 @@ fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() 
         (ran.stdout.clone() + &ran.stderr, find("topk"), find("snapkv"))
     };
     let (said, topk, _) = of("exact");
-    assert!(said.contains("were attended beside the budget; --tail indexed makes them candidates"), "{said}");
+    assert!(said.contains("do not count towards the budget; --tail indexed makes them candidates"), "{said}");
     assert_eq!(topk["settings"]["tail"], "exact");
     assert!(topk["free_share"].as_f64().unwrap() > 0.5, "{topk:?}");
     let exact_density = topk["density"].as_f64().unwrap();
@@ -1155,9 +1159,9 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     let out = out();
     let tasks = ["-t", "needle/number:steps=3", "-t", "ruler/niah_single_1", "-l", "512", "-n", "1"];
     let ran = spattn(&["eval", "--out", out.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
-    let said = "warning: n = 1: on one task no difference can be told from noise; n = 60 would tell 10 points\n";
+    let said = "warning: n = 1: on one task no difference can be detected; n = 60 would detect 10 points\n";
     ran.check(ran.stdout.matches(said).count() == 1, "once for all tasks and methods");
-    ran.check(!ran.stdout.contains("lost in noise"), "nothing more is said of it");
+    ran.check(!ran.stdout.contains("would be missed"), "nothing more is said of it");
     ran.check(ran.stdout.contains(" 3 (1) "), "three depths of one sample are one context");
     assert!(out.records().values().all(|r| r["context"] == 0), "of depths too: {:?}", out.records());
     let text = out.read("summary.csv");
@@ -1195,13 +1199,13 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     let tasks = ["-t", &text, "-m", "quest"];
     let (shared, solo) = (out(), out());
     let ran = tiny(&shared).args(&tasks).ok();
-    ran.prints("\nshare ms/token: a part of steps that all methods take together, and no latency");
+    ran.prints("\nshare ms/token: a method's share of steps that run all methods together, not a latency");
     ran.check(
         !ran.stdout.contains("solo ms/token") && !ran.stdout.contains("methods alone"),
         "shares are no latencies",
     );
     let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();
-    ran.prints("\nsolo ms/token: median time of a step that a method takes with all threads to itself");
+    ran.prints("\nsolo ms/token: median time of a step that runs one method alone, on all threads");
     ran.check(
         !ran.stdout.contains("share ms/token") && ran.stdout.contains(", methods alone "),
         "and no share is shown",
@@ -1376,13 +1380,13 @@ fn a_prepared_file_is_run_as_it_is() {
     let task = format!("jsonl:{}", file.display());
     let run = || spattn(&["eval", "--out", out.arg(), "-t", &task, "-n", "5", "-m", "topk:k=16", "--json"]);
     fs::write(&file, "").unwrap();
-    run().fails(2, "niah.jsonl: there is no row in it", "one JSON object a line");
+    run().fails(2, "niah.jsonl: the file has no rows", "one JSON object a line");
     fs::write(&file, format!("{}\n{{\"input\": \n", row(1))).unwrap();
     run().fails(2, "niah.jsonl:2: not JSON: EOF while parsing a value at column", "one JSON object a line");
     fs::write(&file, format!("{}\n\n{{\"input\": \"x\"}}\n", row(1))).unwrap();
     run().fails(2, "niah.jsonl:3: the field `outputs` is missing", "RULER");
     fs::write(&file, "{\"input\": \"What now?\", \"outputs\": [\"this\"]}\n").unwrap();
-    run().fails(2, "niah.jsonl:1: this prompt is of no known task", "metric=string_match_all,max_new_tokens=64");
+    run().fails(2, "niah.jsonl:1: the prompt belongs to no known task", "metric=string_match_all,max_new_tokens=64");
     refused(&["-t", "jsonl:"], "names no file", "jsonl:PATH");
     refused(&["-t", "jsonl:/nowhere.jsonl"], "cannot read /nowhere.jsonl", "jsonl:PATH");
     refused(&["-t", &format!("jsonl:{}", dir.path().display())], "cannot read", "jsonl:PATH");
@@ -1445,7 +1449,7 @@ fn exported_examples_are_those_of_an_evaluation() {
     assert_eq!(sorted(&of_task), sorted(&of_file));
 
     let export = |args: &[&str]| spattn(&["data", "export-eval", "-l", "512"]).args(args);
-    export(&["-t", &task]).fails(2, "`jsonl:rows` is a prepared file", "generated");
+    export(&["-t", &task]).fails(2, "`jsonl:rows` is a file of rows already", "generated");
     export(&["-t", "ruler/vtt"]).fails(2, "unknown task `ruler/vtt`", "ruler/vt");
     let nowhere = ["-t", "ruler/vt", "--out", "/nonexistent/folder/vt.jsonl"];
     export(&nowhere).fails(2, "cannot write /nonexistent/folder/vt.jsonl", "another --out file");
@@ -1558,7 +1562,7 @@ fn lists_are_text_and_json() {
         (1, &"each query head, or a GQA group (per)".into())
     );
     spattn(&["list", "methods", "qest"]).fails(2, "unknown method `qest`", "quest");
-    spattn(&["list", "tasks", "quest"]).fails(2, "one name too many", "list methods NAME");
+    spattn(&["list", "tasks", "quest"]).fails(2, "unexpected name", "list methods NAME");
     let tasks = spattn(&["list", "tasks", "--json"]).ok().json();
     assert!(
         tasks.as_array().unwrap().iter().filter(|t| t["name"].as_str().unwrap().starts_with("ruler/")).count() >= 13
@@ -1581,7 +1585,7 @@ fn predictions_made_elsewhere_are_scored() {
     fs::write(&file, "{\"prediction\": \"x\", \"answers\": [\"x\"]}\n{\"prediction\": \"x\"}\n").unwrap();
     spattn(&["score", path, "--metric", "qa_f1"]).fails(2, "predictions.jsonl:2: no field `answers`", "--skip-bad");
     fs::write(&file, "\n").unwrap();
-    spattn(&["score", path, "--metric", "qa_f1"]).fails(2, "there is no row", "one JSON object a line");
+    spattn(&["score", path, "--metric", "qa_f1"]).fails(2, "the file has no rows", "one JSON object a line");
 }
 
 #[test]
@@ -1738,12 +1742,12 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     assert_eq!(odd.iter().map(|row| &row["method"]).collect::<Vec<_>>(), ["full"]);
     let said = bench("prefill", &["--last", "30", "-m", "hip"]).ok();
     said.prints("plan the whole prompt, or have no block that begins at row 610, and are left out: hip");
-    said.prints("the last 30 rows of a prompt are read, behind the others");
+    said.prints("only the last 30 rows of a prompt are timed");
     let nothing = bench("prefill", &["--no-full", "--last", "32", "-m", "minference"]).ok();
     nothing.prints("no results\nnote: plan the whole prompt, or have no block that begins at row 608, and are left out: minference");
     let whole =
         spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json", "--layers", "2"]);
-    assert_eq!(bench_rows(&whole.ok()).len(), 1, "the whole forward pass");
+    assert_eq!(bench_rows(&whole.ok()).len(), 1, "a dense forward pass");
     assert_eq!(names(&of("index", &["-m", "quest", "-m", "streaming_llm"])), ["quest"], "the others have none");
     let decode = of("decode", &["-m", "quest"]);
     assert_eq!(names(&decode), ["full", "quest"]);
@@ -1796,7 +1800,7 @@ fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
     let from = model.path().to_str().unwrap();
     let more = ["--kv-from", from, "-c", "640", "--rounds", "3", "--quiet", "-m", "loki", "-m", "topk"];
     let ran = spattn(&["bench", "attention"]).args(&more).ok();
-    ran.prints("note: the model has no calibration of loki: learned from 1024 tokens that it reads.");
+    ran.prints("note: the model has no calibration of loki: one is made from 1024 tokens of the prompt.");
     ran.prints(&format!("layer 5 of 10 of {from} reading ruler/niah_multikey_3: the first token takes"));
 }
 

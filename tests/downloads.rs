@@ -1125,7 +1125,7 @@ fn data_sets_are_fetched_in_spite_of_a_busy_mirror() {
     let (status, stderr) = fetch("squad");
     assert_eq!(status, Some(1), "{stderr}");
     assert!(
-        stderr.contains("squad/dev-v2.0.json cannot be had from ")
+        stderr.contains("squad/dev-v2.0.json cannot be downloaded from ")
             && stderr.contains("it has 35 bytes, the published file 4370528"),
         "{stderr}"
     );

@@ -182,13 +182,13 @@ fn a_folder_that_lost_its_list_keeps_what_others_put_there() {
     let forget = || fs::remove_file(dir.join("r/.written")).unwrap();
     forget();
     let before = files(&dir.join("r"));
-    run(dir, &["report", "r"]).fails(2, "summary.tex is there, and spattn did not write it", "move it away");
+    run(dir, &["report", "r"]).fails(2, "summary.tex exists, and spattn did not write it", "move it away");
     assert_eq!(files(&dir.join("r")), before);
     let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
     kept();
     ran.check(records(&dir.join("r/samples.jsonl")) == 2, "two records");
     // The same with the list.
-    run(dir, &["report", "r"]).fails(2, "summary.tex is there, and spattn did not write it", "move it away");
+    run(dir, &["report", "r"]).fails(2, "summary.tex exists, and spattn did not write it", "move it away");
     kept();
 }
 

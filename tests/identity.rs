@@ -418,7 +418,7 @@ fn records_of_another_run_are_not_gone_on_with() {
     let resumed = place.eval(RUN, ROWS, &[FIRST, &["--resume"]].concat());
     assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
     let report = place.spattn(&["report", RUN, "--json"]);
-    assert!(report.stderr.contains("answer different questions under one number"), "{}", report.stderr);
+    assert!(report.stderr.contains("answer different questions under the same number"), "{}", report.stderr);
 }
 
 /// A row that was removed cannot be compared; the others are still the same questions.
@@ -540,7 +540,7 @@ fn files_of_one_name_are_told_apart() {
     assert_eq!(place.eval("a", "jsonl:vt/validation.jsonl", FIRST).status, Some(0));
     assert_eq!(place.eval("b", "jsonl:qa/validation.jsonl", BESIDE).status, Some(0));
     let report = place.spattn(&["report", "a", "b", "--json"]);
-    assert!(report.stderr.contains("`jsonl:validation` asks other questions in a, b"), "{}", report.stderr);
+    assert!(report.stderr.contains("`jsonl:validation` has different questions in a, b"), "{}", report.stderr);
     let rows = summary(&report);
     let named = |method: &str| rows.iter().find(|r| r["method"] == method).unwrap();
     assert_eq!((&named("full")["task"], &named("full")["n"]), (&json!("jsonl:validation (a)"), &json!(3)));

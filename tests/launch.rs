@@ -162,14 +162,14 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     assert_eq!(site.states(), ["done"; 4]);
     let text = stdout(&site.run(&["status", "out", "--watch"], 0));
     assert!(text.contains("out: 4 shards: 4 done\n32 of 32 records (100.0 %)\n"), "{text}");
-    assert!(text.contains("\nlongest over mean of 4 shards that are done: 1.00 as estimated, "), "{text}");
+    assert!(text.contains("\nlongest over mean work of the 4 completed shards: 1.00 as estimated, "), "{text}");
     for shard in site.status()["shards"].as_array().unwrap() {
         let (seconds, processor) = (shard["seconds"].as_u64().unwrap(), shard["processor_s"].as_f64().unwrap());
         // One thread uses at most as many processor seconds as pass on the clock, which counts whole seconds.
         assert!(processor > 0.0 && processor < seconds as f64 + 2.0, "{shard}");
     }
     assert!(text.contains("scores so far\n  builtin ruler/niah_multiquery 400 question  full "), "{text}");
-    assert!(stdout(&site.launch(&["--resume"], 0)).contains("nothing is missing"));
+    assert!(stdout(&site.launch(&["--resume"], 0)).contains("nothing to submit"));
 
     // The merged records equal those of a single run.
     site.run(&["sweep", "matrix.toml", "--out", "whole", "--quiet"], 0);
@@ -223,7 +223,7 @@ fn what_is_missing_is_submitted_and_what_failed_only_if_asked() {
     assert_eq!((resumed(&[]).as_str(), resumed(&["--retry-failed"]).as_str()), ("3", "1,3"));
     // Another matrix is another sweep, which needs its own folder.
     let other = stderr(&site.launch(&["--resume"], 2));
-    assert!(other.contains("was planned with another matrix"), "{other}");
+    assert!(other.contains("was planned with other settings"), "{other}");
     let again = stderr(&site.launch(&jobs, 2));
     assert!(again.contains("already holds a sweep") && again.contains("--resume submits what is missing"), "{again}");
     // An edited script is submitted unchanged; new options go to sbatch.
@@ -251,7 +251,7 @@ fn a_sites_template_is_honoured_and_refusals_of_sbatch_are_told() {
     assert!(text.contains("#SBATCH --qos=long\n") && !text.contains("account"), "{text}");
     site.command_of_slurm("sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1");
     let said = stderr(&site.launch(&[], 1));
-    assert!(said.contains("error: sbatch did not take the sweep: sbatch: error: invalid partition"), "{said}");
+    assert!(said.contains("error: sbatch rejected the sweep: sbatch: error: invalid partition"), "{said}");
     site.command_of_slurm("sbatch", "echo 72");
     assert!(stdout(&site.launch(&["--resume"], 0)).contains("as job 72"));
 }
@@ -315,7 +315,7 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
     let second = site.spattn(&["sweep", "matrix.toml", "-n", "2", "--out", "run", "--resume", "--quiet"]);
     let mut second = { second }.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3));
-    assert!(second.try_wait().unwrap().is_none(), "it waits for a sign of life");
+    assert!(second.try_wait().unwrap().is_none(), "it waits to see whether the other process is alive");
     fs::write(&owner, line(1)).unwrap();
     let output = second.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2));

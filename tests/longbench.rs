@@ -299,7 +299,7 @@ fn without_network_it_is_said_which_file_to_put_where() {
     let dir = TempDir::new().unwrap();
     let data = dir.path().to_str().unwrap();
     let words = [
-        "longbench/data.zip cannot be had from https://huggingface.co/datasets/zai-org/LongBench",
+        "longbench/data.zip cannot be downloaded from https://huggingface.co/datasets/zai-org/LongBench",
         "HF_HUB_OFFLINE is set",
     ];
     fails(&["data", "fetch", "longbench", "--data", data], 2, &words);
@@ -309,7 +309,7 @@ fn without_network_it_is_said_which_file_to_put_where() {
         2,
         &[&put, &format!("spattn data check longbench --data {data}")],
     );
-    fails(&["data", "fetch", "wordlists", "--data", data], 2, &["cannot be downloaded by itself", "wonderwords"]);
+    fails(&["data", "fetch", "wordlists", "--data", data], 2, &["cannot be downloaded automatically", "wonderwords"]);
     fails(&["data", "fetch"], 2, &["no data set was named", "longbench"]);
     fails(&["data", "fetch", "longbnch"], 2, &["did you mean `longbench`?"]);
     fails(&["eval", "--task", "longbench/qasper"], 2, &["qasper.jsonl", "spattn data fetch longbench"]);

@@ -274,7 +274,7 @@ fn a_large_sweep_shows_a_handful_and_links_the_rest() {
 fn figures_of_one_number_are_left_out_and_told_of() {
     let files = written(&[record("ruler/vt", "full", "", 0, 1.0), record("ruler/vt", "quest", "k=8", 0, 1.0)]);
     assert_eq!(files.keys().filter(|name| name.ends_with(".svg")).collect::<Vec<_>>(), ["plots/time.svg"]);
-    let said = "Plots that would repeat one number are left out: score_vs_density.svg (100), score_vs_cost.svg (100)";
+    let said = "Plots with one value only are left out: score_vs_density.svg (100), score_vs_cost.svg (100)";
     assert!(files["summary.md"].contains(said) && files["report.html"].contains(said), "{}", files["summary.md"]);
 }
 

@@ -358,13 +358,13 @@ fn the_page_says_what_was_run_and_what_it_comes_to() {
     // magicpig loses nothing, but 60 examples cannot show a point; quest loses half, at the same cost.
     let said = found["heading"][1][0].as_str().unwrap();
     assert!(said.starts_with("No method is within 1 point of dense attention for certain"), "{said}");
-    assert!(said.contains("cannot tell from it is magicpig K=8,L=75 (Δ 0.0 ["), "{said}");
+    assert!(said.contains("without a significant difference is magicpig K=8,L=75 (Δ 0.0 ["), "{said}");
     let budgets: Vec<&str> =
         found["heading"][2].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     assert_eq!(budgets.len(), 2, "{budgets:?}");
     assert!(budgets[0].starts_with("density about 1/4: magicpig K=8,L=75 100.0 ["), "{budgets:?}");
-    assert!(budgets[0].ends_with(", beyond noise better than the other"), "{budgets:?}");
-    assert!(budgets[1].starts_with("density about 1/2: no method but oracle topk k=16 100.0 ["), "{budgets:?}");
+    assert!(budgets[0].ends_with(", significantly better than the other"), "{budgets:?}");
+    assert!(budgets[1].starts_with("density about 1/2: no method, only oracle topk k=16 100.0 ["), "{budgets:?}");
     // A better value has a deeper colour, in either direction: full, topk, quest and magicpig at densities 1, 1/2, 1/3, 1/4. `full` has no
     // difference to itself.
     let shades = |depths: &[&str]| json!(depths.iter().map(|d| format!("rgba(var(--good), {d})")).collect::<Vec<_>>());

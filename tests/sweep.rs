@@ -194,7 +194,11 @@ fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     let samples = dir.join("samples.jsonl");
     fs::write(&samples, fs::read_to_string(&samples).unwrap() + &missing[..missing.len() / 2]).unwrap();
     let ended = m.run("killed", KILLED, 0);
-    assert!(stderr(&ended).contains("note: ") && stderr(&ended).contains("torn last line"), "{}", stderr(&ended));
+    assert!(
+        stderr(&ended).contains("note: ") && stderr(&ended).contains("an incomplete last line"),
+        "{}",
+        stderr(&ended)
+    );
     assert_eq!(rows(&ended), rows(&expected));
     assert_eq!(records(&dir), all);
     // Nothing is left to do.
@@ -229,7 +233,7 @@ fn two_shards_merged_are_one_run() {
     let missing = |own: &str, other: &str| {
         format!("shard {other} of a run is missing ({own} here): its examples are not in any of these numbers")
     };
-    let apart = "the runs of builtin differ in dtype: their records are in rows of their own".to_owned();
+    let apart = "the runs of builtin differ in dtype: each has separate rows".to_owned();
     assert_eq!(merged.notes, [apart, missing("1/2", "2/2"), missing("2/2", "1/2")]);
     let models: BTreeSet<&str> = merged.records.iter().map(|r| r.model.as_str()).collect();
     assert_eq!(models, BTreeSet::from(["builtin (dtype=bf16)", "builtin (dtype=f32)"]));
@@ -319,9 +323,9 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
         let listed = said.lines().any(|l| l.starts_with(&format!("failed: {what}: ")) && l.contains(reason));
         assert!(listed, "{what}: {reason}\n{said}");
     }
-    assert!(said.contains("error: 6 parts of the matrix could not be run; all others are done"), "{said}");
+    assert!(said.contains("error: 6 parts of the run failed; all others are done"), "{said}");
     let planned = stderr(&m.run("out", &["--dry-run"], 1));
-    assert!(planned.contains("error: 6 parts of the matrix could not be run; all others would be"), "{planned}");
+    assert!(planned.contains("error: 6 parts of the run failed; all others would be"), "{planned}");
     assert_eq!(rows(&ran).len(), 2);
     let run: Vec<_> = records(&m.out("out")).into_values().map(|r| r["method"].clone()).collect();
     assert_eq!(run.len(), 2, "{run:?}");
@@ -366,8 +370,8 @@ fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
     assert_eq!((first.len(), grown.len()), (6, 24));
     assert!(first.iter().all(|(key, record)| grown[key] == *record));
     for (more, what) in [
-        (&["--seed", "3"] as &[&str], "it has records of `--seed` 1, which is not asked for now"),
-        (&["--sparse-from", "decode"], "it has records of `--sparse-from` question, which is not asked for now"),
+        (&["--seed", "3"] as &[&str], "it has records of `--seed` 1, which this run leaves out"),
+        (&["--sparse-from", "decode"], "it has records of `--sparse-from` question, which this run leaves out"),
         (&["--dtype", "f16"], "`--dtype` was \"bf16\", is \"f16\""),
     ] {
         let ran = m.run("out", &[&["--resume", "-n", "1"], more].concat(), 2);

@@ -367,7 +367,7 @@ fn the_owner_of_a_folder_commands_no_terminal() {
         json!({"host": format!("{MARK}{}{}", HOSTILE[0], HOSTILE[2]), "boot": "x", "pid": 1, "since": 1, "count": 1});
     fs::write(run.join(".owner"), owner.to_string()).unwrap();
     let mut child = eval(dir.path(), &["-t", NEEDLE]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // The note appears while it waits for a sign of life; the test does not wait for the end.
+    // The note appears while it waits for the lock to be renewed; the test does not wait for the end.
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();

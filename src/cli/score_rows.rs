@@ -127,8 +127,8 @@ impl Scorer {
             (Some(name), _) => at(row, Dataset::parse(name))?,
             (None, Some(dataset)) => dataset,
             (None, None) => {
-                let what = row.wrong("neither the row nor the name of the file says how to score it");
-                return Err(what.hint("say it with --metric or --dataset, for example --dataset hotpotqa"));
+                let what = row.wrong("the metric is unknown: neither the row nor the file's name has one");
+                return Err(what.hint("give --metric or --dataset, for example --dataset hotpotqa"));
             }
         };
         Ok((dataset.into(), format!("{}/{}", dataset.family, dataset.name)))
@@ -166,7 +166,7 @@ fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a 
         .find_map(|name| row.fields.get(*name).filter(|value| !value.is_null()).map(|value| (*name, value)))
         .ok_or_else(|| {
             row.wrong(format!("no field `{}`", names.join("` or `")))
-                .hint("a row to score has a prediction and its answers: see `spattn score --help`")
+                .hint("a row needs a prediction and its answers: see `spattn score --help`")
         })
 }
 

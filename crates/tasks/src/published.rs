@@ -117,7 +117,7 @@ impl DataSet {
     /// The set of that name.
     ///
     /// # Errors
-    /// If there is none; the hint names the nearest.
+    /// If nothing has that name; the hint has the nearest one.
     pub fn find(name: &str) -> Result<&'static Self, UsageError> {
         let known = || SETS.iter().map(|set| set.name.as_str());
         SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))

@@ -182,8 +182,8 @@ impl RunRequest {
         }
         ready.recorded.name_model(&mut model);
         if let Some(twin) = ready.jobs.iter().find(|job| privacy::is_left_out() && job.part.id == model.id) {
-            let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
-            return Err(UsageError::new(what).hint("give their folders other names").into());
+            let what = format!("{} and {} would have one name in the records", twin.config.model, config.model);
+            return Err(UsageError::new(what).hint("rename one of their folders").into());
         }
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
         if !self.quiet && std::io::stderr().is_terminal() {

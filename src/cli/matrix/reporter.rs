@@ -76,7 +76,7 @@ impl ProgressReporter {
         }
         self.list();
         let parts = if self.failures.len() == 1 { "1 part" } else { &format!("{} parts", self.failures.len()) };
-        Err(anyhow!("{parts} of the matrix could not be run; all others {others}"))
+        Err(anyhow!("{parts} of the run failed; all others {others}"))
     }
 }
 
@@ -119,6 +119,6 @@ impl RunObserver for ProgressReporter {
     }
 
     fn mended(&mut self, SkippedWork { what, error }: &SkippedWork) {
-        self.meter.say(&format!("note: {what}: run one by one, since together: {error:#}"));
+        self.meter.say(&format!("note: {what}: methods are run one by one, because they failed together: {error:#}"));
     }
 }

@@ -113,7 +113,7 @@ impl Figures {
     /// A line about figures that were left out; `None` if there are none.
     pub fn left_out_line(&self) -> Option<String> {
         let left_out = named(self.left_out.iter().map(|(file, number)| format!("{file} ({number})")));
-        Some(format!("Plots that would repeat one number are left out: {}.", left_out?))
+        Some(format!("Plots with one value only are left out: {}.", left_out?))
     }
 
     /// A line about figures with pages that were not drawn, and how to draw them; `None` if there are none.
@@ -121,7 +121,7 @@ impl Figures {
         let pages = |n: usize| if n == 1 { "1 page".to_owned() } else { format!("{n} pages") };
         let not_drawn = named(self.not_drawn.iter().map(|(file, n)| format!("{file} ({})", pages(*n))))?;
         Some(format!(
-            "Of each kind of plot {MOST_PAGES} pages are drawn, and `spattn report --all-plots` draws the rest: {not_drawn}."
+            "{MOST_PAGES} pages of each kind of plot are drawn; `spattn report --all-plots` draws the rest: {not_drawn}."
         ))
     }
 }
@@ -164,6 +164,6 @@ mod tests {
         let left_out = (0..6).map(|i| (format!("{i}.svg"), "100".to_owned())).collect();
         let said = Figures { left_out, ..Figures::default() }.left_out_line().unwrap();
         let files = "0.svg (100), 1.svg (100), 2.svg (100), 3.svg (100) and 2 more";
-        assert_eq!(said, format!("Plots that would repeat one number are left out: {files}."));
+        assert_eq!(said, format!("Plots with one value only are left out: {files}."));
     }
 }

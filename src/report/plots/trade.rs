@@ -34,7 +34,7 @@ impl Cost {
     /// The label of the axis for these rows.
     fn label(&self, rows: &[&SummaryRow]) -> &'static str {
         match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
-            Some(Latency::Shared) => "ms per token, share of a joint step",
+            Some(Latency::Shared) => "ms per token, share of a step of all methods",
             Some(Latency::Solo) => "ms per token, alone (median)",
             None => self.label,
         }

@@ -89,28 +89,29 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
 pub(super) fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
     if protocol != Protocol::Prefill {
         if let Some(m) = methods.iter().find(|m| m.reader.is_some()) {
-            let what =
-                format!("`{}` says how the prompt is read, and sparse attention starts at {protocol}", m.label());
-            return Err(UsageError::new(what).hint("use --sparse-from prefill, or leave out what stands before `>`"));
+            let what = format!(
+                "`{}` names a prefill method, but with --sparse-from {protocol} the prefix is read densely",
+                m.label()
+            );
+            return Err(UsageError::new(what).hint("use --sparse-from prefill, or remove the part before `>`"));
         }
         return match methods.iter().find(|m| m.method.decodes_densely()) {
             None => Ok(()),
             Some(m) => Err(UsageError::new(format!(
-                "method `{}` is sparse only while the prompt is read, so it cannot be sparse from {protocol}",
+                "method `{}` is sparse in prefill only, so it cannot run with --sparse-from {protocol}",
                 m.label()
             ))
-            .hint("use --sparse-from prefill for it; after a dense prompt it would be full attention")),
+            .hint("use --sparse-from prefill; after a dense prefill this method is full attention")),
         };
     }
     match methods.iter().find(|m| m.reads().method.prefill_pattern().is_none()) {
         None => Ok(()),
         Some(m) => Err(UsageError::new(format!(
-            "method `{}` has no prefill pattern, so it cannot be sparse from prefill",
+            "method `{}` has no prefill pattern, so it cannot run with --sparse-from prefill",
             m.label()
         ))
         .hint(
-            "write full>... to decode with it after a dense prompt, or use --sparse-from decode, question or last:N; \
-             `spattn list methods` says which have one, and none has that is solved for a density on the prompt itself",
+            "write full>... to use it in decoding only, or use --sparse-from decode, question or last:N; `spattn list methods` shows which methods have one (not those with a density that is solved on the prompt itself)",
         )),
     }
 }

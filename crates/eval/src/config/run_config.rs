@@ -162,13 +162,12 @@ impl RunConfig {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }
         if self.system_prompt.is_some() && !self.chat {
-            return Err(UsageError::new("a system prompt is part of the chat template, which is not to be used")
+            return Err(UsageError::new("a system prompt needs the chat template, which is turned off")
                 .hint("leave out --system-prompt, or --no-chat (`chat = false`)"));
         }
         if self.matmul_precision != MatmulPrecision::F32 && self.device != Device::Cpu {
-            return Err(UsageError::new("`matmul_precision` is of products on a CPU, and a GPU is to compute").hint(
-                "leave it out: on a GPU weights and activations are multiplied in the storage type, see --dtype",
-            ));
+            return Err(UsageError::new("`matmul_precision` applies to a CPU only, and this run uses a GPU")
+                .hint("leave it out: a GPU multiplies weights and activations in the storage type, see --dtype"));
         }
         Ok(())
     }
@@ -275,7 +274,7 @@ mod tests {
             assert!(resolve(&format!("sparse_from = 'prefill'\nmethods = ['{method}']")).is_ok(), "{method}");
             if method.contains('>') {
                 let e = resolve(&format!("sparse_from = 'decode'\nmethods = ['{method}']")).unwrap_err();
-                assert!(e.what.contains("how the prompt is read") && e.hint.is_some(), "{e:?}");
+                assert!(e.what.contains("names a prefill method") && e.hint.is_some(), "{e:?}");
             }
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = []").is_ok());

@@ -405,7 +405,7 @@ pub fn system_text(given: &str) -> Result<String, UsageError> {
         }
     };
     match text.trim().is_empty() {
-        true => Err(UsageError::new("the system prompt is empty").hint("leave it out for none")),
+        true => Err(UsageError::new("the system prompt is empty").hint("leave it out to run without a system prompt")),
         false => Ok(text),
     }
 }

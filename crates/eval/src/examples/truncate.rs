@@ -31,17 +31,17 @@ pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenize
     let user = example.user_turn();
     let said = prompt.user_start..prompt.user_start + user.len().saturating_sub(prompt.user_cut);
     if !prompt.offsets.iter().any(|(start, end)| start < end && *start < said.end && *end > said.start) {
-        return Err(UsageError::new("nothing of the prompt is left in tokens: there is nothing to answer")
-            .hint("it is empty, or the normaliser of the model's tokenizer.json takes all of it out"));
+        return Err(UsageError::new("the prompt has no tokens: there is nothing to answer")
+            .hint("it is empty, or the normaliser of the model's tokenizer.json removes all of it"));
     }
     match example.rules.may_be_templated.then(|| tokenizer.markup_in(&user)).transpose()?.flatten() {
         None => Ok(()),
         Some(sign) => {
-            let what =
-                format!("the prompt is in a chat template already (`{sign}`), and the model's would be put around it");
+            let what = format!(
+                "the prompt is in a chat template already (`{sign}`), and the model's template would be applied on top"
+            );
             Err(UsageError::new(what).hint(
-                "jsonl:FILE:chat=false runs its prompts as they are, --no-chat those of all tasks; chat=true puts the \
-                 template around them all the same",
+                "use jsonl:FILE:chat=false, or --no-chat for all tasks, to run prompts as they are; chat=true applies the template anyway",
             ))
         }
     }

@@ -57,7 +57,7 @@ impl Found {
         match is_cut {
             true => Ok(Self::CutShort),
             false => {
-                let what = format!("{OWNER} is there, and spattn did not write it");
+                let what = format!("{OWNER} exists, and spattn did not write it");
                 Err(io::Error::new(ErrorKind::InvalidInput, what))
             }
         }
@@ -297,7 +297,7 @@ fn wait_for_silence(dir: &Path, found: Owner, patience: Duration) -> Result<(), 
             told = true;
             let Owner { pid, host, .. } = &found;
             let (dir, wait) = (dir.display(), patience.as_secs());
-            eprintln!("note: {dir} was being written by process {pid} on {host}: waiting {wait} s for a sign of life");
+            eprintln!("note: process {pid} on {host} has a lock on {dir}: waiting {wait} s to see whether it is alive");
         }
     }
     Ok(())
@@ -371,7 +371,7 @@ mod tests {
         for foreign in ["alice", "{\"name\": \"alice\"}", "[1"] {
             fs::write(&path, foreign).unwrap();
             let error = take(dir.path()).unwrap_err().to_string();
-            assert!(error.contains(".owner is there, and spattn did not write it"), "{error}");
+            assert!(error.contains(".owner exists, and spattn did not write it"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
         }
     }

@@ -14,7 +14,7 @@ use spattn_base::error::UsageError;
 use spattn_tasks::Task;
 use spattn_tasks::likelihood::Passage;
 
-const FILE_HINT: &str = "leave the row out, or see what happens with --allow-extrapolation";
+const FILE_HINT: &str = "leave the row out, or run it anyway with --allow-extrapolation";
 const SKIP_HINT: &str = "--skip-bad goes on without such rows";
 /// The most examples that a message names.
 const PLACES_NAMED: usize = 10;
@@ -267,7 +267,7 @@ mod tests {
             let model = edited(remove, template);
             let (examples, _, told) = planned(&[row("What is red?"), row("4711")], "", "", &model);
             assert_eq!(examples, [1]);
-            assert!(told[0].contains("rows.jsonl:1: nothing of the prompt is left in tokens"), "{told:?}");
+            assert!(told[0].contains("rows.jsonl:1: the prompt has no tokens"), "{told:?}");
         }
     }
 

@@ -69,7 +69,7 @@ impl RunPlan {
     }
 }
 
-pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or run it anyway with --allow-extrapolation";
 
 /// How much more expensive a product is in a step, with a single row, than in a prefill with many rows.
 const STEP_FACTOR: u64 = 4;
@@ -77,7 +77,7 @@ const STEP_FACTOR: u64 = 4;
 /// The longest example, in tokens, that is made to measure how many tokens an example has besides its context.
 const MOST_SAMPLED: usize = 1 << 20;
 
-const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
+const SMALLER_HINT: &str = "use fewer of them in a context, or run it anyway with --allow-extrapolation";
 
 fn least_of(task: &dyn Task) -> String {
     format!("the shortest example that `{}` can have", task.name())
@@ -336,7 +336,7 @@ impl Planner<'_> {
             return Ok(());
         }
         let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-        let what = format!("method `{}` cannot honour how {} attends", method.name, self.model.id);
+        let what = format!("method `{}` does not support the attention of {}", method.name, self.model.id);
         Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
     }
 
@@ -411,7 +411,7 @@ impl Planner<'_> {
                 method.label(),
                 self.model.id
             ))
-            .hint("choose a shorter --length, or leave the positions as they are")),
+            .hint("choose a shorter --length, or a method that does not move positions")),
             _ => Ok(()),
         }
     }

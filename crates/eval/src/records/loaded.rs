@@ -60,7 +60,7 @@ pub(super) fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Load
         let mut record: Record = match serde_json::from_slice(text) {
             Ok(record) => record,
             Err(_) if is_torn(&line) => {
-                notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
+                notices.push(format!("{}: ignored an incomplete last line of {} bytes", path.display(), line.len()));
                 break;
             }
             Err(e) => {

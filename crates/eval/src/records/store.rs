@@ -169,7 +169,7 @@ impl Store {
             let owner = Owner::of(&self.dir)
                 .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
             let why = match open_file::is_of(&self.dir.join(LOCK), &self.lock) {
-                true => "this process was silent for too long".to_owned(),
+                true => "this process did not renew its lock for too long".to_owned(),
                 false => format!("its {LOCK} was removed meanwhile"),
             };
             anyhow::bail!("{} is now written by {owner}: {why}", self.dir.display());
@@ -275,8 +275,7 @@ fn holds_records(dir: &Path) -> bool {
 }
 
 /// The end of the note on a folder without [`CONTENT`].
-const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: \
-                               nobody can check that these are still the same";
+const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: whether they have changed is unknown";
 
 const OUT_HINT: &str = "choose another --out folder";
 
@@ -304,7 +303,7 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     // Another program's file is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
-        return Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
+        return Err(UsageError::new(format!("{} exists, and spattn did not write it", path.display()))
             .hint(format!("move it away, or {OUT_HINT}"))
             .into());
     }

@@ -119,7 +119,7 @@ impl Runner<'_> {
         let records = catch_unwind(run).unwrap_or_else(|panic| Err(shared_prefill::fault(&*panic)));
         let records = records.and_then(|records| {
             let broken = records.iter().flatten().find_map(|record| record.check().err());
-            broken.map_or(Ok(records), |why| Err(anyhow!("{why}: nothing can be said of it")))
+            broken.map_or(Ok(records), |why| Err(anyhow!("the result is not a valid record: {why}")))
         });
         records.with_context(|| self.example_name(item.place, item.index))
     }

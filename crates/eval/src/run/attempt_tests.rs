@@ -95,7 +95,7 @@ fn a_method_with_a_fault_takes_no_other_with_it() {
     assert_eq!(methods, ["full", "quest", "full", "quest"]);
     assert_eq!(seen.failures.len(), 1, "it is not tried again: {:?}", seen.failures);
     assert_eq!(seen.failures[0].what, "builtin, ruler/niah_single_1 at 512, question, given:k=16");
-    assert!(format!("{:#}", seen.failures[0].error).contains("a fault of the program: no selection"));
+    assert!(format!("{:#}", seen.failures[0].error).contains("internal error (panic): no selection"));
     assert_eq!(seen.mended, [""; 0], "the first error is that one");
 }
 

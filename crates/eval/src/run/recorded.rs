@@ -56,7 +56,7 @@ impl Planner<'_> {
         let of = self.tasks[task].as_ref();
         let material =
             example_input::make(of, length, sample, seed, self.model, self.most_tokens()).with_context(|| {
-                format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
+                format!("{}: {name}, example {sample} is recorded, but can no longer be made", dir.display())
             })?;
         match records.iter().find_map(|record| question_digest::difference(record, &material)) {
             None => Ok(()),
@@ -80,7 +80,7 @@ impl Planner<'_> {
         let others: BTreeSet<String> = loaded.records.iter().filter(|r| is_other(r)).map(label).collect();
         for label in others {
             loaded.notices.push(format!(
-                "`{label}` computes or counts otherwise than when it was recorded: it is run again, and reports keep both apart"
+                "the code of `{label}` has changed since it was recorded: it is run again, and reports keep the two apart"
             ));
         }
         loaded.records.retain(|r| !is_other(r));

@@ -32,13 +32,13 @@ pub(crate) fn is_of_no_method(error: &anyhow::Error) -> bool {
 
 /// The error for a panic.
 pub(crate) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
-    anyhow!("a fault of the program: {}", said(panic))
+    anyhow!("internal error (panic): {}", said(panic))
 }
 
 /// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
         let panics = || -> Result<()> { panic!("no room") };
         let error = shared(true, panics).unwrap_err();
         assert!(
-            is_of_no_method(&error) && format!("{error:#}").contains("a fault of the program: no room"),
+            is_of_no_method(&error) && format!("{error:#}").contains("internal error (panic): no room"),
             "{error:#}"
         );
         assert!(catch_unwind(|| shared(false, panics)).is_err(), "it goes on to where methods are told apart");
@@ -72,6 +72,6 @@ mod tests {
     #[test]
     fn panics_say_what_they_can() {
         let of = [said(&"why"), said(&"how".to_owned()), said(&7)];
-        assert_eq!(of, ["why", "how", "it did not say what"]);
+        assert_eq!(of, ["why", "how", "no message"]);
     }
 }

@@ -182,14 +182,12 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
         let reason = match deviation > 0.0 {
             true => {
-                "; sink, window and question alone may be too many for this length, or steps attend more widely than \
-                 the prefix's last queries, by which parameters are solved"
+                "; sink, recent window and question alone may exceed the budget at this length, or decode steps attend more tokens than the prefix's last queries, for which the parameter was solved"
             }
             false => "",
         };
         let message = format!(
-            "a density of {target} was asked for, {achieved:.4} was attended in layers that are not dense \
-             ({:+.0} %){reason}",
+            "the density asked for is {target}, the measured one in sparse layers {achieved:.4} ({:+.0} %){reason}",
             100.0 * deviation
         );
         Warning::of_cell(Check::DensityMissed, cell, message)
@@ -203,8 +201,7 @@ fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "{:.0} % of the tokens attended followed the prefix and were attended beside the budget; --tail indexed makes them \
-         candidates, where the method can",
+        "{:.0} % of the attended tokens follow the prefix and do not count towards the budget; --tail indexed makes them candidates, if the method supports it",
         100.0 * share
     );
     Some(Warning::of_cell(Check::FreeTokens, cell, message))
@@ -218,8 +215,7 @@ fn no_dense_layers(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "none of {} layers was dense, and no publication of {MAGICPIG} runs so; preset=paper leaves layers 0, 16, 32 and 48 dense, as far as \
-         a model has them (dense_layers=0-48/16)",
+        "none of {} layers was dense, unlike in all publications of {MAGICPIG}; preset=paper keeps layers 0, 16, 32 and 48 dense, if the model has them (dense_layers=0-48/16)",
         r.density_by_layer.len()
     );
     Some(Warning::of_cell(Check::NoDenseLayers, cell, message))
@@ -259,10 +255,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
     };
     // Rounded to a number that people use.
     let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
-    let message = format!(
-        "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",
-        100.0 * TOLD
-    );
+    let message =
+        format!("{n}{which}: on one task {told} can be detected; n = {enough} would detect {:.0} points", 100.0 * TOLD);
     Some(Warning::general(Check::FewExamples, String::new(), message))
 }
 
@@ -272,7 +266,7 @@ fn random_weights(cells: &[SummaryCell]) -> Vec<Warning> {
         cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
     let warning = |model: &InternedStr| {
         let message =
-            format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
+            format!("{model} has random weights: times and memory are valid for its shape, but scores are meaningless");
         Warning::general(Check::RandomWeights, model.to_string(), message)
     };
     models.into_iter().map(warning).collect()

@@ -79,7 +79,7 @@ impl Observation for Documents {
         let mut notes = Vec::new();
         if without > 0 {
             notes.push(format!(
-                "{without} of {} prompts have no documents by number, or none or several that are right: they are left out",
+                "{without} of {} prompts are left out: they have no numbered documents, or not exactly one right document",
                 seen + without
             ));
         }

@@ -13,7 +13,7 @@ use spattn_stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "entropy",
-    about: "entropy of attention by layer and task, tokens for 75 % and 95 % of the mass, and how they go together",
+    about: "entropy of attention by layer and task, tokens for 75 % and 95 % of the mass, and their correlation",
     reference: "Top-k Table 3, Figs. 3, 5, 9, 10",
     methods: &[],
     start: |_| Ok(Box::new(Entropy::default())),

@@ -135,7 +135,7 @@ impl Observation for Locality {
 /// The correlation by `β − α`, over all heads and by head.
 fn correlation_tables(correlations: &BTreeMap<usize, Tally>) -> (Table, Table) {
     let columns = [("r", Unit::Number)];
-    let about = format!("Correlation of differences of scores at {ALPHA} tokens and at so many more");
+    let about = format!("Correlation of score differences at {ALPHA} tokens and at larger distances");
     let mut by_distance = Table::new(
         "locality_correlation",
         &format!("{about}; mean over documents, layers, heads and queries"),
@@ -161,12 +161,12 @@ fn correlation_lines(correlations: &BTreeMap<usize, Tally>) -> Lines {
     let independent = correlations.keys().map(|apart| Point::at(*apart as f64, 0.5)).collect();
     let series = vec![
         ("mean over heads, from the least to the greatest".to_owned(), correlations.iter().filter_map(point).collect()),
-        ("scores that know nothing of each other".to_owned(), independent),
+        ("independent scores".to_owned(), independent),
     ];
     Lines {
         name: "locality_correlation".to_owned(),
-        title: format!("Differences of scores at {ALPHA} tokens and at so many more"),
-        x_label: format!("how much farther than {ALPHA} (tokens)"),
+        title: format!("Score differences at {ALPHA} tokens and at larger distances"),
+        x_label: format!("distance beyond {ALPHA} (tokens)"),
         y_label: "correlation".to_owned(),
         log_x: true,
         log_y: false,

@@ -124,7 +124,7 @@ impl DocumentReader {
     ) -> Result<Self> {
         let Request { device, length, samples, queries, seed, .. } = *request;
         if length < queries + LEAST_CONTEXT {
-            let what = format!("a prompt of {length} tokens is too short to look at the queries of its last {queries}");
+            let what = format!("a prompt of {length} tokens is too short for the queries of its last {queries} tokens");
             let hint = format!("take a --length of {} or more, or fewer --queries", queries + LEAST_CONTEXT);
             return Err(UsageError::new(what).hint(hint).into());
         }
@@ -150,13 +150,13 @@ impl DocumentReader {
         let dimensions = &self.model.dimensions;
         let (limit, length) = (dimensions.config().context_limit(), self.length);
         if length > limit {
-            let what = format!("prompts of {length} tokens are beyond what {} reads ({limit})", self.model.id);
+            let what = format!("prompts of {length} tokens are beyond the context of {} ({limit})", self.model.id);
             return Err(UsageError::new(what).hint(format!("take a --length of {limit} or less")));
         }
         if let Source::Text { label, ids } = &self.source {
             let needed = self.samples.saturating_mul(length);
             if ids.len() < needed {
-                let what = format!("{label} has {} tokens, and {needed} are to be read", ids.len());
+                let what = format!("{label} has {} tokens, but {needed} are needed", ids.len());
                 return Err(UsageError::new(what).hint("give a longer --text, or take a smaller --length or --samples"));
             }
         }

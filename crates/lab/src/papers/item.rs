@@ -285,7 +285,7 @@ impl Item {
     pub fn method(spec: &str, settings: &Settings) -> Result<Configured, UsageError> {
         let specs = expand_grid(spec)?;
         let [one] = specs.as_slice() else {
-            return Err(UsageError::new(format!("`{spec}` stands for {} methods", specs.len()))
+            return Err(UsageError::new(format!("`{spec}` expands to {} methods", specs.len()))
                 .hint("a row or column is of one method; write a row for each"));
         };
         configure(one, &only_policy(settings)?)
@@ -309,7 +309,7 @@ impl Item {
     fn check(&self) -> Result<(), UsageError> {
         let is_measured = [Variant::Paper, Variant::Builtin].into_iter().any(|variant| self.is_run(variant));
         if !is_measured && self.bench.is_none() && self.missing.is_none() {
-            return Err(UsageError::new("nothing is run, and nothing says why")
+            return Err(UsageError::new("the item has no [run], [builtin], [bench] or `missing`")
                 .hint("give [run] and [builtin], or say with `missing` what it would take"));
         }
         distinct("row", &self.rows)?;
@@ -319,7 +319,7 @@ impl Item {
             published.values.keys().try_for_each(|column| self.known("column", &self.columns, column))?;
             if let Some((column, _)) = published.values.iter().find(|(_, value)| !value.is_finite()) {
                 return Err(UsageError::new(format!(
-                    "the published number of `{}`, `{column}` is none",
+                    "the published number of `{}`, `{column}` is not finite",
                     published.row
                 )));
             }
@@ -331,11 +331,8 @@ impl Item {
                         .hint("say with `missing` what it would take, if it cannot be tested"));
                 }
                 (Some(_), Some(_)) => {
-                    return Err(UsageError::new(format!(
-                        "the claim `{}` has a `test` and says that it is `missing`",
-                        claim.says
-                    ))
-                    .hint("give one of them"));
+                    return Err(UsageError::new(format!("the claim `{}` has both `test` and `missing`", claim.says))
+                        .hint("give one of them"));
                 }
                 _ => {}
             }

@@ -156,7 +156,7 @@ fn malformed_rows_are_named_with_what_they_lack() {
         ),
         (
             r#"{"context": "x", "input": "Q?", "answer": ["b"], "options": ["a", "b", null, "d"]}"#,
-            "a field is none, no text",
+            "a field is none, not text",
         ),
         ("{", "not JSON"),
     ] {

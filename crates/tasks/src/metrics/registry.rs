@@ -53,7 +53,7 @@ pub enum Metric {
     Gsm8kFlexible,
     /// lm-eval's CoQA: F1 of the first line, each of several answers left out in turn.
     CoqaF1,
-    /// The same of exact matches.
+    /// As [`coqa_f1`], with exact match instead of F1.
     CoqaEm,
     /// LongBench `code_sim_score` where `python-Levenshtein` is installed.
     CodeSimLevenshtein,

@@ -51,7 +51,7 @@ impl Malformed {
     /// names the places of the others.
     pub fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
         match self.bad.as_slice() {
-            [] if usable == 0 => Err(UsageError::new(format!("{}: there is no row in it", self.file)).hint(FILE_HINT)),
+            [] if usable == 0 => Err(UsageError::new(format!("{}: the file has no rows", self.file)).hint(FILE_HINT)),
             [first, more @ ..] if usable == 0 || !skip_bad => {
                 let mut error = first.error.clone();
                 if !more.is_empty() {

@@ -310,7 +310,7 @@ impl Choice {
             .or_else(|| right.parse().ok().filter(|_| is_place))
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
-        anyhow::ensure!(options.len() > 1, "there is one option, which cannot be wrong");
+        anyhow::ensure!(options.len() > 1, "there is only one option");
         let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
         if options.iter().chain(&rest).any(|text| is_blank(text)) {
             anyhow::bail!("an option, or what follows it, is empty");
