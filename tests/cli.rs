@@ -461,7 +461,7 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
         norm,
         &large,
         &[],
-        "question: ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations behind layer 2 are NaN or \
+        "question: ruler/niah_single_1 at 512, example 0: the prefill failed: the activations behind layer 2 are NaN or \
          infinite at position 0",
     );
 }
@@ -597,7 +597,7 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     let long = spattn(&["calibrate", "--out", folder, "--length", "40000"]);
     long.fails(2, "blocks of 40000 tokens are beyond the context of builtin", "shorter --length");
     let short = spattn(&["calibrate", "-m", "hash_attention", "--length", "100", "--out", folder]);
-    short.fails(2, "256 tokens and more have 256 tokens at least", "--data");
+    short.fails(2, "256 tokens and more have at least 256 tokens", "--data");
     spattn(&["calibrate", "--out", folder, "--tokens", "0"]).fails(2, "0 tokens", "--tokens");
     assert!(!dir.path().join("loki.safetensors").exists());
     let ran = calibrate(&["-m", "loki", "--out", folder, "--data", text, "-t", "ruler/niah_single_1"]).ok();
@@ -1769,7 +1769,7 @@ fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
     // The model has calibrations for all of these.
     let methods = ["-m", "topk", "-m", "loki", "-m", "double_sparsity", "-m", "hash_attention", "-m", "snapkv"];
     let ran = captured("attention", &[&methods[..], &["--density", "0.25", "--out", out.arg()]].concat()).ok();
-    ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token takes");
+    ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token has");
     let rows: Vec<Map<String, Value>> = serde_json::from_str(&out.read("bench.json")).unwrap();
     assert_eq!(rows.len(), 6);
     for row in &rows {
@@ -1801,7 +1801,7 @@ fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
     let more = ["--kv-from", from, "-c", "640", "--rounds", "3", "--quiet", "-m", "loki", "-m", "topk"];
     let ran = spattn(&["bench", "attention"]).args(&more).ok();
     ran.prints("note: the model has no calibration of loki: one is made from 1024 tokens of the prompt.");
-    ran.prints(&format!("layer 5 of 10 of {from} reading ruler/niah_multikey_3: the first token takes"));
+    ran.prints(&format!("layer 5 of 10 of {from} reading ruler/niah_multikey_3: the first token has"));
 }
 
 #[cfg(unix)]

@@ -235,7 +235,7 @@ fn a_run_says_what_became_of_its_folder() {
         (
             |dir| fs::File::options().write(true).open(dir.join("r/samples.jsonl")).unwrap().set_len(100).unwrap(),
             "samples.jsonl was shortened by another program during the run",
-            "go on with --resume",
+            "resume with --resume",
         ),
         (
             |dir| {

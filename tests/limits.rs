@@ -293,7 +293,7 @@ fn thousands_of_missing_models_and_a_million_seeds_are_told_at_once() {
     // Each seed runs on each model under each protocol.
     let seeds = list(6000, &|i| i.to_string());
     let output = sweep(format!("seed = [{seeds}]\nsparse_from = ['decode', 'question']"));
-    fails(&output, 2, "1 models, 6000 seeds and 2 protocols were asked for", "in parts");
+    fails(&output, 2, "1 models, 6000 seeds and 2 protocols were asked for", "into several runs");
     // Only some of thousands of methods are probed.
     let methods = list(3000, &|i| (i + 1).to_string());
     let output = sweep(format!("methods = ['streaming_llm:window={{{methods}}}']\nsamples = 1"));

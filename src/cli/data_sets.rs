@@ -100,7 +100,7 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     if folder.exists() && !folder.is_dir() {
         let what = format!("--data: {} is a file, not a folder", folder.display());
-        return Err(UsageError::new(what).hint("name a folder, which is made where there is none").into());
+        return Err(UsageError::new(what).hint("name a folder; it is created if it does not exist").into());
     }
     for set in args.selection.sets()? {
         for file in &set.files {

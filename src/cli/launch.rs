@@ -104,7 +104,7 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     if shard.is_some() || overwrite.is_some() {
         let flag = if overwrite.is_some() { "--overwrite" } else { "--shard" };
         return Err(UsageError::new(format!("{flag} does not go with --launch"))
-            .hint("each task runs a shard of its own in a new folder; --jobs says how many")
+            .hint("each task runs one shard in a new folder; --jobs sets their number")
             .into());
     }
     let Some(out) = out else {

@@ -209,15 +209,15 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {
         let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
-        return Err(UsageError::new(format!("there is no record in {}", dirs.join(", ")))
-            .hint("the run ended before its first example was done: go on with --resume, or give another folder")
+        return Err(UsageError::new(format!("there are no records in {}", dirs.join(", ")))
+            .hint("the run ended before it finished an example: resume it with --resume, or give another folder")
             .into());
     }
     if let Some(out) = args.folder() {
         owned_files::check(&out, &owned_files::REPORT)?;
     }
     let empty = merged.sources.iter().filter(|source| source.records == 0);
-    empty.for_each(|source| eprintln!("note: there is no record in {}", source.dir.display()));
+    empty.for_each(|source| eprintln!("note: there are no records in {}", source.dir.display()));
     if args.no_times {
         merged.leave_out_times();
     }

@@ -71,7 +71,7 @@ pub struct TuneArgs {
     #[arg(short = 'p', long, value_name = "KEY", default_value = DENSITY)]
     pub(super) parameter: String,
 
-    /// Values from the smallest budget to the largest; 0.01..0.5 for densities
+    /// Values from the smallest budget to the largest; 0.01..0.5 for densities if not given
     ///
     /// Example: --range 16..1024 (or 12..4, where less of the parameter is more)
     #[arg(long, value_name = "FROM..TO", allow_hyphen_values = true)]

@@ -100,7 +100,7 @@ fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
     }
     if OWN.contains(&key) {
         return Err(
-            UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs says how many")
+            UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs sets their number")
         );
     }
     match value {

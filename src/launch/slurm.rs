@@ -69,7 +69,7 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
         true => Ok(job),
         false => Err(RunFailure {
             what: format!("sbatch rejected the sweep: {}", said(&output.stderr)),
-            hint: format!("edit {}, or --sbatch, and submit again with --resume", script.display()),
+            hint: format!("correct {} or --sbatch, and submit again with --resume", script.display()),
         }
         .into()),
     }

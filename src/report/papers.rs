@@ -94,7 +94,10 @@ pub fn read(folder: &Path) -> Result<Option<ItemOutcome>> {
         return Ok(None);
     }
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Some(serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))?))
+    Ok(Some(
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a result of spattn reproduce", path.display()))?,
+    ))
 }
 
 /// A line for each cell: row, column, published, measured, both ends of its interval, n.

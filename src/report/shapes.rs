@@ -97,7 +97,7 @@ fn conclusion(outcome: &ShapeOutcome) -> String {
         (None, Some(first)) => {
             format!("no checked shape of the grid meets the target; {} reaches {}", shape(first), reached(first))
         }
-        (None | Some(_), None) => "nothing was checked".to_owned(),
+        (None | Some(_), None) => "no shape was checked".to_owned(),
     }
 }
 

@@ -243,8 +243,7 @@ pub fn page(outcome: &TuneOutcome, facts: &Value, figures: &[Figure]) -> String 
         }
         let _ = write!(
             text,
-            "\nLosses in points, over n contexts of each task and length. Either bound of any of the {} candidates is wrong with a \
-             probability of {} at most, at all looks together.\n",
+            "\nLosses in points, over n contexts of each task and length. The probability that any bound of the {} candidates is wrong, at any stop of the search, is at most {}.\n",
             method.candidates,
             number(method.error)
         );

@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// By metric: answers of which it compares nothing, and one of which it compares something. What each rule takes out
+    /// By metric: answers of which the test compares nothing, and one of which it compares something. What each rule takes out
     /// is as its published program has it: articles and ASCII punctuation (SQuAD, LongBench, CoQA), what is no letter or
     /// digit of ASCII (`rouge_score`), full stops (`rouge`), commas and dollars (GSM8K), LaTeX's spacing (AIME); what is found in a
     /// prediction is a number (GSM8K), or one of four letters (LongBench v2).

@@ -333,8 +333,8 @@ impl LongSet {
             Ok(true)
         })?;
         if rows.is_empty() {
-            let what = format!("task `{name}`: {} has no such row", rows.source().label());
-            return Err(UsageError::new(what).hint(format!("`{}` takes all", parsed.definition.name)).into());
+            let what = format!("task `{name}`: {} has no row of this group", rows.source().label());
+            return Err(UsageError::new(what).hint(format!("`{}` takes all rows", parsed.definition.name)).into());
         }
         let uncompared = answers::note(&rows.source().label(), uncompared, parsed.definition.metric);
         Ok(Self { name: name.to_owned(), parsed, rows, places, uncompared })

@@ -63,7 +63,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
         let title = format!("Time: {}, sparse from {protocol}{without}", end_of(model));
         let drawing =
             Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks };
-        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.room)?);
+        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.pages_left)?);
     }
     Ok(figures)
 }
@@ -153,15 +153,15 @@ impl Drawing<'_> {
     fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
         // A block does not start on a page where fewer than this many of its bars would fit.
         const LEAST: i32 = 3;
-        let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
-        let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), room);
+        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
+        let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), available);
         for block in self.blocks {
             let mut first = 0;
             while first < block.bars.len() {
                 let rest = (block.bars.len() - first) as i32;
                 if !page.is_empty() && left < HEAD + FOOT + rest.min(LEAST) * LINE {
                     pages.push(std::mem::take(&mut page));
-                    left = room;
+                    left = available;
                 }
                 let count = ((left - HEAD - FOOT) / LINE).clamp(1, rest);
                 page.push((block, first..first + count as usize));

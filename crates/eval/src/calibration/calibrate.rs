@@ -399,7 +399,7 @@ impl CalibrationPlan<'_> {
         }
         let shortest = self.texts.iter().map(Text::shortest).max().unwrap_or(1);
         if self.tokens.min(self.length) < shortest {
-            let what = format!("{} have {shortest} tokens at least", self.texts[0].label());
+            let what = format!("{} have at least {shortest} tokens", self.texts[0].label());
             return Err(UsageError::new(what).hint("raise --tokens and --length, or give --data or --task"));
         }
         if self.length > limit {

@@ -20,7 +20,7 @@
 macro_rules! with_settings {
     ($make:ident) => {
         $make! {
-            /// One line that says what the config is for
+            /// Purpose of the config, in one line
             about: String,
                 Flag::key_only().anything();
 
@@ -178,7 +178,7 @@ macro_rules! with_settings {
             allow_extrapolation: bool => bool = false,
                 Flag::switch("allow-extrapolation");
 
-            /// Skip rows of files that are malformed or too long for the model, instead of stopping; a note gives their number and lines
+            /// Skip rows of files that are malformed or that the model cannot read, instead of stopping; a note gives their number and lines
             ///
             /// Example: --task jsonl:rows.jsonl --skip-bad
             skip_bad: bool => bool = false,

@@ -22,7 +22,7 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
         return Err(UsageError::new(format!(
             "{count} combinations of `sink`, `local`, `dense_layers` and `tail` were asked for"
         ))
-        .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
+        .hint(format!("a run has {MOST_METHODS} methods at most: split it into several runs")));
     }
     let mut policies = Vec::new();
     let tails = meanings(&tails)?;
@@ -52,7 +52,7 @@ pub fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     match policies.len() {
         1 => Ok(policies.remove(0)),
         n => Err(UsageError::new(format!("`sink`, `local`, `dense_layers` and `tail` have {n} combinations"))
-            .hint("give one value of each, and others in the methods' own specs")),
+            .hint("give one value of each, and set others in the methods' specs")),
     }
 }
 
@@ -65,9 +65,11 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
         let count = specs.len().saturating_mul(policies.len());
         if count > MOST_METHODS {
             let what = format!(
-                "{count} methods were asked for, up to `{text}`: grids, sinks, windows and dense layers multiply"
+                "{count} methods were asked for, including `{text}`: grids, sinks, windows and dense layers multiply"
             );
-            return Err(UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: run them in parts")));
+            return Err(
+                UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: split it into several runs"))
+            );
         }
     }
     let mut methods: Vec<Configured> = Vec::new();

@@ -132,7 +132,7 @@ impl RunConfig {
         if models.len().saturating_mul(variants) > MOST_VALUES {
             let (models, seeds, protocols) = (models.len(), config.seeds.len(), config.protocols.len());
             let what = format!("{models} models, {seeds} seeds and {protocols} protocols were asked for");
-            let hint = format!("a run has {MOST_VALUES} combinations of them at most: run them in parts");
+            let hint = format!("a run has {MOST_VALUES} combinations of them at most: split it into several runs");
             return Err(UsageError::new(what).hint(hint));
         }
         Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())

@@ -108,7 +108,7 @@ fn check_count<T: Value>(flag: &Flag, value: Option<&T>) -> Result<(), InvalidVa
         0..=MOST_VALUES => Ok(()),
         count => {
             let error = UsageError::new(format!("{count} values were given"))
-                .hint(format!("a run takes {MOST_VALUES} at most: run them in parts"));
+                .hint(format!("a run takes {MOST_VALUES} at most: split it into several runs"));
             Err(InvalidValue { key: flag.id, item: 0, error })
         }
     }

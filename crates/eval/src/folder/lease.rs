@@ -123,7 +123,7 @@ fn machine(is_left_out: bool) -> (String, String) {
 /// This machine's name.
 pub fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
-    named.map_or_else(|| "a machine without a name".to_owned(), |name| name.trim().to_owned())
+    named.map_or_else(|| "unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
 /// A folder that only this process writes to, until it is dropped.
@@ -167,7 +167,7 @@ impl Lease {
     fn take_within(dir: &Path, is_locked: bool, patience: Duration, settle: Duration) -> Result<Self, Refused> {
         let (path, owner) = (dir.join(OWNER), Owner::this());
         match create(&path, &owner) {
-            Ok(()) => return Ok(Self::held(path, owner)),
+            Ok(()) => return Ok(Self::acquired(path, owner)),
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
             Err(_) => {}
         }
@@ -191,11 +191,11 @@ impl Lease {
         }
         match Owner::of(dir) {
             Some(now) if !now.is(&owner) => Err(Refused::Owned(now)),
-            _ => Ok(Self::held(path, owner)),
+            _ => Ok(Self::acquired(path, owner)),
         }
     }
 
-    fn held(path: PathBuf, owner: Owner) -> Self {
+    fn acquired(path: PathBuf, owner: Owner) -> Self {
         let (is_lost, last) = (AtomicBool::new(false), Mutex::new(Some(Instant::now())));
         let shared = Arc::new(Shared { is_lost, last, ended: Condvar::new() });
         let (of_thread, path_there, mut own) = (shared.clone(), path.clone(), owner.clone());

@@ -15,7 +15,7 @@ use spattn_tasks::Task;
 use spattn_tasks::likelihood::Passage;
 
 const FILE_HINT: &str = "leave the row out, or run it anyway with --allow-extrapolation";
-const SKIP_HINT: &str = "--skip-bad goes on without such rows";
+const SKIP_HINT: &str = "--skip-bad skips such rows";
 /// The most examples that a message names.
 const PLACES_NAMED: usize = 10;
 
@@ -227,7 +227,7 @@ mod tests {
         let [only] = &told[..] else { panic!("{told:?}") };
         assert!(only.starts_with("builtin, jsonl:rows: rows.jsonl:2: the prompt with its answer, "), "{only}");
         assert!(only.contains("is beyond the context of builtin (32768); 1 more of 4 rows as well"), "{only}");
-        assert!(only.contains("(rows.jsonl:2, rows.jsonl:4)") && only.contains("--skip-bad goes on without"), "{only}");
+        assert!(only.contains("(rows.jsonl:2, rows.jsonl:4)") && only.contains("--skip-bad skips"), "{only}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct Record {
     pub model: InternedStr,
     /// Full task name, such as `ruler/vt`.
     pub task: InternedStr,
-    /// Length asked for in tokens; 0 if a file fixes it.
+    /// Requested length in tokens; 0 if a file determines it.
     pub length: usize,
     /// Position of the example in its task.
     pub sample: usize,

@@ -77,10 +77,10 @@ impl Store {
         check_free(dir, mode)?;
         let had_lock = dir.join(LOCK).exists();
         let (lock, is_locked) = lock(dir)?;
-        let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
+        let own_lock = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
         Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
             // A refused folder is left unchanged. The lock is held until its file is removed.
-            if !had_lock && open_file::is_of(&dir.join(LOCK), &held) {
+            if !had_lock && open_file::is_of(&dir.join(LOCK), &own_lock) {
                 let _ = fs::remove_file(dir.join(LOCK));
             }
         })
@@ -214,7 +214,7 @@ impl Samples {
         let (name, lost) = (self.path.display(), self.whole - length);
         Err(RunFailure {
             what: format!("{name} was shortened by another program during the run: its last {lost} bytes are gone"),
-            hint: "go on with --resume, which runs those examples again, and leave the folder as it is during a run"
+            hint: "resume with --resume, which runs those examples again, and do not change the folder during a run"
                 .to_owned(),
         })
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 /// Added to the error if a shared prompt could not be read: no method is at fault, and reading it again for another method would fail
 /// again.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("the prompt could not be read")]
+#[error("the prefill failed")]
 struct Unread;
 
 /// Runs a shared reading. `is_of_none` says that no method's code runs in it, so that even a panic is no method's fault. Prompt statistics,
@@ -51,10 +51,7 @@ mod tests {
         let broken = || -> Result<()> { Err(NotFinite::Logits { position: 3 }.into()) };
         let error = shared(false, broken).context("example 3").unwrap_err();
         assert!(is_of_no_method(&error));
-        assert!(
-            format!("{error:#}").starts_with("example 3: the prompt could not be read: the logits are NaN"),
-            "{error:#}"
-        );
+        assert!(format!("{error:#}").starts_with("example 3: the prefill failed: the logits are NaN"), "{error:#}");
         assert!(!is_of_no_method(&anyhow!("a step failed")));
     }
 

@@ -144,8 +144,7 @@ fn timed_apart(cells: &[SummaryCell]) -> Option<Warning> {
         conditions.map_or("not recorded".to_owned(), TimingConditions::to_string)
     };
     let message = format!(
-        "the times of {} of {} rows were taken under other conditions and cannot be compared with the rest ({}; the \
-         rest: {})",
+        "the times of {} of {} rows were measured under other conditions and cannot be compared with the rest ({}; the rest: {})",
         apart.len(),
         cells.len(),
         said(apart.first()?.conditions.as_ref()),

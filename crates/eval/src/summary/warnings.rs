@@ -78,7 +78,7 @@ pub struct Warning {
     pub protocol: String,
     /// Full task name.
     pub task: String,
-    /// Length asked for in tokens; 0 if a file fixes it.
+    /// Requested length in tokens; 0 if a file determines it.
     pub length: usize,
     /// Bare method name, where it is about one.
     pub method: Option<String>,

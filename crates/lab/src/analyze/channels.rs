@@ -141,7 +141,7 @@ impl Observation for Channels {
         let series = series.into_iter().filter(|(_, points)| !points.is_empty());
         let lines = Lines {
             name: "channels".to_owned(),
-            title: "Channels chosen, from the least to the greatest KV head".to_owned(),
+            title: "Channels chosen: range over KV heads".to_owned(),
             x_label: "channels (% of d)".to_owned(),
             y_label: "%".to_owned(),
             log_x: true,

@@ -142,7 +142,7 @@ fn over_layers(tally: &Tally, name: &str, title: &str, label: &str, at: usize) -
         (task.clone(), points.map(|((_, layer), numbers)| Point::at(*layer as f64, numbers[at])).collect())
     };
     let all = Panel {
-        title: "mean, from the least to the greatest head".to_owned(),
+        title: "mean, and range over heads".to_owned(),
         series: vec![("all tasks".to_owned(), tally.by_layer(at))],
     };
     let each = Panel { title: "by task".to_owned(), series: tasks.keys().map(of_task).collect() };

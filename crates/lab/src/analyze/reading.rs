@@ -469,13 +469,13 @@ impl Document {
     /// # Errors
     /// If keys and values of the context cannot be read, or an index cannot be built.
     pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Result<Choices, StartError> {
-        let mut fork = cache.fork(method, false)?;
+        let mut sequence = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let mut of_layer = |layer: &usize| {
             let behind = &self.behind[*layer];
             let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
-            rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
+            rows.map(|((queries, key), value)| sequence.begin_host_step(*layer).select(queries, key, value)).collect()
         };
         Ok(self.layers.iter().map(&mut of_layer).collect::<Result<_, KvError>>()?)
     }
@@ -485,14 +485,20 @@ impl Document {
     /// # Errors
     /// As [`choices`](Self::choices).
     pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Result<Vec<f32>, StartError> {
-        let mut fork = cache.fork(method, false)?;
+        let mut sequence = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let (mut all, mut out) = (Vec::new(), vec![0.0; width]);
         for layer in &self.layers {
             let behind = &self.behind[*layer];
             for step in 0..self.steps() {
                 let (queries, kv) = (step * width..(step + 1) * width, step * kv_width..(step + 1) * kv_width);
-                fork.step(*layer, &behind.queries[queries], &behind.keys[kv.clone()], &behind.values[kv], &mut out)?;
+                sequence.step(
+                    *layer,
+                    &behind.queries[queries],
+                    &behind.keys[kv.clone()],
+                    &behind.values[kv],
+                    &mut out,
+                )?;
                 all.extend_from_slice(&out);
             }
         }

@@ -69,7 +69,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
         }
         Ok(TOKENS)
     };
-    learn(kind, dimensions, model, seed, "drawn keys and queries", show)
+    learn(kind, dimensions, model, seed, "random keys and queries", show)
 }
 
 /// Learns one kind of artefact from a prompt that the model reads for this purpose.

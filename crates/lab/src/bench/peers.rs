@@ -77,7 +77,7 @@ impl Peers {
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("cannot talk to `{python}`");
+            bail!("cannot open pipes to `{python}`");
         };
         Ok(Self { child, commands: Some(commands), answers: BufReader::new(answers) })
     }

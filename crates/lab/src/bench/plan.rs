@@ -173,7 +173,7 @@ pub fn check_memory(
     (whole, last): (bool, Option<usize>),
 ) -> Result<(), UsageError> {
     let (Some(context), Some(batch)) = (contexts.iter().max(), batches.iter().max()) else {
-        return Err(UsageError::new("there is no context or no batch to time"));
+        return Err(UsageError::new("--context or --batch is empty: there is nothing to time"));
     };
     let c = dimensions.config();
     let rows = if op == Op::Prefill && !whole { last.unwrap_or(*context).min(*context) } else { 0 };

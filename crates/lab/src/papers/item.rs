@@ -407,7 +407,7 @@ fn distinct(what: &str, lines: &[Line]) -> Result<(), UsageError> {
     let mut names = BTreeSet::new();
     match lines.iter().find(|line| !names.insert(&line.name)) {
         None => Ok(()),
-        Some(line) => Err(UsageError::new(format!("there are two {what}s `{}`", line.name))
+        Some(line) => Err(UsageError::new(format!("two {what}s have the name `{}`", line.name))
             .hint("claims and published numbers refer to rows and columns by name")),
     }
 }

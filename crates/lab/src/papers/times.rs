@@ -153,7 +153,7 @@ impl Times {
 
     /// The machine that the times were taken on.
     pub fn machine(&self) -> &str {
-        self.rows.first().and_then(|row| row.get("device")).map_or("a machine without a name", String::as_str)
+        self.rows.first().and_then(|row| row.get("device")).map_or("unknown machine", String::as_str)
     }
 
     /// The selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if the

@@ -100,12 +100,12 @@ fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
         (None, DENSITY) => DENSITIES,
         (None, _) => {
             return Err(UsageError::new(format!("the range of `{parameter}` is not given"))
-                .hint("give the smallest and the greatest budget: --range 16..1024"));
+                .hint("give the smallest and the largest budget: --range 16..1024"));
         }
     };
     let wrong = |why: &str| {
         UsageError::new(format!("--range: `{range:.60}` {why}")).hint(
-            "write FROM..TO, from the smallest budget to the greatest: 0.01..0.5, or 12..4 where less of it is more",
+            "write FROM..TO, from the smallest budget to the largest: 0.01..0.5, or 12..4 if a smaller value is a larger budget",
         )
     };
     let (from, to) = range.split_once("..").ok_or_else(|| wrong("is not a range"))?;

@@ -42,7 +42,7 @@ impl Journal {
         OwnFolder::of(folder)?.check(&owned_files::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
             let what = format!("{} holds an earlier tuning", folder.display());
-            let hint = "go on with --resume, choose another --out folder, or throw it away with --overwrite";
+            let hint = "resume it with --resume, choose another --out folder, or delete it with --overwrite";
             return Err(UsageError::new(what).hint(hint).into());
         }
         let unwritable = |e: std::io::Error| {
@@ -107,7 +107,7 @@ fn read(text: &str, identity: &Value, path: &Path) -> Result<(BTreeMap<String, V
         }
         let damaged = || {
             UsageError::new(format!("{}:{}: this line is not a measurement", path.display(), number + 1))
-                .hint("measure anew with --overwrite, or choose another --out folder")
+                .hint("measure again with --overwrite, or choose another --out folder")
         };
         let value: Value = serde_json::from_str(line).map_err(|_| damaged())?;
         if number == 0 {

@@ -95,7 +95,7 @@ fn parts_have_the_rows_of_the_published_table() {
     assert_eq!(counts("longbench_v2/hard", &lines.join("\n")), named(&[("hard", 2)]));
     let only_easy = json!([question(0, "short", "easy")]).to_string();
     let error = open("longbench_v2/hard", "data.json", &only_easy, false).err().unwrap().to_string();
-    assert!(error.contains("data.json has no such row"), "{error}");
+    assert!(error.contains("data.json has no row of this group"), "{error}");
 }
 
 #[test]

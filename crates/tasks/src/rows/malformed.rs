@@ -3,7 +3,7 @@
 use spattn_base::error::UsageError;
 
 pub(super) const FILE_HINT: &str = "a prepared file has one JSON object a line";
-const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
+const SKIP_HINT: &str = "--skip-bad skips malformed rows";
 /// The most malformed rows whose places a message names.
 const PLACES_NAMED: usize = 10;
 

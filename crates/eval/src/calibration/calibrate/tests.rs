@@ -99,7 +99,7 @@ fn plans_that_cannot_be_read_say_why() {
     assert!(refused(&files, 201, 1000).starts_with("a file has 200 tokens, fewer than a block of 201"));
     let rows = [ReadingText::Rows.into()];
     assert_eq!(refused(&rows, SHORTEST_ROW, SHORTEST_ROW), "");
-    assert!(refused(&rows, 1000, SHORTEST_ROW - 1).contains("have 256 tokens at least"));
+    assert!(refused(&rows, 1000, SHORTEST_ROW - 1).contains("have at least 256 tokens"));
     assert_eq!(refused(&[Text::Generated], 10 * limit, limit), "");
     assert!(refused(&[Text::Generated], 10 * limit, limit + 1).contains("beyond the context"));
 }

@@ -58,7 +58,7 @@ fn times_that_cannot_be_compared_are_told_of_once() {
     };
     let warnings = timed(&records);
     assert_eq!(warnings.len(), 1);
-    let told = "1 of 3 rows were taken under other conditions and cannot be compared with the rest (2 together on 2 \
+    let told = "1 of 3 rows were measured under other conditions and cannot be compared with the rest (2 together on 2 \
                 threads, with --fidelity, avx2";
     assert!(warnings[0].message.contains(told), "{}", warnings[0].message);
     assert!(timed(&records[..2]).is_empty());
