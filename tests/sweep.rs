@@ -323,9 +323,9 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
         let listed = said.lines().any(|l| l.starts_with(&format!("failed: {what}: ")) && l.contains(reason));
         assert!(listed, "{what}: {reason}\n{said}");
     }
-    assert!(said.contains("error: 6 parts of the run failed; all others are done"), "{said}");
+    assert!(said.contains("error: 6 parts of the matrix could not be run; all others are done"), "{said}");
     let planned = stderr(&m.run("out", &["--dry-run"], 1));
-    assert!(planned.contains("error: 6 parts of the run failed; all others would be"), "{planned}");
+    assert!(planned.contains("error: 6 parts of the matrix could not be run; all others would run"), "{planned}");
     assert_eq!(rows(&ran).len(), 2);
     let run: Vec<_> = records(&m.out("out")).into_values().map(|r| r["method"].clone()).collect();
     assert_eq!(run.len(), 2, "{run:?}");

@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(
             budgets,
             [
-                "density about 1/8: `quest` 92.5; noise does not tell it from `h2o`",
+                "density about 1/8: `quest` 92.5; not significantly better than `h2o`",
                 "density about 1/4: `loki` 100.0, significantly better than the other",
             ]
         );
@@ -459,7 +459,7 @@ mod tests {
         };
         let told = |others: usize| only(&runs(others)).budgets[0].clone();
         assert!(told(2).ends_with(", significantly better than the other 3"), "{}", told(2));
-        assert!(told(3).ends_with("; noise does not tell it from `h2o`"), "{}", told(3));
+        assert!(told(3).ends_with("; not significantly better than `h2o`"), "{}", told(3));
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl ProgressReporter {
         }
         self.list();
         let parts = if self.failures.len() == 1 { "1 part" } else { &format!("{} parts", self.failures.len()) };
-        Err(anyhow!("{parts} of the run failed; all others {others}"))
+        Err(anyhow!("{parts} of the matrix could not be run; all others {others}"))
     }
 }
 
