@@ -196,7 +196,7 @@ mod tests {
             let metric = Metric::parse(name).unwrap();
             for answer in nothing {
                 let error = check(metric, &references(&[answer])).unwrap_err();
-                assert!(error.what.starts_with(&format!("`{name}` compares nothing of the answer")), "{error}");
+                assert!(error.what.starts_with(&format!("`{name}` ignores all of the answer")), "{error}");
                 assert_eq!(check_published(metric, &references(&[answer])), Ok(false), "{name} {answer}");
             }
             assert_eq!(check(metric, &references(&[something])), Ok(()), "{name} {something}");
