@@ -161,7 +161,7 @@ fn groups_stand_for_their_tasks_and_options_go_with_them() {
 fn wrong_options_are_usage_errors() {
     assert_eq!(error("needle/number:step=5").hint.as_deref(), Some("did you mean `steps`?"));
     assert!(error("needle/numbers").hint.unwrap().contains("needle/number"));
-    assert!(error("needle/number:depths=0+120").what.contains("`120` is no percentage"));
+    assert!(error("needle/number:depths=0+120").what.contains("`120` is not a percentage"));
     assert!(error("needle/number:pairs=7").what.contains("unknown option of needle `pairs`"));
     assert!(error("kv_retrieval:pairs=1").what.contains("not a number from 2"));
     assert!(error("kv_retrieval:file=/nowhere.jsonl").what.contains("cannot read /nowhere.jsonl"));
