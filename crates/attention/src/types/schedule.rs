@@ -39,13 +39,13 @@ impl Schedule {
     pub fn check(&self, dense: &[bool]) -> Result<(), UsageError> {
         let Self::Weights(weights) = self else { return Ok(()) };
         if weights.len() != dense.len() {
-            let what = format!("a schedule has {} weights, and the model {} layers", weights.len(), dense.len());
+            let what = format!("the schedule has {} weights, and the model has {} layers", weights.len(), dense.len());
             return Err(UsageError::new(what).hint("give a weight for each layer, dense ones included"));
         }
         let is_sparse = dense.iter().any(|dense| !dense);
         let has_weight = weights.iter().zip(dense).any(|(weight, dense)| *weight > 0 && !dense);
         match is_sparse && !has_weight {
-            true => Err(UsageError::new("a schedule gives nothing to the layers that are not dense")
+            true => Err(UsageError::new("the schedule gives no budget to any layer that is not dense")
                 .hint("give one of them a weight above 0")),
             false => Ok(()),
         }
@@ -111,7 +111,7 @@ impl FromStr for Schedule {
             "uniform" => Ok(Self::Uniform),
             "linear" => Ok(Self::Linear),
             _ => text.split('+').map(weight).collect::<Option<Vec<u32>>>().map(Self::Weights).ok_or_else(|| {
-                UsageError::new(format!("`{text:.60}` is no schedule of budgets by layer")).hint(format!(
+                UsageError::new(format!("`{text:.60}` is not a schedule of budgets by layer")).hint(format!(
                     "write uniform, linear, or a whole number from 0 to {MOST_WEIGHT} for each layer with + between \
                      them: 4+2+1+1"
                 ))

@@ -161,7 +161,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
     assert_eq!(what, "question");
     assert!(
         why.starts_with(
-            "ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations behind layer 2"
+            "ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations after layer 2"
         ),
         "{why}"
     );
