@@ -630,7 +630,7 @@ fn without_network_a_hub_id_says_what_to_do() {
     let run = || tiny(&out).env("HF_HOME", home.path());
     run().args(&["--model", "org/model"]).fails(2, &cache, "hf download org/model");
     run().args(&["--data", "hub:org/data"]).fails(2, &cache, "hf download --repo-type dataset org/data");
-    run().args(&["--data", "hub:data"]).fails(2, "`hub:data` is no data set", "hub:organisation/name");
+    run().args(&["--data", "hub:data"]).fails(2, "`hub:data` is not the name of a data set", "hub:organisation/name");
     assert!(!out.dir.exists());
 }
 

@@ -853,13 +853,13 @@ fn each_refusal_has_its_own_hint() {
             false,
         ),
         weights(Host::Store, "500 Internal Server Error", "", "answers 500", "reports an error of its own", false),
-        weights(Host::Store, "302 Found", "Location: /again\r\n", "more than 10 redirects", "a login page", false),
+        weights(Host::Store, "302 Found", "Location: /again\r\n", "more than 10 redirects", "no login page", false),
         weights(
             Host::Store,
             "302 Found",
             "Location: file:///etc/passwd\r\n",
             "something that is not a URL",
-            "a login page",
+            "no login page",
             false,
         ),
     ];

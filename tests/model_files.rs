@@ -486,7 +486,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
         ),
         (&|f| renamed(f, |n| format!("base_model.model.{n}")), "a PEFT adapter", "merge_and_unload"),
         (&|f| renamed(f, |n| n.replace("model.", "")), "without its output layer", "AutoModelForCausalLM"),
-        (&|f| renamed(f, |n| format!("language_model.{n}")), "a language model within", "language model alone"),
+        (&|f| renamed(f, |n| format!("language_model.{n}")), "a multimodal model", "language model alone"),
         (
             &|f| edit_json(f, "config.json", json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
             "config.json: `quantization_config`: the weights are quantised (AWQ, 4 bits)",

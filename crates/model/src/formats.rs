@@ -308,7 +308,7 @@ mod tests {
             ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "adapter"),
             ("layers.0.attention.wq.weight", "Meta or Mistral"),
             ("blk.0.attn_q.weight", "GGUF"),
-            ("model.language_model.layers.0.mlp.up_proj.weight", "language model within"),
+            ("model.language_model.layers.0.mlp.up_proj.weight", "multimodal model"),
             ("model.layers.0.self_attn.qkv_proj.weight", "in one matrix"),
             ("layers.0.self_attn.q_proj.weight", "without its output layer"),
         ] {

@@ -380,8 +380,8 @@ mod tests {
     fn files_of_other_kinds_are_called_by_their_names() {
         for (begins, said) in [
             (&b"GGUF\x03\0\0\0\x10\0\0\0"[..], "GGUF"),
-            (b"PK\x03\x04\0\0\x08\x08\0\0", "PyTorch pickles them"),
-            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "PyTorch pickles them"),
+            (b"PK\x03\x04\0\0\x08\x08\0\0", "PyTorch's pickle format"),
+            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "PyTorch's pickle format"),
             (b"\x89HDF\r\n\x1a\n\0", "TensorFlow"),
             (b"\x1f\x8b\x08\x08\xa0\xb1\xc2\x66\0", "gzip"),
             (b"<!DOCTYPE html><html>", "a web page"),
