@@ -389,7 +389,7 @@ fn model_copy() -> TempDir {
 #[test]
 fn a_damaged_model_folder_is_one_line() {
     refused(&["--model", "./nowhere"], "the model folder `./nowhere` does not exist", "config.json");
-    refused(&["--model", file!()], "is a file, not a folder", "config.json");
+    refused(&["--model", file!()], "is a file, neither a folder nor a GGUF file", "config.json");
     let model = model_copy();
     let folder = model.path().to_str().unwrap();
     let out = out();
@@ -461,7 +461,7 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
         norm,
         &large,
         &[],
-        "question: ruler/niah_single_1 at 512, example 0: the prefill failed: the activations behind layer 2 are NaN or \
+        "question: ruler/niah_single_1 at 512, example 0: the prefill failed: the activations after layer 2 are NaN or \
          infinite at position 0",
     );
 }
@@ -585,7 +585,7 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     let wrong = |args: &[&str], what: &str, hint: &str| drop(calibrate(args).fails(2, what, hint));
     wrong(&["--method", "lokki", "--out", folder], "unknown calibrated method `lokki`", "`loki`");
     wrong(&[], "builtin has no folder to write to", "--calibration DIR");
-    wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "it takes none here");
+    wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "it has no parameters here");
     wrong(&["-m", "hash_attention:rate=0", "--out", folder], "`rate=0` is out of range", "above 0");
     wrong(&["-m", "loki", "-m", "loki", "--out", folder], "calibration `loki` is given twice", "--out DIR");
     wrong(&["-m", "hash_attention", "--resume", "--out", folder], "no checkpoint to resume from", "leave --resume out");
@@ -634,7 +634,7 @@ fn without_network_a_hub_id_says_what_to_do() {
     let run = || tiny(&out).env("HF_HOME", home.path());
     run().args(&["--model", "org/model"]).fails(2, &cache, "hf download org/model");
     run().args(&["--data", "hub:org/data"]).fails(2, &cache, "hf download --repo-type dataset org/data");
-    run().args(&["--data", "hub:data"]).fails(2, "`hub:data` is no data set", "hub:organisation/name");
+    run().args(&["--data", "hub:data"]).fails(2, "`hub:data` is not the name of a data set", "hub:organisation/name");
     assert!(!out.dir.exists());
 }
 

@@ -315,22 +315,22 @@ fn pages_say_where_each_method_selects_on_a_gpu() {
 fn what_no_kernel_does_is_named_with_its_reason() {
     let text = page("docs/gpu.md").text;
     for (spec, named, reason) in [
-        ("topk:pick=sample", "`pick=sample`", "selecting by a sample of the rest has no form on a GPU"),
-        ("loki:rescore=exact", "`rescore`", "selecting by a second score has no form on a GPU"),
-        ("quest:summary_bits=4", "`summary_bits`", "its form on a GPU does not do summary_bits=4"),
-        ("sparq:storage=1xK", "`storage=1xK`", "its form on a GPU does not do storage=1xK"),
-        ("oracle_sampling:draw_from=all", "`draw_from=all`", "its form on a GPU does not do draw_from=all"),
+        ("topk:pick=sample", "`pick=sample`", "selecting by a sample of the rest has no GPU implementation"),
+        ("loki:rescore=exact", "`rescore`", "selecting by a second score has no GPU implementation"),
+        ("quest:summary_bits=4", "`summary_bits`", "its GPU implementation does not support summary_bits=4"),
+        ("sparq:storage=1xK", "`storage=1xK`", "its GPU implementation does not support storage=1xK"),
+        ("oracle_sampling:draw_from=all", "`draw_from=all`", "its GPU implementation does not support draw_from=all"),
         (
             "oracle_sampling:proposal=value_norm",
             "`proposal=value_norm`",
-            "its form on a GPU does not do proposal=value_norm",
+            "its GPU implementation does not support proposal=value_norm",
         ),
-        ("magicpig:simple_lsh=true", "`simple_lsh=true`", "its form on a GPU does not do simple_lsh=true"),
-        ("hip:top_r=4", "`top_r`", "its form on a GPU does not do top_r=4"),
-        ("hip:chunks=aligned", "`chunks=aligned`", "its form on a GPU does not do chunks=aligned"),
-        ("hip:n_e=3", "`n_e`", "its form on a GPU does not do n_e=3"),
+        ("magicpig:simple_lsh=true", "`simple_lsh=true`", "its GPU implementation does not support simple_lsh=true"),
+        ("hip:top_r=4", "`top_r`", "its GPU implementation does not support top_r=4"),
+        ("hip:chunks=aligned", "`chunks=aligned`", "its GPU implementation does not support chunks=aligned"),
+        ("hip:n_e=3", "`n_e`", "its GPU implementation does not support n_e=3"),
         ("hip:self_extend=2", "`self_extend`", "it attends tokens at other positions than their own"),
-        ("knn", "| the others |", "it has no form on a GPU"),
+        ("knn", "| the others |", "it has no GPU implementation"),
     ] {
         let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
         let reasons = method.method.device_form().err().unwrap_or_else(|| panic!("{spec} has a form"));

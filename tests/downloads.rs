@@ -411,7 +411,7 @@ fn a_model_that_cannot_be_run_is_refused_before_its_weights_are_asked_for() {
 fn a_repository_without_safetensors_is_refused_by_its_list_of_files() {
     for (file, said) in [
         ("model.Q4_K_M.gguf", "GGUF weights of llama.cpp"),
-        ("pytorch_model.bin", "weights as PyTorch pickles them"),
+        ("pytorch_model.bin", "weights in PyTorch's pickle format"),
         ("consolidated.00.pth", "the layout of Meta or Mistral"),
         ("adapter_model.safetensors", "a PEFT adapter"),
         ("onnx/model.onnx", "an ONNX model"),
@@ -546,11 +546,13 @@ fn a_file_that_stays_wrong_is_refused_by_name_and_never_cached() {
         for run in 1..=2 {
             let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
             assert!(
-                what.starts_with("org/model: `model.safetensors` cannot be downloaded: what arrives is not"),
+                what.starts_with(
+                    "org/model: `model.safetensors` cannot be downloaded: the download differs from the published file"
+                ),
                 "{what}"
             );
             assert!(what.ends_with(&why) && !is_usage, "{what}");
-            assert!(hint.contains("proxies and mirrors; the same command fetches the file again"), "{hint}");
+            assert!(hint.contains("proxies and mirrors; the same command downloads the file again"), "{hint}");
             assert!(is_absent(&cache, &hub));
             assert_eq!(hub.ranges(), vec![None; 2 * run], "each time from the start, and twice");
         }
@@ -586,7 +588,12 @@ fn files_of_data_sets_are_checked_as_well() {
     };
     assert_eq!(fetch(1).unwrap(), files["squad/dev-v2.0.json"]);
     let (what, ..) = told(&fetch(2).unwrap_err());
-    assert!(what.starts_with("org/data: `squad/dev-v2.0.json` cannot be downloaded: what arrives is not"), "{what}");
+    assert!(
+        what.starts_with(
+            "org/data: `squad/dev-v2.0.json` cannot be downloaded: the download differs from the published file"
+        ),
+        "{what}"
+    );
 }
 
 // --- Parts of an earlier download ---
@@ -686,7 +693,7 @@ fn a_server_that_stays_busy_is_given_up() {
     let cache = TempDir::new().unwrap();
     let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
     assert!(what.contains("`model.safetensors`") && what.ends_with("answers 503 Service Unavailable"), "{what}");
-    assert!(hint.contains("has a problem of its own; later the same command goes on"), "{hint}");
+    assert!(hint.contains("reports an error of its own; later the same command resumes"), "{hint}");
     assert_eq!(hub.ranges().len(), 6);
     assert!(!is_usage);
 }
@@ -729,7 +736,10 @@ fn a_stall_is_called_so() {
     let timeouts = Timeouts { stall: Duration::from_millis(800), ..Timeouts::default() };
     let (what, hint, _) = told(&fetch(&HubOptions { timeouts, ..options(&cache, &hub) }).unwrap_err());
     assert!(what.ends_with("sent nothing for 0.8 s"), "{what}");
-    assert!(hint.starts_with("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer") && hint.contains("goes on where"), "{hint}");
+    assert!(
+        hint.starts_with("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer") && hint.contains("resumes the download"),
+        "{hint}"
+    );
 }
 
 #[test]
@@ -743,11 +753,8 @@ fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
     let timeouts = Timeouts { stall: Duration::from_millis(500), ..Timeouts::default() };
     let slow = || fetch(&HubOptions { timeouts, ..options(&cache, &hub) });
     let (what, hint, is_usage) = told(&slow().unwrap_err());
-    assert!(what.contains("sent ") && what.ends_with(" bytes in 3 s, which leads nowhere"), "{what}");
-    assert!(
-        hint.contains("less than 1024 bytes a second") && hint.contains("goes on where this one stopped"),
-        "{hint}"
-    );
+    assert!(what.contains("sent ") && what.ends_with(" bytes in 3 s, too few to go on"), "{what}");
+    assert!(hint.contains("slower than 1024 bytes a second") && hint.contains("resumes the download"), "{hint}");
     assert!(!is_usage && started.elapsed() < Duration::from_secs(30));
     slow().unwrap();
     assert_whole(&cache, &hub);
@@ -834,7 +841,7 @@ fn each_refusal_has_its_own_hint() {
             "403 Forbidden",
             "",
             "`model.safetensors` cannot be downloaded: localhost:",
-            "the file's store localhost:",
+            "localhost:",
             false,
         ),
         weights(
@@ -842,17 +849,17 @@ fn each_refusal_has_its_own_hint() {
             "429 Too Many Requests",
             "Retry-After: 3600\r\n",
             "answers 429",
-            "wait 3600 s, then the same command goes on",
+            "wait 3600 s, then the same command resumes",
             false,
         ),
-        weights(Host::Store, "500 Internal Server Error", "", "answers 500", "has a problem of its own", false),
-        weights(Host::Store, "302 Found", "Location: /again\r\n", "more than 10 redirects", "a login page", false),
+        weights(Host::Store, "500 Internal Server Error", "", "answers 500", "reports an error of its own", false),
+        weights(Host::Store, "302 Found", "Location: /again\r\n", "more than 10 redirects", "no login page", false),
         weights(
             Host::Store,
             "302 Found",
             "Location: file:///etc/passwd\r\n",
-            "what is no address",
-            "a login page",
+            "something that is not a URL",
+            "no login page",
             false,
         ),
     ];
@@ -891,13 +898,17 @@ fn address_without_tls() -> String {
 fn each_way_not_to_get_a_connection_has_its_own_hint() {
     let hub = Hub::start(checkpoint(), |_| Behaviour::Right);
     let cases = [
-        ("http://127.0.0.1:9".to_owned(), "no connection to 127.0.0.1:9 (", "whether a firewall blocks 127.0.0.1:9"),
+        ("http://127.0.0.1:9".to_owned(), "cannot connect to 127.0.0.1:9 (", "whether a firewall blocks 127.0.0.1:9"),
         (
             "http://nowhere.invalid".to_owned(),
-            "the address of nowhere.invalid cannot be found",
+            "the host name nowhere.invalid cannot be resolved",
             "the name nowhere.invalid",
         ),
-        (address_without_tls(), "no secure connection to 127.0.0.1:", "a proxy that replaces the certificate"),
+        (
+            address_without_tls(),
+            "cannot open a secure connection to 127.0.0.1:",
+            "a proxy that replaces the certificate",
+        ),
     ];
     for (endpoint, why, advice) in cases {
         let cache = TempDir::new().unwrap();
@@ -909,7 +920,7 @@ fn each_way_not_to_get_a_connection_has_its_own_hint() {
     let cache = TempDir::new().unwrap();
     let endpoint = "hub.example".to_owned();
     let (what, _, is_usage) = told(&fetch(&HubOptions { endpoint, ..options(&cache, &hub) }).unwrap_err());
-    assert!(is_usage && what == "the hub's address (HF_ENDPOINT): `hub.example` is no address", "{what}");
+    assert!(is_usage && what == "the hub's address (HF_ENDPOINT): `hub.example` is not a URL", "{what}");
 }
 
 #[cfg(target_os = "linux")]
@@ -922,7 +933,7 @@ fn a_full_disk_is_called_so() {
     std::os::unix::fs::symlink("/dev/full", blob(&cache, &hub).with_extension("incomplete")).unwrap();
     let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
     assert!(what.contains("`model.safetensors`") && what.contains(".incomplete: No space left on device"), "{what}");
-    assert!(hint.starts_with("make room on the disk; the same command goes on where this one stopped"), "{hint}");
+    assert!(hint.starts_with("free space on the disk; the same command resumes the download"), "{hint}");
     assert!(!is_usage && is_absent(&cache, &hub));
 }
 
@@ -981,7 +992,7 @@ fn two_processes_on_a_cold_cache_wait_for_each_other() {
     for (status, stderr) in &told {
         assert_eq!(*status, Some(0), "{stderr}");
     }
-    let word = "org/model: `model.safetensors`: another process is downloading it; waiting for that";
+    let word = "org/model: `model.safetensors`: another process downloads it; waiting";
     assert_eq!(told.iter().filter(|(_, stderr)| stderr.contains(word)).count(), 1, "{told:#?}");
     assert_eq!(hub.ranges().len(), 1, "it is downloaded once");
 }
@@ -1005,7 +1016,7 @@ fn a_process_that_was_killed_holds_up_nobody() {
     killed.wait().unwrap();
     let (status, stderr) = finished(evaluate(&hub, &home, "b").spawn().unwrap());
     assert_eq!(status, Some(0), "{stderr}");
-    assert!(!stderr.contains("waiting for that"), "{stderr}");
+    assert!(!stderr.contains("downloads it; waiting"), "{stderr}");
     assert_eq!(ranges(&hub), ["", "bytes=1000-"]);
 }
 
@@ -1017,7 +1028,7 @@ fn settings_that_make_no_sense_are_said() {
             let home = TempDir::new().unwrap();
             let (status, stderr) = finished(evaluate(&hub, &home, "a").env(variable, value).spawn().unwrap());
             assert_eq!(status, Some(2), "{stderr}");
-            assert!(stderr.contains(&format!("{variable} is `{value}`, no number of seconds")), "{stderr}");
+            assert!(stderr.contains(&format!("{variable} is `{value}`, not a number of seconds")), "{stderr}");
         }
     }
     assert!(hub.asked().is_empty());
@@ -1032,7 +1043,10 @@ fn failures_have_their_status_and_a_hint() {
     let home = TempDir::new().unwrap();
     let (status, stderr) = finished(evaluate(&hub, &home, "a").spawn().unwrap());
     assert_eq!(status, Some(1), "{stderr}");
-    assert!(stderr.contains("; fetching it again\n") && stderr.contains("\n  hint: something in between"), "{stderr}");
+    assert!(
+        stderr.contains("; downloading it again\n") && stderr.contains("\n  hint: the server, a proxy or a mirror"),
+        "{stderr}"
+    );
 }
 
 // --- Files of data sets from other servers ---
@@ -1073,13 +1087,13 @@ fn a_file_of_which_nothing_is_known_needs_an_end() {
     });
     let folder = TempDir::new().unwrap();
     let why = download(&hub, folder.path(), Expected::default()).unwrap_err();
-    assert!(why.starts_with("neither size nor hash of it are known, and the server states no size"), "{why}");
+    assert!(why.starts_with("its size and hash are not known, and the server states no size"), "{why}");
     assert!(!folder.path().join("file").exists());
     // The size alone shows that something is missing.
     let expected = Expected { bytes: Some(hub.weights().len() as u64), digest: None };
     let why = download(&hub, folder.path(), expected).unwrap_err();
     assert!(why.contains(&format!("broke (after 1000 of {} bytes)", hub.weights().len())), "{why}");
-    assert!(why.ends_with("the same command fetches the file again"), "{why}");
+    assert!(why.ends_with("the same command downloads the file again"), "{why}");
     assert!(!folder.path().join("file").exists());
 }
 

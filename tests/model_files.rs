@@ -486,7 +486,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
         ),
         (&|f| renamed(f, |n| format!("base_model.model.{n}")), "a PEFT adapter", "merge_and_unload"),
         (&|f| renamed(f, |n| n.replace("model.", "")), "without its output layer", "AutoModelForCausalLM"),
-        (&|f| renamed(f, |n| format!("language_model.{n}")), "a language model within", "language model alone"),
+        (&|f| renamed(f, |n| format!("language_model.{n}")), "a multimodal model", "language model alone"),
         (
             &|f| edit_json(f, "config.json", json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
             "config.json: `quantization_config`: the weights are quantised (AWQ, 4 bits)",
@@ -502,7 +502,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
                 fs::remove_file(f.path().join("model.safetensors")).unwrap();
                 write(f, "pytorch_model.bin");
             },
-            "no model.safetensors and no model.safetensors.index.json in this folder; it holds weights as PyTorch pickles them",
+            "no model.safetensors and no model.safetensors.index.json in this folder; it holds weights in PyTorch's pickle format",
             "save_pretrained",
         ),
         (
@@ -907,7 +907,9 @@ fn special_tokens_are_read_where_transformers_reads_them() {
     assert_eq!(newer.notes(), [""; 0]);
     assert_eq!(
         older.notes(),
-        ["builtin/tokenizer.json: it lacks `<|new|>`, of added_tokens.json: they are added, as in transformers"]
+        [
+            "builtin/tokenizer.json: the tokens `<|new|>` of added_tokens.json are missing there; they are added, as in transformers"
+        ]
     );
     let decoder =
         json!({"added_tokens_decoder": {"8192": {"content": "<|a|>", "special": true}, "9000": {"content": "<|b|>"}}});
@@ -917,7 +919,7 @@ fn special_tokens_are_read_where_transformers_reads_them() {
     let notes = listed.notes().to_vec();
     assert_eq!(
         notes[1],
-        "tokenizer_config.json: `<|b|>` is token 9000 there, and 8193 in tokenizer.json, which counts"
+        "tokenizer_config.json: `<|b|>` has the id 9000, and 8193 in tokenizer.json, whose id is used"
     );
     for (file_text, said) in
         [(json!({"<|x|>": "8192"}), "`<|x|>`: expected a token id"), (json!({"<|x|>": -1}), "expected a token id")]
@@ -953,11 +955,11 @@ fn special_tokens_that_the_tokenizer_lacks_are_told_of() {
     let notes = |changes: Value| with(changes).unwrap().notes().to_vec();
     assert_eq!(
         notes(json!({"bos_token": "<bos>"})),
-        ["tokenizer.json: `bos_token` `<bos>` is not in it: it is no token in prompts"]
+        ["tokenizer.json: `bos_token` `<bos>` is not in its vocabulary: prompts do not begin with it"]
     );
     assert_eq!(
         notes(json!({"eos_token": "<eos>"})),
-        ["tokenizer.json: `eos_token` `<eos>` is not in it: no answer ends by it"]
+        ["tokenizer.json: `eos_token` `<eos>` is not in its vocabulary: answers do not end with it"]
     );
     assert!(notes(json!({"bos_token": null, "add_bos_token": true}))[0].contains("no `bos_token` is named"));
 }
@@ -990,7 +992,7 @@ fn flags_that_differ_from_the_tokenizers_own_front_are_told_of() {
             "`add_bos_token` is false, and tokenizer.json puts special tokens in front",
         ),
         (false, json!({"add_bos_token": true}), "`add_bos_token` is true, and tokenizer.json puts no BOS in front"),
-        (true, json!({"add_eos_token": true}), "`add_eos_token` is true: no EOS is put behind prompts"),
+        (true, json!({"add_eos_token": true}), "`add_eos_token` is true: no EOS is put after prompts"),
     ] {
         let told = notes(has_front, changes);
         assert_eq!(told.len(), 1, "{told:?}");
@@ -1066,7 +1068,7 @@ fn the_same_text_is_the_same_tokens_in_spite_of_dropout() {
         assert_eq!(
             tokenizer.notes(),
             [format!(
-                "tokenizer.json: its `dropout` of {share} is left out, so that a text is the same tokens each time"
+                "tokenizer.json: its `dropout` of {share} is not applied, so that a text always has the same tokens"
             )]
         );
     }
@@ -1354,7 +1356,7 @@ fn without_network_the_error_says_what_to_do_and_comes_soon() {
     assert!(silence.hint.starts_with("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer"), "{}", silence.hint);
     let refused = failure(&options(&cache, "http://127.0.0.1:9"));
     assert!(
-        refused.what.contains("cannot be downloaded: no connection to 127.0.0.1:9 (Connection refused"),
+        refused.what.contains("cannot be downloaded: cannot connect to 127.0.0.1:9 (Connection refused"),
         "{refused}"
     );
     assert!(
@@ -1382,7 +1384,7 @@ fn what_the_hub_does_not_have_is_told_apart_from_no_network() {
     fs::write(remote.path().join("pytorch_model.bin"), "x").unwrap();
     assert_eq!(
         hub_error("org/model", &options(&cache, &hub.address)).what,
-        "org/model: this repository has no safetensors weights; it holds weights as PyTorch pickles them, which are not read \
+        "org/model: this repository has no safetensors weights; it holds weights in PyTorch's pickle format, which is not read \
          (`pytorch_model.bin`)"
     );
     fs::remove_file(remote.path().join("tokenizer.json")).unwrap();
@@ -1506,8 +1508,8 @@ fn data_that_is_not_to_be_had_is_said_in_one_line() {
     fs::write(remote.path().join("README.md"), "").unwrap();
     let hub = Hub::start(remote.path().to_owned());
     let error = data_error("hub:org/data", &options(&cache, &hub.address));
-    assert_eq!(error.what, "org/data: this data set has none of the files that are looked for");
-    assert_eq!(error.hint.unwrap(), "it may have PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/*.txt");
+    assert_eq!(error.what, "org/data: the data set has none of the files that tasks read");
+    assert_eq!(error.hint.unwrap(), "these are read: PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/*.txt");
     let error = data_error("hub:org/typo", &options(&cache, &hub.address));
     assert_eq!(
         error.what,

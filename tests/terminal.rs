@@ -599,7 +599,7 @@ fn a_token_that_cannot_be_sent_is_told_and_one_with_an_end_of_line_is_sent() {
     };
     for token in ["hf_\u{e9}t\u{e9}", "hf_a b"] {
         let said = run(token);
-        assert!(said.contains("the access token (HF_TOKEN or the token file) holds a character"), "{said}");
+        assert!(said.contains("the access token (HF_TOKEN or the token file) has a character"), "{said}");
         assert!(said.contains("\n  hint: ") && !said.contains(token), "{said}");
     }
     let server = std::thread::spawn(move || {

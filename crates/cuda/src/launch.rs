@@ -108,7 +108,12 @@ impl Cache<'_> {
     }
 
     fn offset(&self, kv_head: usize, token: usize) -> usize {
-        assert!(token <= self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        assert!(
+            token <= self.capacity && kv_head < self.kv_heads,
+            "token {token} or KV head {kv_head} is beyond a cache of {} tokens and {} KV heads",
+            self.capacity,
+            self.kv_heads
+        );
         (kv_head * self.capacity + token) * self.d * self.storage.bytes()
     }
 
@@ -120,7 +125,7 @@ impl Cache<'_> {
     /// # Panics
     /// If the range ends beyond `capacity`.
     pub fn download_rows(&self, gpu: &Gpu, kv_head: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], GpuError> {
-        assert!(tokens.end <= self.capacity, "{tokens:?} of {}", self.capacity);
+        assert!(tokens.end <= self.capacity, "tokens {tokens:?} do not lie in a cache of {}", self.capacity);
         let (at, count) = (self.offset(kv_head, tokens.start), tokens.len() * self.d);
         let rows = |buffer: &Buffer, offset: usize| -> Result<Vec<f32>, GpuError> {
             Ok(match self.storage {
@@ -150,7 +155,12 @@ impl Cache<'_> {
     /// # Panics
     /// If `token` is not below `capacity`, or there is no such KV head.
     pub fn place_from(&self, kv_head: usize, token: usize) -> Place {
-        assert!(token < self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        assert!(
+            token < self.capacity && kv_head < self.kv_heads,
+            "token {token} or KV head {kv_head} is beyond a cache of {} tokens and {} KV heads",
+            self.capacity,
+            self.kv_heads
+        );
         Place { keys: self.key(kv_head, token), values: self.value(kv_head, token), head_stride: self.head_stride() }
     }
 }
@@ -257,7 +267,7 @@ impl Gpu {
         out: &mut Buffer,
         inner: usize,
     ) -> Result<(), GpuError> {
-        assert!(inner.is_multiple_of(PIECE), "an inner width that is a multiple of {PIECE}");
+        assert!(inner.is_multiple_of(PIECE), "the inner width {inner} is no multiple of {PIECE}");
         let function = self.function("rows", &format!("silu_gate_{}", storage.name()))?;
         let (row, width) = (inner * storage.bytes(), inner as i32);
         let blocks = inner.div_ceil(PIECE * 128) as u32;
@@ -388,7 +398,12 @@ impl Gpu {
         cache: &Cache<'_>,
         first: usize,
     ) -> Result<(), GpuError> {
-        assert!(first + count <= cache.capacity, "tokens up to {} of {}", first + count, cache.capacity);
+        assert!(
+            first + count <= cache.capacity,
+            "tokens end at {}, beyond the cache's {}",
+            first + count,
+            cache.capacity
+        );
         let Place { keys, values, head_stride } = cache.place(first);
         self.rope_to(
             rows,

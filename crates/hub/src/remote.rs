@@ -106,7 +106,7 @@ impl Remote<'_> {
         // Without network the cache may do, and the user is not to wait for that.
         with_retries(self.repo, self.downloader.backoff, HttpError::is_busy, || {
             let answer = self.downloader.client.get(&url, 0)?;
-            let no_listing = answer.makes_no_sense("no list of files");
+            let no_listing = answer.unusable("it is not a list of files");
             serde_json::from_slice(&answer.read_all(LONGEST_LISTING)?).map_err(|_| no_listing)
         })
     }

@@ -86,7 +86,7 @@ impl Search<'_> {
     fn download(&self, remote: &Remote<'_>, listing: &Listing) -> Result<Snapshot> {
         let (commit, repository) = (&listing.commit, self.repository);
         if !is_commit(commit) {
-            anyhow::bail!("{}: the hub names `{commit}` as the commit", repository.repo);
+            anyhow::bail!("{}: the hub states `{commit}` as the commit, which is not a commit hash", repository.repo);
         }
         self.wanted.fetch(&FetchedCommit { repository, remote, listing })?;
         if repository.revision != commit {

@@ -24,10 +24,10 @@ impl Hyperplanes {
     /// Packs `normals: [plane][d]`.
     ///
     /// # Panics
-    /// If the normals are not whole rows.
+    /// If `normals` is not `[count][d]`.
     pub fn new(normals: &[f32], d: usize) -> Self {
         let count = normals.len() / d;
-        assert_eq!(normals.len(), count * d, "normals are not whole rows");
+        assert_eq!(normals.len(), count * d, "normals are not `[count][d]`");
         let mut packed = vec![0.0; count.div_ceil(PANEL) * PANEL * d];
         for (plane, normal) in normals.chunks_exact(d).enumerate() {
             let panel = &mut packed[plane / PANEL * PANEL * d..];
@@ -67,8 +67,8 @@ impl Hyperplanes {
     /// If the slices do not have these shapes.
     pub fn side_bits(&self, vectors: &[f32], bits: &mut [u64]) {
         let rows = vectors.len() / self.d;
-        assert_eq!(vectors.len(), rows * self.d, "vectors are not whole rows");
-        assert_eq!(bits.len(), rows * self.words(), "output shape");
+        assert_eq!(vectors.len(), rows * self.d, "vectors are not `[rows][d]`");
+        assert_eq!(bits.len(), rows * self.words(), "the output is not `[rows][words]`");
         side_bits(self, vectors, bits);
     }
 }

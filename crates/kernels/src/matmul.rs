@@ -17,9 +17,9 @@ const ROWS: usize = 192;
 /// If the slices do not have these shapes.
 pub fn matmul(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
     let rows = a.len() / depth;
-    assert_eq!(a.len(), rows * depth, "a is not whole rows");
-    assert_eq!(b.len(), depth * width, "b has another shape");
-    assert_eq!(out.len(), rows * width, "output shape");
+    assert_eq!(a.len(), rows * depth, "`a` is not `[rows][depth]`");
+    assert_eq!(b.len(), depth * width, "`b` is not `[depth][width]`");
+    assert_eq!(out.len(), rows * width, "the output is not `[rows][width]`");
     panels(a, depth, b, width, out);
 }
 
@@ -44,11 +44,11 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
 /// `x: [rows][columns]` as `[columns][rows]`.
 ///
 /// # Panics
-/// If `x` is not whole rows.
+/// If `x` is not `[rows][columns]`.
 pub fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
     const TILE: usize = 16;
     let rows = x.len() / columns;
-    assert_eq!(x.len(), rows * columns, "not whole rows");
+    assert_eq!(x.len(), rows * columns, "`x` is not `[rows][columns]`");
     let mut out = vec![0.0; x.len()];
     for first in (0..rows).step_by(TILE) {
         for c in 0..columns {

@@ -51,7 +51,7 @@ impl PackedHead {
     }
 
     fn for_precision(precision: MatmulPrecision, keys: Rows, values: Rows, d: usize) -> Self {
-        assert_eq!(keys.elements(), values.elements(), "as many keys as values");
+        assert_eq!(keys.elements(), values.elements(), "keys and values differ in number");
         let packed = match precision {
             MatmulPrecision::F32 => Packed::F32(Panels::new(keys, values, d)),
             MatmulPrecision::Bf16 => Packed::Bf16 {
@@ -243,9 +243,12 @@ pub fn sliding_attention(
     let d = kv[0].d;
     let group = heads / kv.len();
     let rows = queries.len() / (heads * d);
-    assert_eq!(queries.len(), rows * heads * d, "queries are not whole rows");
-    assert_eq!(out.len(), queries.len(), "output shape");
-    assert!(kv.iter().all(|h| h.tokens >= rows && h.d == d), "fewer keys than queries");
+    assert_eq!(queries.len(), rows * heads * d, "queries are not `[rows][heads][d]`");
+    assert_eq!(out.len(), queries.len(), "queries and output differ in length");
+    assert!(
+        kv.iter().all(|h| h.tokens >= rows && h.d == d),
+        "a KV head has fewer than {rows} tokens, or not {d} channels"
+    );
     // Late blocks see more keys: handing them out first keeps threads evenly busy.
     let (width, query_rows) = (heads * d, kv[0].query_rows());
     let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(query_rows * width).enumerate().collect();
@@ -259,33 +262,44 @@ pub fn sliding_attention(
                 let end = kv.tokens - rows + first + row + 1;
                 RowVisibility::new(0, end.saturating_sub(window)..end)
             };
-            let sights: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
-            let hidden = sights[0].stretch.start;
-            attend_tile(Tile { queries, heads, head, rule, sights: &sights, hidden }, kv, out);
+            let visibility: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
+            let hidden = visibility[0].stretch.start;
+            attend_tile(Tile { queries, heads, head, rule, visibility: &visibility, hidden }, kv, out);
         }
     });
 }
 
 /// Attention of some rows of one query head. Each row sees at least one of the packed tokens.
 ///
-/// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written.
+/// `queries` and `out` are `[rows][heads][d]`, `visibility` has one for each row; only `head` is written.
 pub fn block_attention<'a>(
     queries: &[f32],
     (head, heads): (usize, usize),
     kv: &PackedHead,
-    sights: &[RowVisibility],
+    visibility: &[RowVisibility],
     rule: impl Into<LogitRule<'a>>,
     out: &mut [f32],
 ) {
     let width = heads * kv.d;
-    assert_eq!(queries.len(), sights.len() * width, "queries are not whole rows");
-    assert_eq!(out.len(), queries.len(), "output shape");
-    assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
-    debug_assert!(sights.iter().all(RowVisibility::is_sound), "single tokens between front and stretch");
+    assert_eq!(
+        queries.len(),
+        visibility.len() * width,
+        "queries are not `[rows][heads][d]`, one row for each of `visibility`"
+    );
+    assert_eq!(out.len(), queries.len(), "queries and output differ in length");
+    assert!(
+        visibility.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens),
+        "a row sees no token, or tokens beyond the {} that are packed",
+        kv.tokens
+    );
+    debug_assert!(
+        visibility.iter().all(RowVisibility::is_sound),
+        "single tokens of a row are not ascending between its two ranges"
+    );
     let (query_rows, rule) = (kv.query_rows(), rule.into());
     let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
-    for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
-        attend_tile(Tile { queries, heads, head, rule, sights, hidden: 0 }, kv, out);
+    for ((queries, out), visibility) in tiles.zip(visibility.chunks(query_rows)) {
+        attend_tile(Tile { queries, heads, head, rule, visibility, hidden: 0 }, kv, out);
     }
 }
 
@@ -298,7 +312,7 @@ struct Tile<'a> {
     head: usize,
     rule: LogitRule<'a>,
     /// One for each row.
-    sights: &'a [RowVisibility],
+    visibility: &'a [RowVisibility],
     /// How many of the first tokens no row sees.
     hidden: usize,
 }
@@ -365,7 +379,7 @@ struct ByVectors<'a> {
 
 impl<'a> ByVectors<'a> {
     fn new(tile: Tile, panels: &'a Panels) -> Self {
-        let (d, rows) = (panels.d, tile.sights.len());
+        let (d, rows) = (panels.d, tile.visibility.len());
         let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.rule.scale);
         Self { panels, q: (0..rows).flat_map(scaled).collect(), logits: vec![0.0; rows * KEY_BLOCK] }
     }
@@ -430,7 +444,7 @@ struct ByTiles<'a> {
 
 impl<'a> ByTiles<'a> {
     fn new(tile: Tile, keys: &'a RightTiles, values: &'a RightTiles) -> Self {
-        let (d, rows) = (keys.columns(), tile.sights.len());
+        let (d, rows) = (keys.columns(), tile.visibility.len());
         let (mut q, width) = (LeftTiles::zeros(rows, d), tile.heads * d);
         q.put(&tile.queries[tile.head * d..], width, rows);
         Self {
@@ -487,15 +501,15 @@ impl Products for ByTiles<'_> {
 
 #[inline(always)]
 unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, mut products: P, out: &mut [f32]) {
-    let (d, rows) = (kv.d, tile.sights.len());
+    let (d, rows) = (kv.d, tile.visibility.len());
     let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
     let mut acc = vec![0.0f32; rows * d];
-    let seen = tile.sights.iter().map(RowVisibility::end).max().unwrap_or(0);
+    let seen = tile.visibility.iter().map(RowVisibility::end).max().unwrap_or(0);
     for start in (tile.hidden / P::KEYS * P::KEYS..seen).step_by(P::KEYS) {
         let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
         // SAFETY: the CPU supports `S` (caller).
         unsafe { products.logits::<S>(start, keys, rows) };
-        for (i, sight) in tile.sights.iter().enumerate() {
+        for (i, sight) in tile.visibility.iter().enumerate() {
             let (logits, scale) = products.row(i, keys);
             if let Some(cap) = tile.rule.soft_cap {
                 cap_logits(logits, scale, cap);

@@ -610,10 +610,10 @@ pub fn check_isa() -> Result<(), UsageError> {
     match asked.filter(|asked| !available.iter().any(|name| asked == name)) {
         None => Ok(()),
         Some(asked) => Err(UsageError::new(format!(
-            "{ISA_VARIABLE}={}: this machine has no such instruction set",
+            "{ISA_VARIABLE}={}: this machine does not have that instruction set",
             asked.to_string_lossy()
         ))
-        .hint(format!("it has {}; without the variable the first is used", available.join(", ")))),
+        .hint(format!("available: {}; without the variable the first is used", available.join(", ")))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Real text: runs of books as they are, and sentences of books for haystacks.
+//! Running text from books, for rows of text and as sentences of haystacks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use super::draw::percent;
-use super::page::{Class, Page};
+use super::row::{Class, RowBuilder};
 use spattn_base::error::UsageError;
 use spattn_tasks::seed::Draw;
 use spattn_tasks::text::{self, essays};
 
-/// The last so many parts in a thousand of every book are kept apart, to watch the loss on.
+/// Thousandths of each book, from its end, that are held out to measure the loss on.
 const HELD_OUT_PER_MILLE: usize = 10;
-/// Most bytes of a token on average, for cutting a run long enough.
+/// Upper bound of the mean number of bytes of a token.
 const BYTES_A_TOKEN: usize = 6;
 
 /// Texts of books.
 #[derive(Debug, Clone, Default)]
 pub struct Books {
     texts: Arc<[String]>,
-    /// Bytes of the texts up to and including each, without what is held out.
+    /// For each text, the sum of the bytes up to its end, without held-out parts.
     ends: Arc<[usize]>,
 }
 
 impl Books {
-    /// Every `*.txt` of a folder in name order.
+    /// Reads every `*.txt` of a folder, in the order of their names.
     ///
     /// # Errors
-    /// If the folder or a file cannot be read, or there is no text.
+    /// If the folder or a file cannot be read, or no file has enough text.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let texts =
             essays::text_files(folder)?.iter().map(|path| text::read(path)).collect::<Result<Vec<_>, UsageError>>()?;
@@ -41,7 +41,7 @@ impl Books {
         Ok(books)
     }
 
-    /// Books of the given texts; those too short to train on are left out.
+    /// Keeps the texts of at least 1,000 bytes.
     pub fn new(texts: Vec<String>) -> Self {
         let texts: Vec<String> = texts.into_iter().filter(|t| t.len() >= 1000).collect();
         let mut total = 0;
@@ -60,29 +60,29 @@ impl Books {
         self.texts.is_empty()
     }
 
-    /// A page of running text, as it is or (one time in three) without the line breaks in paragraphs.
-    /// `held_out` takes it, always as it is, from the parts that are kept apart.
-    pub fn write(&self, page: &mut Page, draw: &mut Draw, held_out: bool) {
+    /// Fills a row with running text, one time in three without the line breaks within paragraphs. With `held_out` the text is from
+    /// the held-out parts and always unchanged.
+    pub fn write(&self, row: &mut RowBuilder, draw: &mut Draw, held_out: bool) {
         let unwrap = percent(33, draw) && !held_out;
-        let text = self.run((page.room() + 8) * BYTES_A_TOKEN, draw, held_out);
+        let text = self.run((row.left() + 8) * BYTES_A_TOKEN, draw, held_out);
         let text = if unwrap { unwrapped(text) } else { text.to_owned() };
-        // Whole words that fit.
+        // Appends as many whole words as fit.
         let mut words = text.as_str();
-        while !words.is_empty() && page.room() > 0 {
-            let mut end = (page.room() * 3).min(words.len());
+        while !words.is_empty() && row.left() > 0 {
+            let mut end = (row.left() * 3).min(words.len());
             while !words.is_char_boundary(end) {
                 end += 1;
             }
             let cut = if end == words.len() { end } else { end + words[end..].find([' ', '\n']).unwrap_or(0) };
-            if page.cost(&words[..cut]) > page.room() {
+            if row.cost(&words[..cut]) > row.left() {
                 break;
             }
-            page.push(&words[..cut], Class::Text, false);
+            row.push(&words[..cut], Class::Text, false);
             words = &words[cut..];
         }
     }
 
-    /// A run of about `bytes` bytes that starts at a line of a book.
+    /// About `bytes` bytes of a book, from the beginning of a line on.
     fn run(&self, bytes: usize, draw: &mut Draw, held_out: bool) -> &str {
         let Some(total) = self.ends.last() else { return "" };
         let at = draw.below(*total);
@@ -99,18 +99,18 @@ impl Books {
         &text[start.min(end)..end]
     }
 
-    /// Whole sentences in a row, at least `bytes` bytes of text unless the book ends.
+    /// Consecutive whole sentences of about `bytes` bytes; fewer if the book ends.
     pub fn sentences(&self, bytes: usize, draw: &mut Draw) -> Vec<String> {
         let text: Vec<&str> = self.run(bytes, draw, false).split_whitespace().collect();
         let text = text.join(" ");
         let all = essays::sentences(&text);
-        // The first and the last are likely to be cut.
+        // The first and the last sentence are probably cut.
         let whole = if all.len() > 4 { &all[1..all.len() - 1] } else { &all[..] };
         whole.iter().map(|s| (*s).to_owned()).collect()
     }
 }
 
-/// Bytes of `text` that are not held out.
+/// Number of bytes of `text` that are not held out.
 fn kept(text: &str) -> usize {
     let mut at = text.len() - text.len() * HELD_OUT_PER_MILLE / 1000;
     while !text.is_char_boundary(at) {
@@ -127,7 +127,7 @@ fn line_start(text: &str, mut at: usize) -> usize {
     text[..at].rfind('\n').map_or(0, |i| i + 1)
 }
 
-/// The text with the single line breaks in its paragraphs replaced by spaces.
+/// Replaces the line breaks within paragraphs by spaces.
 fn unwrapped(text: &str) -> String {
     let paragraphs: Vec<String> = text.split("\n\n").map(|p| p.replace('\n', " ")).collect();
     paragraphs.join("\n\n")

@@ -1,4 +1,4 @@
-//! Documents of a made-up world, with every question about it that fits.
+//! Rows of the family `qa`: documents about a made-up world, and as many questions about it as fit.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
 use crate::draw::{fraction, percent};
-use crate::page::{Class, Page};
+use crate::row::{Class, RowBuilder};
 use crate::train_file::DocumentWording;
 use crate::wording;
 use spattn_tasks::ruler::definition;
@@ -19,24 +19,26 @@ const COUNTRIES: usize = 30;
 const FILLER: usize = 3;
 
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct DocumentTemplate {
     document: String,
 }
 
-/// What is true of one city, company and person.
-struct Group {
+/// The facts about one city, one company and one person.
+struct FactGroup {
     facts: BTreeMap<&'static str, String>,
+    /// Index of the group whose city the person was born in.
     born_in: usize,
+    /// Index of the group whose company the person works at.
     works_at: usize,
-    /// Names of the sentences that were written.
-    told: HashSet<String>,
+    /// Names of the sentences that its documents have.
+    stated: HashSet<String>,
 }
 
-/// Writes documents and asks about them until nothing fits.
-pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
-    let (definition, file) = definition("qa").context("there is a base task `qa`")?;
+/// Writes documents, and questions about them until no further one fits.
+pub fn write(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
+    let (definition, file) = definition("qa").context("there is no base task `qa`")?;
     let world: WorldFile = toml::from_str(file)?;
-    let shared: Shared = toml::from_str(file)?;
+    let shared: DocumentTemplate = toml::from_str(file)?;
     let published = DocumentWording {
         intro: definition.context_template.clone(),
         ask: definition.question_template.clone(),
@@ -50,15 +52,16 @@ pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
     };
     let is_other = other.is_some();
     let text = &other.unwrap_or(published);
-    // The published question repeats the instruction; most of many questions leave it out.
+    // The published question repeats the instruction. Most questions after the first leave it out.
     let short_ask = "Question: {query}";
-    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
-    page.context(before);
-    let for_questions = ((page.length() as f64 * (0.04 + 0.31 * fraction(draw))) as usize).max(100);
-    let room = page.room().saturating_sub(page.cost(after) + for_questions);
-    let (documents, groups) = documents(page, room, &text.frame, &world, draw)?;
-    page.context(&documents);
-    page.context(after);
+    let (before, after) =
+        text.intro.split_once("{context}").context("the introduction of the documents has no `{context}`")?;
+    row.context(before);
+    let for_questions = ((row.length() as f64 * (0.04 + 0.31 * fraction(draw))) as usize).max(100);
+    let room = row.left().saturating_sub(row.cost(after) + for_questions);
+    let (documents, groups) = documents(row, room, &text.frame, &world, draw)?;
+    row.context(&documents);
+    row.context(after);
 
     let mut questions: Vec<(String, String)> = Vec::new();
     for group in &groups {
@@ -71,36 +74,38 @@ pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
         let ask = if is_other || number == 0 || percent(15, draw) { &text.ask } else { short_ask };
         let separator = if number == 0 { "" } else { "\n" };
         let question = format!("{separator}{}{}", substitute(ask, &[("query", query)]), text.prefix);
-        if !page.ask(&question, answer, Class::Answer) {
+        if !row.ask(&question, answer, Class::Answer) {
             break;
         }
     }
     Ok(())
 }
 
-/// The question about `group` with its answer, unless what it needs was not told. An answer over two
-/// documents names what leads to it first.
-fn asked(question: &WorldQuestion, group: &Group, groups: &[Group]) -> Result<Option<(String, String)>> {
+/// The question about `group` and its answer; `None` if a fact that it needs is in no document. An answer that needs two documents
+/// first names the city or company that links them.
+fn asked(question: &WorldQuestion, group: &FactGroup, groups: &[FactGroup]) -> Result<Option<(String, String)>> {
     let other = match question.via.as_deref() {
         Some("city") => &groups[group.born_in],
         Some("company") => &groups[group.works_at],
-        Some(kind) => return Err(anyhow!("no way to a document `{kind}`")),
+        Some(kind) => return Err(anyhow!("a question goes through `{kind}`, not through a city or company")),
         None => group,
     };
-    let is_told = question.uses.iter().all(|s| {
+    let is_stated = question.uses.iter().all(|s| {
         let by = if s.starts_with(question.of.as_str()) { group } else { other };
-        by.told.contains(s)
+        by.stated.contains(s)
     });
-    if !is_told {
+    if !is_stated {
         return Ok(None);
     }
-    // Where a person was born or works is a fact of the groups of that city and company.
+    // The city and the company of a person may belong to other groups.
     let by = match question.answer.as_str() {
         "city" => &groups[group.born_in],
         "company" => &groups[group.works_at],
         _ => other,
     };
-    let fact = |facts: &Group, name: &str| facts.facts.get(name).cloned().ok_or_else(|| anyhow!("no fact `{name}`"));
+    let fact = |facts: &FactGroup, name: &str| {
+        facts.facts.get(name).cloned().ok_or_else(|| anyhow!("the made-up world has no fact `{name}`"))
+    };
     let answer = fact(by, &question.answer)?;
     let answer = match question.via.as_deref() {
         Some(via) => format!(" {}, {answer}", fact(other, via)?),
@@ -110,14 +115,20 @@ fn asked(question: &WorldQuestion, group: &Group, groups: &[Group]) -> Result<Op
     Ok(Some((substitute(&question.ask, &pairs), answer)))
 }
 
-fn documents(page: &Page, room: usize, frame: &str, world: &World, draw: &mut Draw) -> Result<(String, Vec<Group>)> {
+fn documents(
+    row: &RowBuilder,
+    room: usize,
+    frame: &str,
+    world: &World,
+    draw: &mut Draw,
+) -> Result<(String, Vec<FactGroup>)> {
     let grammar = Grammar::house();
     let countries: Vec<String> = (0..COUNTRIES).map(|_| grammar.country(draw)).collect();
     let mut taken = HashSet::new();
-    let (mut groups, mut documents): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
+    let (mut groups, mut documents): (Vec<FactGroup>, Vec<String>) = (Vec::new(), Vec::new());
     let mut used = 0;
     loop {
-        let mut group = new_group(&countries, groups.len(), &mut taken, draw);
+        let mut group = new_fact_group(&countries, groups.len(), &mut taken, draw);
         let mut facts = group.facts.clone();
         for (fact, of) in [("city", group.born_in), ("company", group.works_at)] {
             if of < groups.len() {
@@ -130,17 +141,18 @@ fn documents(page: &Page, room: usize, frame: &str, world: &World, draw: &mut Dr
             let pairs: Vec<(&str, &str)> = facts.iter().map(|(k, v)| (*k, v.as_str())).collect();
             let mut sentences = Vec::new();
             for (i, name) in names.iter().enumerate() {
-                let form = world.sentences.get(name).ok_or_else(|| anyhow!("no sentence `{name}`"))?;
+                let form =
+                    world.sentences.get(name).ok_or_else(|| anyhow!("the made-up world has no sentence `{name}`"))?;
                 if i == 0 || draw.below(4) > 0 {
                     sentences.push(substitute(form, &pairs));
-                    group.told.insert(name.clone());
+                    group.stated.insert(name.clone());
                 }
             }
             sentences.extend((0..draw.below(FILLER + 1)).map(|_| grammar.sentence(draw)));
             new.push(sentences.join(" "));
         }
-        // The number in the frame and the empty line are counted with some room to spare.
-        let cost: usize = new.iter().map(|d| page.cost(d) + page.cost(frame) + 4).sum();
+        // Four tokens cover the number of the document and the empty line after it.
+        let cost: usize = new.iter().map(|d| row.cost(d) + row.cost(frame) + 4).sum();
         if used + cost > room {
             break;
         }
@@ -157,7 +169,7 @@ fn documents(page: &Page, room: usize, frame: &str, world: &World, draw: &mut Dr
     Ok((framed.join("\n\n"), groups))
 }
 
-fn new_group(countries: &[String], number: usize, taken: &mut HashSet<String>, draw: &mut Draw) -> Group {
+fn new_fact_group(countries: &[String], number: usize, taken: &mut HashSet<String>, draw: &mut Draw) -> FactGroup {
     let grammar = Grammar::house();
     let mut unique = |draw: &mut Draw, make: fn(&Grammar, &mut Draw) -> String| loop {
         let name = make(grammar, draw);
@@ -181,5 +193,5 @@ fn new_group(countries: &[String], number: usize, taken: &mut HashSet<String>, d
         ("job", grammar.job(draw)),
         ("sport", grammar.sport(draw)),
     ]);
-    Group { facts, born_in, works_at, told: HashSet::new() }
+    FactGroup { facts, born_in, works_at, stated: HashSet::new() }
 }

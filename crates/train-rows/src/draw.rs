@@ -1,19 +1,19 @@
-//! Draws that several families of rows make.
+//! Random numbers that several families of rows draw.
 
 use spattn_tasks::seed::Draw;
 
-/// A number in 0..1.
+/// A number from 0 up to but not including 1, uniformly distributed.
 pub(crate) fn fraction(draw: &mut Draw) -> f64 {
     const STEPS: usize = 1 << 30;
     draw.below(STEPS) as f64 / STEPS as f64
 }
 
-/// A number between `low` and `high`, every factor equally likely.
+/// A number from `low` to `high` whose logarithm is uniformly distributed.
 pub(crate) fn log_uniform(low: f64, high: f64, draw: &mut Draw) -> usize {
     (low * (high / low).max(1.0).powf(fraction(draw))) as usize
 }
 
-/// Whether something happens that happens `percent` times in a hundred.
+/// True with a probability of `percent` in a hundred.
 pub(crate) fn percent(percent: usize, draw: &mut Draw) -> bool {
     draw.below(100) < percent
 }

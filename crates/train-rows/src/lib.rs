@@ -1,23 +1,23 @@
 //! Rows that the built-in model is trained on, from the templates, words and texts of the tasks.
 //!
-//! A row is one context with as many questions as fit. Each question is followed by its answer and the end token, so one context
-//! trains the model many times. A fixed share of the rows is *shaped*: they are examples exactly as the tasks make them, with
-//! their answers. All others vary more than the tasks do: in the number of keys and values, in words, in wordings
-//! (`train.toml`), and some are running text.
+//! A row is one context with as many questions as fit. The answer and the end token follow each question, so the model learns from
+//! one context many times. A fixed share of the rows are examples exactly as the tasks make them, with their answers
+//! (`task_examples.rs`). The others vary more than the tasks do: in the number of keys and values, in words, and in wordings
+//! (`train.toml`). Some rows are running text.
 //!
-//! Seeds: where the seed of an evaluated example hashes the task's name, that of a row hashes [`TRAINING_DOMAIN`]. No task's name
-//! begins with it, so no row shares its seed with an evaluated example.
+//! The seed of an evaluated example hashes the name of its task; the seed of a row hashes [`TRAINING_DOMAIN`] instead. No task's name
+//! begins with that, so no row shares its seed with an evaluated example.
 //!
-//! The tool `train-rows` (`main.rs`) writes rows for `scripts/train_builtin/`. Calibrations that are trained read them too.
+//! The tool `train-rows` (`main.rs`) writes rows for `scripts/train_builtin/`. Trained calibrations also learn from these rows.
 
 mod books;
 mod documents;
 mod draw;
 mod lists;
 mod needles;
-mod page;
 mod records;
-mod shaped;
+mod row;
+mod task_examples;
 mod tokens;
 mod train_file;
 mod variables;
@@ -26,46 +26,46 @@ mod wording;
 use anyhow::Result;
 
 pub use self::books::Books;
-use self::page::Page;
-pub use self::page::{Class, Encoder, Segment, TrainingRow};
+use self::row::RowBuilder;
+pub use self::row::{Class, Encoder, Segment, TrainingRow};
 pub use self::tokens::PieceEncoder;
 use self::train_file::{FILE, FamilyShare};
 use spattn_base::error::UsageError;
 use spattn_tasks::seed::{Draw, TRAINING_DOMAIN, example_seed};
 
-/// The family of the books' tails, which no other family uses.
+/// The family of held-out text: the end of each book, which no other family uses.
 pub const HELD_OUT: &str = "held_out";
 
-/// Makes rows of one mix of families.
+/// Makes training rows, of a mix of families or of one.
 pub struct Trainer {
     books: Books,
-    shaped: shaped::Shaped,
+    task_examples: task_examples::TaskExamples,
     names: Vec<String>,
 }
 
 impl Trainer {
-    /// A source of rows with real text from `books`, which may be empty.
+    /// Takes running text from `books`, which may be empty: then no row is running text.
     ///
     /// # Errors
-    /// If an embedded definition is malformed.
+    /// If an embedded definition of a task is malformed.
     pub fn new(books: Books) -> Result<Self> {
-        let shaped = shaped::Shaped::new(&FILE.shaped.tasks)?;
+        let task_examples = task_examples::TaskExamples::new(&FILE.task_examples.tasks)?;
         let mut names: Vec<String> = FILE.family.iter().map(|f| f.name.clone()).collect();
-        names.extend(FILE.shaped.tasks.iter().map(|(name, _)| name.clone()));
+        names.extend(FILE.task_examples.tasks.iter().map(|(name, _)| name.clone()));
         names.push(HELD_OUT.to_owned());
-        Ok(Self { books, shaped, names })
+        Ok(Self { books, task_examples, names })
     }
 
-    /// Every family by its number in [`TrainingRow::family`].
+    /// Names of all families, in the order of [`TrainingRow::family`].
     pub fn families(&self) -> &[String] {
         &self.names
     }
 
-    /// TrainingRow number `index` of a length: at most `length` tokens, always the same for the same seed,
-    /// length, index and tokenizer. `family` restricts what it may be.
+    /// The row with number `index` among those of at most `length` tokens. It depends on nothing but the arguments. Without a
+    /// `family`, one is drawn.
     ///
     /// # Errors
-    /// An unknown family, or one that cannot make rows of this length.
+    /// A [`UsageError`] if the family is unknown; another error if it cannot make rows of this length.
     pub fn row(
         &self,
         seed: u64,
@@ -84,30 +84,30 @@ impl Trainer {
             .iter()
             .position(|n| n == name)
             .ok_or_else(|| UsageError::unknown("family of training rows", name, &self.names))?;
-        let mut page = Page::new(encoder, length, number);
+        let mut row = RowBuilder::new(encoder, length, number);
         let draw = &mut Draw::new(of_row, 1);
         match name {
-            "niah" => needles::write(&mut page, draw, &self.books)?,
-            "vt" => variables::write(&mut page, draw, &self.books)?,
-            "cwe" => lists::write_common(&mut page, draw)?,
-            "fwe" => lists::write_frequent(&mut page, draw)?,
-            "qa" => documents::write(&mut page, draw)?,
-            "kv" => records::write_pairs(&mut page, draw),
-            "passkey" => records::write_passkey(&mut page, draw, &self.books),
-            "copy" => records::write_copy(&mut page, draw),
-            "books" => self.books.write(&mut page, draw, false),
-            HELD_OUT => self.books.write(&mut page, draw, true),
-            task => self.shaped.write(task, &mut page, seed, index)?,
+            "niah" => needles::write(&mut row, draw, &self.books)?,
+            "vt" => variables::write(&mut row, draw, &self.books)?,
+            "cwe" => lists::write_common(&mut row, draw)?,
+            "fwe" => lists::write_frequent(&mut row, draw)?,
+            "qa" => documents::write(&mut row, draw)?,
+            "kv" => records::write_pairs(&mut row, draw),
+            "passkey" => records::write_passkey(&mut row, draw, &self.books),
+            "copy" => records::write_copy(&mut row, draw),
+            "books" => self.books.write(&mut row, draw, false),
+            HELD_OUT => self.books.write(&mut row, draw, true),
+            task => self.task_examples.write(task, &mut row, seed, index)?,
         }
-        Ok(page.finish())
+        Ok(row.finish())
     }
 
-    /// A family for a row of `length`; without books there are no rows of text.
+    /// Draws a family for a row of `length` tokens by the shares in `train.toml`. Running text needs books.
     fn choose(&self, length: usize, draw: &mut Draw) -> &str {
         let has_books = !self.books.is_empty();
         let fits = |f: &&FamilyShare| f.from <= length && (f.name != "books" || has_books);
-        let shaped = if length >= FILE.shaped.from { FILE.shaped.share } else { 0 };
-        let total = shaped + FILE.family.iter().filter(fits).map(|f| f.share).sum::<usize>();
+        let of_tasks = if length >= FILE.task_examples.from { FILE.task_examples.share } else { 0 };
+        let total = of_tasks + FILE.family.iter().filter(fits).map(|f| f.share).sum::<usize>();
         let mut left = draw.below(total);
         for family in FILE.family.iter().filter(fits) {
             if left < family.share {
@@ -115,8 +115,8 @@ impl Trainer {
             }
             left -= family.share;
         }
-        let mut left = draw.below(FILE.shaped.tasks.iter().map(|(_, share)| share).sum());
-        for (name, share) in &FILE.shaped.tasks {
+        let mut left = draw.below(FILE.task_examples.tasks.iter().map(|(_, share)| share).sum());
+        for (name, share) in &FILE.task_examples.tasks {
             if left < *share {
                 return name;
             }

@@ -1,4 +1,4 @@
-//! Lists whose most frequent words are asked for.
+//! Rows of the families `cwe` and `fwe`: lists of words, and a question about the most frequent ones.
 
 use std::collections::HashSet;
 
@@ -7,30 +7,31 @@ use serde::Deserialize;
 
 use crate::draw::{fraction, percent};
 use crate::needles::made_up;
-use crate::page::{Class, Page};
+use crate::row::{Class, RowBuilder};
 use crate::train_file::{ListWording, numbered_item};
 use crate::wording;
 use spattn_tasks::ruler::definition;
 use spattn_tasks::seed::Draw;
 use spattn_tasks::text::words::{Words, dictionary_words};
 
-/// A list with no more than so many different words; more only makes it thinner.
+/// Most different words of a list: more would make each one rarer.
 const MOST_WORDS: usize = 8_000;
 
-/// Writes a numbered list in which some words come up more often, and asks for them.
-pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
-    let (definition, _) = definition("cwe").context("there is a base task `cwe`")?;
+/// Writes a numbered list in which some words occur more often than the others, and asks for them.
+pub fn write_common(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
+    let (definition, _) = definition("cwe").context("there is no base task `cwe`")?;
     let common = if percent(65, draw) { 10 } else { draw.between(1, 9) };
     let published = ListWording {
         intro: definition.context_template.clone(),
         ask: format!("{}{}", definition.question_template, definition.answer_prefix),
         item: numbered_item(),
     };
-    let text = wording::common(&counted(common), draw).unwrap_or_else(|| of_count(published, common));
-    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
-    page.context(before);
+    let text = wording::common(&counted(common), draw).unwrap_or_else(|| for_count(published, common));
+    let (before, after) =
+        text.intro.split_once("{context}").context("the introduction of the list has no `{context}`")?;
+    row.context(before);
 
-    let mut words = Source::new(draw);
+    let mut words = WordSource::new(draw);
     let mut taken = HashSet::new();
     let mut fresh = |draw: &mut Draw| loop {
         let word = words.next(draw);
@@ -39,15 +40,15 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
         }
     };
     let mut asked: Vec<String> = (0..common).map(|_| fresh(draw)).collect();
-    let answer_room = 8 + page.cost(&numbered(asked.iter().map(String::as_str)));
-    let room = page.room().saturating_sub(page.cost(after) + page.cost(&text.ask) + answer_room);
-    // Numbers from 1000 on take one token more.
-    let costs = |page: &Page, word: &str| page.cost(&format!(" {}", item(&text.item, 999, word)));
+    let answer_room = 8 + row.cost(&numbered(asked.iter().map(String::as_str)));
+    let room = row.left().saturating_sub(row.cost(after) + row.cost(&text.ask) + answer_room);
+    // Item numbers from 1000 on have one token more, which `past_thousand` counts.
+    let costs = |row: &RowBuilder, word: &str| row.cost(&format!(" {}", item(&text.item, 999, word)));
     let other_times = *draw.pick(&[1, 1, 2, 3, 3, 3]);
     let wished =
         if percent(40, draw) && other_times == 3 { 30 } else { draw.between((2 * other_times + 2).max(6), 40) };
-    let a_round: usize = asked.iter().map(|w| costs(page, w)).sum();
-    // At most three quarters of the list, at least enough to stand out.
+    let a_round: usize = asked.iter().map(|w| costs(row, w)).sum();
+    // The common words take at most three quarters of the list, and occur more often than the others.
     let common_times = wished.min(room * 3 / 4 / a_round.max(1)).max(other_times + 1);
     let mut list: Vec<String> = Vec::new();
     let mut used = 0;
@@ -60,7 +61,7 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
     }
     for _ in 0..MOST_WORDS {
         let word = fresh(draw);
-        let cost = other_times * costs(page, &word);
+        let cost = other_times * costs(row, &word);
         if used + cost + past_thousand(list.len() + other_times) > room {
             break;
         }
@@ -69,15 +70,15 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
     }
     draw.shuffle(&mut list);
     let items: Vec<String> = list.iter().enumerate().map(|(i, word)| item(&text.item, i + 1, word)).collect();
-    page.context(&items.join(" "));
-    page.context(after);
+    row.context(&items.join(" "));
+    row.context(after);
     draw.shuffle(&mut asked);
-    page.ask(&text.ask, &format!(" {}", numbered(asked.iter().map(String::as_str))), Class::Count);
+    row.ask(&text.ask, &format!(" {}", numbered(asked.iter().map(String::as_str))), Class::Count);
     Ok(())
 }
 
-/// The published question for another number of words.
-fn of_count(text: ListWording, count: usize) -> ListWording {
+/// The published question, asking for `count` words instead of 10.
+fn for_count(text: ListWording, count: usize) -> ListWording {
     let words = counted(count);
     let ask = match count {
         1 => text.ask.replace("What are the 10", "What is the 1").replace(" common words", " common word"),
@@ -99,14 +100,14 @@ fn numbered<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
 }
 
-/// Words of one kind for a list: those evaluated, any others, or made-up ones.
-enum Source {
+/// Where the words of a list are from: the words of the evaluated task, the dictionary, or made up.
+enum WordSource {
     Pool(Words),
     Dictionary,
     MadeUp,
 }
 
-impl Source {
+impl WordSource {
     fn new(draw: &mut Draw) -> Self {
         match draw.below(20) {
             0..=9 => Self::Pool(Words::from_crates()),
@@ -125,39 +126,40 @@ impl Source {
 }
 
 #[derive(Debug, Deserialize)]
-struct Frequent {
+struct CodedTextShape {
     dots: String,
     letters: usize,
     tokens_per_word: usize,
 }
 
-/// Writes made-up words with zeta-distributed counts, and asks for the three most frequent.
-pub fn write_frequent(page: &mut Page, draw: &mut Draw) -> Result<()> {
-    let (definition, file) = definition("fwe").context("there is a base task `fwe`")?;
-    let shared: Frequent = toml::from_str(file)?;
+/// Writes made-up words whose counts follow a zeta distribution, and asks for the three most frequent.
+pub fn write_frequent(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
+    let (definition, file) = definition("fwe").context("there is no base task `fwe`")?;
+    let shared: CodedTextShape = toml::from_str(file)?;
     let published = ListWording {
         intro: definition.context_template.clone(),
         ask: format!("{}{}", definition.question_template, definition.answer_prefix),
         item: String::new(),
     };
     let text = wording::frequent(draw).unwrap_or(published);
-    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
-    page.context(before);
-    let vocabulary = (page.length() / shared.tokens_per_word).max(7);
+    let (before, after) =
+        text.intro.split_once("{context}").context("the introduction of the list has no `{context}`")?;
+    row.context(before);
+    let vocabulary = (row.length() / shared.tokens_per_word).max(7);
     let mut taken = HashSet::new();
     let letters = if percent(85, draw) { shared.letters } else { draw.between(4, 8) };
     let words: Vec<String> = std::iter::once(shared.dots)
         .chain(std::iter::repeat_with(|| draw.letters(letters, b'a')).filter(|w| taken.insert(w.clone())))
         .take(vocabulary)
         .collect();
-    let costs: Vec<usize> = words.iter().map(|w| page.cost(&format!(" {w}"))).collect();
-    let room = page.room().saturating_sub(page.cost(after) + page.cost(&text.ask) + 30);
+    let costs: Vec<usize> = words.iter().map(|w| row.cost(&format!(" {w}"))).collect();
+    let room = row.left().saturating_sub(row.cost(after) + row.cost(&text.ask) + 30);
     let alpha = if percent(40, draw) { 2.0 } else { 1.6 + 1.2 * fraction(draw) };
     let jitter = if percent(60, draw) { 0.0 } else { 0.3 };
     let shares: Vec<f64> =
         (0..words.len()).map(|i| ((i + 1) as f64).powf(-alpha) * (1.0 + jitter * (fraction(draw) - 0.5))).collect();
     let mut counts = largest_counts(&shares, &costs, room);
-    // The dots are the first; the answer is the next three, clearly ahead of the rest.
+    // The first word is the dots. The answer is the next three words, each of which occurs more often than any later one.
     let mut ranked: Vec<usize> = (1..words.len()).collect();
     ranked.sort_by_key(|&i| std::cmp::Reverse(counts[i]));
     for (rank, &i) in ranked.iter().enumerate().skip(3) {
@@ -170,14 +172,14 @@ pub fn write_frequent(page: &mut Page, draw: &mut Draw) -> Result<()> {
         list.extend(std::iter::repeat_n(word.as_str(), *count));
     }
     draw.shuffle(&mut list);
-    page.context(&list.join(" "));
-    page.context(after);
+    row.context(&list.join(" "));
+    row.context(after);
     let answer: Vec<&str> = ranked[..3].iter().map(|&i| words[i].as_str()).collect();
-    page.ask(&text.ask, &format!(" {}.", answer.join(", ")), Class::Count);
+    row.ask(&text.ask, &format!(" {}.", answer.join(", ")), Class::Count);
     Ok(())
 }
 
-/// int(N · share) of each word, for the largest N whose tokens fit `room`.
+/// How often each word occurs: `int(N · share)`, for the largest N with which the list fits `room` tokens.
 fn largest_counts(shares: &[f64], costs: &[usize], room: usize) -> Vec<usize> {
     let counts = |n: f64| -> Vec<usize> { shares.iter().map(|s| (n * s) as usize).collect() };
     let tokens = |n: f64| counts(n).iter().zip(costs).map(|(count, cost)| count * cost).sum::<usize>();

@@ -1,4 +1,4 @@
-//! Needles in a haystack with many keys and many questions a context.
+//! Rows of the family `niah`: needles in a haystack, with many keys and many questions in one context.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::books::Books;
 use crate::draw::{fraction, log_uniform, percent};
-use crate::page::{Class, Page, scatter};
+use crate::row::{Class, RowBuilder, scatter};
 use crate::train_file::NeedleWording;
 use crate::wording;
 use spattn_tasks::ruler::definition;
@@ -16,10 +16,11 @@ use spattn_tasks::seed::Draw;
 use spattn_tasks::text::grammar::Grammar;
 use spattn_tasks::text::words::{Words, dictionary_words};
 
-/// Below so many tokens uuids leave room for too little else.
+/// Shortest rows, in tokens, with UUIDs: in shorter ones they leave too few tokens for anything else.
 const UUIDS_FROM: usize = 500;
 
-/// A key of words: often as evaluated, and often of any other words, so that no list is learnt by heart.
+/// A key made of words. Half are keys of the evaluated task; the others are made of any words, so that the model does not memorise
+/// the list of keys.
 pub fn word_key(draw: &mut Draw) -> String {
     match draw.below(10) {
         0..=4 => Words::from_crates().key(draw),
@@ -29,7 +30,7 @@ pub fn word_key(draw: &mut Draw) -> String {
     }
 }
 
-/// Something that could be a word, of two to four syllables.
+/// A made-up word of two to four syllables.
 pub fn made_up(draw: &mut Draw) -> String {
     const FIRST: &[u8] = b"bcdfghjklmnprstvwz";
     const VOWELS: &[u8] = b"aeiou";
@@ -44,7 +45,7 @@ pub fn made_up(draw: &mut Draw) -> String {
     out
 }
 
-/// The haystacks, as in the tasks.
+/// The kinds of haystack, as in the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Haystack {
     Noise,
@@ -52,8 +53,8 @@ enum Haystack {
     Needle,
 }
 
-/// The words around keys and values.
-struct Text {
+/// Templates of the texts around keys and values. Those that end in `_all` ask for several values.
+struct NeedleTemplates {
     intro: String,
     statement: String,
     ask: String,
@@ -62,7 +63,7 @@ struct Text {
     prefix_all: String,
 }
 
-impl Text {
+impl NeedleTemplates {
     fn published(definition: &RulerDefinition, shared: &NeedleTexts, asks_one: bool) -> Self {
         let singular = |template: &str| {
             shared.singular.iter().fold(template.to_owned(), |text, (plural, one)| text.replace(plural, one))
@@ -83,7 +84,7 @@ impl Text {
         Self { intro, statement, ask, prefix, ask_all, prefix_all }
     }
 
-    /// `template` with the type of the values and what else is known.
+    /// Fills a template with the kind of the values and the pairs `more`.
     fn with(&self, template: &str, value: NeedleKind, asks_one: bool, more: &[(&str, &str)]) -> String {
         let plural = value.plural();
         let one = &plural[..plural.len() - 1];
@@ -95,34 +96,36 @@ impl Text {
 }
 
 /// A key with its values.
-struct Entry {
+struct KeyedValues {
     key: String,
     values: Vec<String>,
 }
 
-/// What is asked at once.
+/// What one question asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
+enum QuestionStyle {
     Single,
     AllValues,
     SeveralKeys,
 }
 
-/// A context of needles under way.
-struct Scene<'a> {
-    text: Text,
+/// A context of needles while it is written.
+struct NeedleContext<'a> {
+    text: NeedleTemplates,
     value: NeedleKind,
-    entries: Vec<Entry>,
+    entries: Vec<KeyedValues>,
+    /// Indices of the keys with one value.
     of_one: Vec<usize>,
+    /// Indices of the keys with several values.
     of_many: Vec<usize>,
     draw: &'a mut Draw,
 }
 
 /// Writes a context with needles and as many questions as fit.
-pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
-    let (definition, file) = definition("niah").context("there is a base task `niah`")?;
+pub fn write(row: &mut RowBuilder, draw: &mut Draw, books: &Books) -> Result<()> {
+    let (definition, file) = definition("niah").context("there is no base task `niah`")?;
     let shared: NeedleTexts = toml::from_str(file)?;
-    let length = page.length();
+    let length = row.length();
     let haystack = match draw.below(20) {
         0..=3 => Haystack::Noise,
         4..=11 => Haystack::Essay,
@@ -140,63 +143,72 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
         _ => NeedleKind::Numbers,
     };
     let style = match draw.below(20) {
-        0..=7 => Style::Single,
-        8..=15 => Style::AllValues,
-        _ => Style::SeveralKeys,
+        0..=7 => QuestionStyle::Single,
+        8..=15 => QuestionStyle::AllValues,
+        _ => QuestionStyle::SeveralKeys,
     };
-    let text = wording::needles(value, draw)
-        .map_or_else(|| Text::published(definition, &shared, style == Style::Single), Text::other);
+    let text = wording::needles(value, draw).map_or_else(
+        || NeedleTemplates::published(definition, &shared, style == QuestionStyle::Single),
+        NeedleTemplates::other,
+    );
 
-    let intro = text.with(&text.intro, value, style == Style::Single, &[]);
-    let (before, after) = intro.split_once("{context}").context("an introduction has a {context}")?;
-    page.context(before);
+    let intro = text.with(&text.intro, value, style == QuestionStyle::Single, &[]);
+    let (before, after) =
+        intro.split_once("{context}").context("the introduction of the haystack has no `{context}`")?;
+    row.context(before);
     let few = haystack != Haystack::Needle && percent(30, draw);
-    // Few keys leave little to ask, and a question asked again is only copied.
+    // With few keys there are few different questions, and the answer to a repeated one can be copied.
     let for_questions = if few { 0 } else { (length as f64 * (0.03 + 0.37 * fraction(draw))) as usize };
-    let least = least_question(page, &text, key, value, style);
-    let room = page.room().saturating_sub(page.cost(after) + for_questions.max(least));
+    let least = largest_question(row, &text, key, value, style);
+    let room = row.left().saturating_sub(row.cost(after) + for_questions.max(least));
 
-    let mut scene = Scene { text, value, entries: Vec::new(), of_one: Vec::new(), of_many: Vec::new(), draw };
+    let mut context = NeedleContext { text, value, entries: Vec::new(), of_one: Vec::new(), of_many: Vec::new(), draw };
     let most = match haystack {
         Haystack::Needle => usize::MAX,
-        _ if few => scene.draw.between(1, 4),
-        _ => log_uniform(2.0, (length as f64 / 40.0).max(2.0), scene.draw).max(1),
+        _ if few => context.draw.between(1, 4),
+        _ => log_uniform(2.0, (length as f64 / 40.0).max(2.0), context.draw).max(1),
     };
-    let units = scene.fill(page, room, haystack, (key, most), style, &shared, books);
+    let units = context.fill(row, room, haystack, (key, most), style, &shared, books);
     let joined = units.join(if haystack == Haystack::Essay { " " } else { "\n" });
-    page.context(&joined);
-    page.context(after);
-    scene.ask(page, style, &joined);
+    row.context(&joined);
+    row.context(after);
+    context.ask(row, style, &joined);
     Ok(())
 }
 
-/// Tokens that the largest question of a style may need.
-fn least_question(page: &Page, text: &Text, key: NeedleKind, value: NeedleKind, style: Style) -> usize {
+/// Upper bound of the tokens of a question of this style and its answer.
+fn largest_question(
+    row: &RowBuilder,
+    text: &NeedleTemplates,
+    key: NeedleKind,
+    value: NeedleKind,
+    style: QuestionStyle,
+) -> usize {
     let cost = |kind: NeedleKind| match kind {
         NeedleKind::Words => 9,
         NeedleKind::Numbers => 5,
         NeedleKind::Uuids => 28,
     };
     let (key, value) = (cost(key), cost(value));
-    let words = page.cost(&text.ask_all) + page.cost(&text.prefix_all);
+    let words = row.cost(&text.ask_all) + row.cost(&text.prefix_all);
     words
         + match style {
-            Style::Single => 2 * key + value + 4,
-            Style::AllValues => 2 * key + 5 * value + 4,
-            Style::SeveralKeys => 3 * (3 * key + value + 4),
+            QuestionStyle::Single => 2 * key + value + 4,
+            QuestionStyle::AllValues => 2 * key + 5 * value + 4,
+            QuestionStyle::SeveralKeys => 3 * (3 * key + value + 4),
         }
 }
 
-impl Scene<'_> {
-    /// Draws keys and values and returns the lines or sentences of the context with the needles in them.
-    #[expect(clippy::too_many_arguments, reason = "one call; each is a separate draw of the context")]
+impl NeedleContext<'_> {
+    /// Draws keys and values. Returns the lines or sentences of the context, needles included.
+    #[expect(clippy::too_many_arguments, reason = "called once, with independent properties of the context")]
     fn fill(
         &mut self,
-        page: &Page,
+        row: &RowBuilder,
         room: usize,
         haystack: Haystack,
         (key, most): (NeedleKind, usize),
-        style: Style,
+        style: QuestionStyle,
         shared: &NeedleTexts,
         books: &Books,
     ) -> Vec<String> {
@@ -213,7 +225,7 @@ impl Scene<'_> {
             let values: Vec<String> =
                 (0..self.number_of_values(style)).map(|_| self.value.draw(self.draw, word_key)).collect();
             let of_key: Vec<String> = values.iter().map(|value| self.needle(&drawn, value)).collect();
-            let cost: usize = of_key.iter().map(|n| page.cost(&format!("{separator}{n}"))).sum();
+            let cost: usize = of_key.iter().map(|n| row.cost(&format!("{separator}{n}"))).sum();
             if used + cost > for_needles && (!self.entries.is_empty() || used + cost > room) {
                 break;
             }
@@ -221,35 +233,42 @@ impl Scene<'_> {
             needles.extend(of_key);
             let list = if values.len() > 1 { &mut self.of_many } else { &mut self.of_one };
             list.push(self.entries.len());
-            self.entries.push(Entry { key: drawn, values });
+            self.entries.push(KeyedValues { key: drawn, values });
         }
         self.draw.shuffle(&mut needles);
         if haystack == Haystack::Needle {
             return needles;
         }
-        let units = hay(page, room.saturating_sub(used), haystack == Haystack::Noise, &shared.noise, self.draw, books);
+        let units = haystack_units(
+            row,
+            room.saturating_sub(used),
+            haystack == Haystack::Noise,
+            &shared.noise,
+            self.draw,
+            books,
+        );
         scatter(units, needles, self.draw)
     }
 
-    /// Mostly four values, as evaluated; else any number, so that when to stop is to be seen in the text.
-    fn number_of_values(&mut self, style: Style) -> usize {
+    /// How many values a key has. Not always the four of the evaluated task, so that the model has to see in the text when to stop.
+    fn number_of_values(&mut self, style: QuestionStyle) -> usize {
         match (style, self.draw.below(10)) {
-            (Style::AllValues, 0..=3) => 4,
-            (Style::AllValues, 4..=6) => self.draw.between(2, 8),
-            (Style::Single | Style::SeveralKeys, 0) => self.draw.between(2, 4),
+            (QuestionStyle::AllValues, 0..=3) => 4,
+            (QuestionStyle::AllValues, 4..=6) => self.draw.between(2, 8),
+            (QuestionStyle::Single | QuestionStyle::SeveralKeys, 0) => self.draw.between(2, 4),
             _ => 1,
         }
     }
 
     fn needle(&self, key: &str, value: &str) -> String {
-        // The published needle names the type in the plural, whatever is asked.
+        // The published needle names the kind of value in the plural, whatever the question.
         self.text.with(&self.text.statement, self.value, false, &[("key", key), ("query", key), ("value", value)])
     }
 
-    /// Appends questions in the asked style first, then in any, until nothing fits.
-    fn ask(&mut self, page: &mut Page, style: Style, context: &str) {
+    /// Appends questions until no further one fits: the first of the given style, the others of any.
+    fn ask(&mut self, row: &mut RowBuilder, style: QuestionStyle, context: &str) {
         if self.entries.is_empty() {
-            // Too short a row for a single needle.
+            // The row is too short for one needle.
             return;
         }
         let mut asked = HashSet::new();
@@ -257,9 +276,9 @@ impl Scene<'_> {
         for number in 0.. {
             let style = match (number, self.draw.below(20)) {
                 (0, _) => style,
-                (_, 0..=11) => Style::Single,
-                (_, 12..=16) => Style::AllValues,
-                _ => Style::SeveralKeys,
+                (_, 0..=11) => QuestionStyle::Single,
+                (_, 12..=16) => QuestionStyle::AllValues,
+                _ => QuestionStyle::SeveralKeys,
             };
             let (question, answer) = self.question(style, context);
             if !asked.insert(question.clone()) {
@@ -270,22 +289,22 @@ impl Scene<'_> {
                 continue;
             }
             let question = if number == 0 { question } else { format!("\n{question}") };
-            if !page.ask(&question, &answer, Class::Answer) || percent(2, self.draw) {
+            if !row.ask(&question, &answer, Class::Answer) || percent(2, self.draw) {
                 return;
             }
         }
     }
 
-    fn question(&mut self, style: Style, context: &str) -> (String, String) {
-        let several = style == Style::SeveralKeys && self.of_one.len() > 1;
+    fn question(&mut self, style: QuestionStyle, context: &str) -> (String, String) {
+        let several = style == QuestionStyle::SeveralKeys && self.of_one.len() > 1;
         if several {
             return self.several_keys();
         }
-        let wants_many = style == Style::AllValues || self.of_one.is_empty();
+        let wants_many = style == QuestionStyle::AllValues || self.of_one.is_empty();
         if wants_many && !self.of_many.is_empty() {
             let entry = &self.entries[*self.draw.pick(&self.of_many)];
             let mut values = entry.values.clone();
-            // In the order of the text: there is one right next value, and an end.
+            // In the order of the text, so that each next value, and the end, is determined.
             values.sort_by_key(|value| context.find(&self.needle(&entry.key, value)));
             return (self.words(&entry.key, false), format!(" {}.", values.join(", ")));
         }
@@ -297,7 +316,7 @@ impl Scene<'_> {
         let most = self.of_one.len().min(4);
         let count = if percent(50, self.draw) { most } else { self.draw.between(2, most) };
         let asked = self.draw.distinct(count, self.of_one.len());
-        let entries: Vec<&Entry> = asked.iter().map(|&i| &self.entries[self.of_one[i]]).collect();
+        let entries: Vec<&KeyedValues> = asked.iter().map(|&i| &self.entries[self.of_one[i]]).collect();
         let query = enumerate(&entries.iter().map(|e| e.key.as_str()).collect::<Vec<_>>());
         (self.words(&query, false), several_answers(entries.iter().map(|e| (e.key.as_str(), e.values[0].as_str()))))
     }
@@ -311,21 +330,28 @@ impl Scene<'_> {
     }
 }
 
-/// The answer to a question about several keys: each key with its value.
+/// The answer to a question about several keys: each key and its value.
 pub fn several_answers<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let all: Vec<String> = pairs.map(|(key, value)| format!("{key}: {value}")).collect();
     format!(" {}.", all.join(", "))
 }
 
-/// Lines of noise, or sentences of the grammar or of a book.
-pub fn hay(page: &Page, room: usize, noise: bool, line: &str, draw: &mut Draw, books: &Books) -> Vec<String> {
+/// The units of a haystack that fit `room` tokens: copies of the noise `line`, or sentences of the grammar or of a book.
+pub fn haystack_units(
+    row: &RowBuilder,
+    room: usize,
+    noise: bool,
+    line: &str,
+    draw: &mut Draw,
+    books: &Books,
+) -> Vec<String> {
     if noise {
-        return page.fill(room, "\n", || line.to_owned());
+        return row.fill(room, "\n", || line.to_owned());
     }
     if !books.is_empty() && percent(45, draw) {
         let mut sentences = books.sentences(room * 5, draw).into_iter();
         let mut runs_out = false;
-        let mut units = page.fill(room, " ", || {
+        let mut units = row.fill(room, " ", || {
             sentences.next().unwrap_or_else(|| {
                 runs_out = true;
                 Grammar::house().sentence(draw)
@@ -336,5 +362,5 @@ pub fn hay(page: &Page, room: usize, noise: bool, line: &str, draw: &mut Draw, b
         }
         return units;
     }
-    page.fill(room, " ", || Grammar::house().sentence(draw))
+    row.fill(room, " ", || Grammar::house().sentence(draw))
 }

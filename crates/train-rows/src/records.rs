@@ -1,11 +1,11 @@
-//! Key-value retrieval, passkeys, and copying.
+//! Rows of the families `kv` (retrieval from a JSON object), `passkey` and `copy`.
 
 use std::collections::HashSet;
 
 use crate::books::Books;
 use crate::draw::percent;
-use crate::needles::{hay, word_key};
-use crate::page::{Class, Page, scatter};
+use crate::needles::{haystack_units, word_key};
+use crate::row::{Class, RowBuilder, scatter};
 use crate::train_file::FILE;
 use spattn_tasks::ruler::definition;
 use spattn_tasks::ruler::substitute;
@@ -13,10 +13,10 @@ use spattn_tasks::ruler::{NeedleTexts, uuid};
 use spattn_tasks::seed::Draw;
 
 /// Writes a JSON object of random keys and values and asks for some of the values.
-pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
+pub fn write_pairs(row: &mut RowBuilder, draw: &mut Draw) {
     let text = &FILE.kv;
     let Some((before, after)) = text.context.split_once("{context}") else { return };
-    page.context(before);
+    row.context(before);
     let kind = draw.below(10);
     let record = |draw: &mut Draw| match kind {
         0..=6 => (uuid(draw.bits()), uuid(draw.bits())),
@@ -29,15 +29,15 @@ pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
         |(key, value): &(String, String)| (substitute(&text.ask, &[("key", key)]), format!(" \"{value}\""));
     let first = record(draw);
     let (question, answer) = a_question(&first);
-    let one = page.question_cost(&question, &answer) + 2;
-    let questions = (page.length() * draw.between(3, 40) / 100).max(one);
-    let mut room = page.room().saturating_sub(page.cost(after) + questions + 4);
+    let one = row.question_cost(&question, &answer) + 2;
+    let questions = (row.length() * draw.between(3, 40) / 100).max(one);
+    let mut room = row.left().saturating_sub(row.cost(after) + questions + 4);
     let mut taken = HashSet::new();
     let mut records = Vec::new();
     let mut next = first;
     loop {
-        // One token to spare for the brace and comma around.
-        let cost = page.cost(&format!("\n {},", line(&next))) + 1;
+        // One more token for the brace and the comma.
+        let cost = row.cost(&format!("\n {},", line(&next))) + 1;
         if cost > room {
             break;
         }
@@ -48,47 +48,47 @@ pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
         next = record(draw);
     }
     let lines: Vec<String> = records.iter().map(line).collect();
-    page.context(&format!("{{{}}}", lines.join(",\n ")));
-    page.context(after);
+    row.context(&format!("{{{}}}", lines.join(",\n ")));
+    row.context(after);
     draw.shuffle(&mut records);
     for (number, asked) in records.iter().enumerate() {
         let (question, answer) = a_question(asked);
         let question = if number == 0 { question } else { format!("\n\n{question}") };
-        if !page.ask(&question, &answer, Class::Answer) {
+        if !row.ask(&question, &answer, Class::Answer) {
             return;
         }
     }
 }
 
-/// Writes lines of noise or text with a pass key in it.
-pub fn write_passkey(page: &mut Page, draw: &mut Draw, books: &Books) {
+/// Writes lines of noise or sentences with one passkey, and asks for it.
+pub fn write_passkey(row: &mut RowBuilder, draw: &mut Draw, books: &Books) {
     let text = &FILE.passkey;
     let Some((before, after)) = text.context.split_once("{context}") else { return };
     let noise = definition("niah").and_then(|(_, file)| toml::from_str::<NeedleTexts>(file).ok()).map(|s| s.noise);
-    page.context(before);
+    row.context(before);
     let digits = draw.between(3, 6) as u32;
     let value = draw.between(1, 10usize.pow(digits)).to_string();
     let statement = substitute(&text.statement, &[("value", &value)]);
     let answer = format!(" {value}.");
-    let room = page.room().saturating_sub(
-        page.cost(after) + page.cost(&format!("\n{statement}")) + page.question_cost(&text.ask, &answer) + 2,
+    let room = row.left().saturating_sub(
+        row.cost(after) + row.cost(&format!("\n{statement}")) + row.question_cost(&text.ask, &answer) + 2,
     );
     let in_noise = percent(70, draw);
-    let units = hay(page, room, in_noise, &noise.unwrap_or_default(), draw, books);
-    // Published: noise in one line before the key's line and in one after it.
+    let units = haystack_units(row, room, in_noise, &noise.unwrap_or_default(), draw, books);
+    // As published: one line of noise before the line of the key, and one after it.
     let context = if in_noise && percent(70, draw) {
         let (head, tail) = units.split_at(draw.below(units.len() + 1));
         format!("{}\n{statement}\n{}", head.join(" "), tail.join(" "))
     } else {
         scatter(units, vec![statement], draw).join(if in_noise { "\n" } else { " " })
     };
-    page.context(&context);
-    page.context(after);
-    page.ask(&text.ask, &answer, Class::Answer);
+    row.context(&context);
+    row.context(after);
+    row.ask(&text.ask, &answer, Class::Answer);
 }
 
-/// Writes random words, uuids and letters, some runs of which come again.
-pub fn write_copy(page: &mut Page, draw: &mut Draw) {
+/// Writes random words, UUIDs, numbers and letters, in which some sequences are repeated.
+pub fn write_copy(row: &mut RowBuilder, draw: &mut Draw) {
     let mut runs: Vec<Vec<String>> = Vec::new();
     loop {
         let repeats = !runs.is_empty() && percent(60, draw);
@@ -99,15 +99,15 @@ pub fn write_copy(page: &mut Page, draw: &mut Draw) {
                 (0..pieces).map(|_| piece(draw)).collect()
             }
         };
-        // What is to be predicted starts where the run can be recognised.
+        // A repeated sequence can be predicted from its third piece on.
         let seen = if repeats { 2.min(run.len()) } else { run.len() };
         let (head, tail) = (run[..seen].concat(), run[seen..].concat());
-        if page.cost(&head) + page.cost(&tail) > page.room() {
+        if row.cost(&head) + row.cost(&tail) > row.left() {
             return;
         }
-        page.context(&head);
+        row.context(&head);
         if !tail.is_empty() {
-            page.push(&tail, Class::Copy, false);
+            row.push(&tail, Class::Copy, false);
         }
         if !repeats {
             runs.push(run);

@@ -46,7 +46,7 @@ fn no_row_shares_a_seed_with_an_evaluated_example() {
         assert!(!task.name().starts_with(TRAINING_DOMAIN));
     }
     assert!(spattn_tasks::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
-    for (name, _) in &FILE.shaped.tasks {
+    for (name, _) in &FILE.task_examples.tasks {
         let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
         assert_eq!(task.name(), format!("{TRAINING_DOMAIN}{name}"));
         for (length, index) in [(1024, 0), (4096, 7)] {
@@ -77,7 +77,7 @@ fn rows_fit_and_their_weights_mark_the_answers() {
     let families: Vec<String> = trainer.families().to_vec();
     for family in &families {
         for length in [256, 512, 1024, 4096] {
-            let from = FILE.family.iter().find(|f| f.name == *family).map_or(FILE.shaped.from, |f| f.from);
+            let from = FILE.family.iter().find(|f| f.name == *family).map_or(FILE.task_examples.from, |f| f.from);
             if length < from {
                 continue;
             }
@@ -229,15 +229,15 @@ fn two_hop_answers_lead_to_the_answer_over_the_document_between() {
 #[test]
 fn shaped_answers_fit_what_may_be_generated_and_name_what_is_asked() {
     let (trainer, encoder) = (trainer(), encoder());
-    for (name, _) in &FILE.shaped.tasks {
+    for (name, _) in &FILE.task_examples.tasks {
         let most = spattn_tasks::ruler::max_new_tokens(name).unwrap();
         let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
         for index in 0..4 {
             let row = trainer.row(1, index, 2048, Some(name), &encoder).unwrap();
             let (before, answer) = asked(&row).pop().unwrap();
             assert!(encoder.count(&answer) <= most, "{name}: {} tokens", encoder.count(&answer));
-            let counter = shaped::Counter(&encoder);
-            let length = 2048 + most - shaped::ANSWER.min(most);
+            let counter = task_examples::RowCounter(&encoder);
+            let length = 2048 + most - task_examples::ANSWER.min(most);
             let example = task.example(length, index, 1, &counter).unwrap();
             assert!(before.ends_with(&format!("{}{}", example.user_turn(), example.answer_prefix)));
             let score = example.metric.score(&answer, &example.references, &[]);

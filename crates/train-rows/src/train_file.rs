@@ -1,11 +1,11 @@
-//! `train.toml`: shares of the families of rows, and the wordings that are written by hand.
+//! `train.toml`: the share of each family of rows, and the wordings that were written by hand.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
 pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, and the tests parse it, so this cannot fail for a user.
     toml::from_str(include_str!("../train.toml")).expect("train.toml is well-formed")
 });
 
@@ -13,7 +13,9 @@ pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainFile {
     pub family: Vec<FamilyShare>,
-    pub shaped: ShapedShares,
+    /// Examples exactly as the tasks make them.
+    #[serde(rename = "shaped")]
+    pub task_examples: TaskExampleShares,
     pub wording: Wording,
     pub kv: RecordText,
     pub passkey: RecordText,
@@ -23,25 +25,33 @@ pub(crate) struct TrainFile {
 #[serde(deny_unknown_fields)]
 pub(crate) struct FamilyShare {
     pub name: String,
+    /// Relative frequency among the families that fit the length.
     pub share: usize,
+    /// The shortest rows, in tokens, that may be of this family.
     pub from: usize,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ShapedShares {
+pub(crate) struct TaskExampleShares {
     pub share: usize,
     pub from: usize,
+    /// Names of tasks, and their relative frequencies.
     pub tasks: Vec<(String, usize)>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Wording {
+    /// Percentage of rows that do not have the published wording.
     pub percent: usize,
+    /// Percentage of those whose wording is drawn word by word.
     pub drawn: usize,
+    /// Frequent words, of which drawn wordings are made.
     pub words: Vec<String>,
+    /// Forms of a list item, with `{number}` and `{word}`.
     pub items: Vec<String>,
+    /// Forms of a document, with `{i}` and `{document}`.
     pub frames: Vec<String>,
     pub needles: Vec<NeedleWording>,
     pub chains: Vec<ChainWording>,

@@ -1,4 +1,4 @@
-//! Variable tracking with several chains and a question about each.
+//! Rows of the family `vt`: variable tracking with several chains of assignments, and a question about each.
 
 use std::collections::HashSet;
 
@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::books::Books;
 use crate::draw::{log_uniform, percent};
-use crate::needles::hay;
-use crate::page::{Class, Page};
+use crate::needles::haystack_units;
+use crate::row::{Class, RowBuilder};
 use crate::train_file::ChainWording;
 use crate::wording;
 use spattn_tasks::ruler::definition;
@@ -16,12 +16,13 @@ use spattn_tasks::ruler::substitute;
 use spattn_tasks::seed::Draw;
 
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct AssignmentTemplates {
     noise: String,
     first: String,
     link: String,
 }
 
+/// A value and the variables that are assigned it, one from the other.
 struct Chain {
     value: String,
     variables: Vec<String>,
@@ -50,10 +51,10 @@ impl Chain {
     }
 }
 
-/// Writes a context with chains and a question about as many of them as fit.
-pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
-    let (definition, file) = definition("vt").context("there is a base task `vt`")?;
-    let shared: Shared = toml::from_str(file)?;
+/// Writes a context with chains, and questions about as many of them as fit.
+pub fn write(row: &mut RowBuilder, draw: &mut Draw, books: &Books) -> Result<()> {
+    let (definition, file) = definition("vt").context("there is no base task `vt`")?;
+    let shared: AssignmentTemplates = toml::from_str(file)?;
     let published = ChainWording {
         intro: definition.context_template.clone(),
         first: shared.first,
@@ -62,7 +63,7 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     };
     let text = &wording::chains(draw).unwrap_or(published);
     let in_noise = percent(75, draw);
-    let length = page.length();
+    let length = row.length();
     let (most, hops) = if percent(40, draw) {
         (draw.between(1, 2), 4)
     } else {
@@ -71,41 +72,42 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     let letters = if percent(80, draw) { 5 } else { draw.between(3, 6) };
     let separator = if in_noise { "\n" } else { " " };
 
-    let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
-    page.context(before);
-    let room = page.room().saturating_sub(page.cost(after));
+    let (before, after) =
+        text.intro.split_once("{context}").context("the introduction of the assignments has no `{context}`")?;
+    row.context(before);
+    let room = row.left().saturating_sub(row.cost(after));
     let mut taken = HashSet::new();
     let (mut chains, mut used, mut for_questions): (Vec<Chain>, usize, usize) = (Vec::new(), 0, 0);
     while chains.len() < most {
         let chain = Chain::new(hops, letters, &mut taken, draw);
-        let lines: usize = chain.lines(text).iter().map(|l| page.cost(&format!("{separator}{l}"))).sum();
+        let lines: usize = chain.lines(text).iter().map(|l| row.cost(&format!("{separator}{l}"))).sum();
         let (question, answer) = ask(&chain, text);
-        let asked = page.question_cost(&format!("\n{question}"), &answer);
+        let asked = row.question_cost(&format!("\n{question}"), &answer);
         if used + lines + for_questions + asked > room && !chains.is_empty() {
             break;
         }
         used += lines;
-        // Not every chain needs to be asked about.
+        // Some chains are not asked about, so that questions take at most 40 % of the tokens.
         if for_questions + asked <= room * 4 / 10 || chains.is_empty() {
             for_questions += asked;
         }
         chains.push(chain);
     }
-    let units = hay(page, room.saturating_sub(used + for_questions), in_noise, &shared.noise, draw, books);
-    page.context(&mixed(units, &chains, text, separator, draw));
-    page.context(after);
+    let units = haystack_units(row, room.saturating_sub(used + for_questions), in_noise, &shared.noise, draw, books);
+    row.context(&mixed(units, &chains, text, separator, draw));
+    row.context(after);
     draw.shuffle(&mut chains);
     for (number, chain) in chains.iter().enumerate() {
         let (question, answer) = ask(chain, text);
         let question = if number == 0 { question } else { format!("\n{question}") };
-        if !page.ask(&question, &answer, Class::Answer) {
+        if !row.ask(&question, &answer, Class::Answer) {
             break;
         }
     }
     Ok(())
 }
 
-/// The chains' lines among the units: each chain in its order, the chains mixed.
+/// Inserts the lines of all chains at random places among the units. The lines of one chain keep their order.
 fn mixed(units: Vec<String>, chains: &[Chain], text: &ChainWording, separator: &str, draw: &mut Draw) -> String {
     const PLACES: usize = 1 << 40;
     let mut placed: Vec<(usize, String)> = Vec::new();

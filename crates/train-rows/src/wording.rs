@@ -1,8 +1,8 @@
-//! Other wordings of the tasks: those of `train.toml`, and ones put together at random.
+//! Wordings of the tasks other than the published ones: those of `train.toml`, and ones of random words.
 //!
-//! A model that has seen a handful of wordings recognises them and fails on the next one. So a large part of the
-//! other wordings has no fixed text at all: words drawn around the placeholders, the same throughout a row. What is
-//! left to learn is the task: find what stands with the key, wherever and however it does.
+//! A model that is trained on a handful of wordings recognises them, and fails on any other one. So a large part of the wordings
+//! has no fixed text: random words around the placeholders, the same throughout a row. What remains to be learnt is the task: to
+//! find the value next to a key, in whatever words.
 
 use crate::draw::percent;
 use crate::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
@@ -11,46 +11,51 @@ use spattn_tasks::ruler::World;
 use spattn_tasks::seed::Draw;
 use spattn_tasks::text::words::dictionary_words;
 
-/// How a row is worded.
-enum Origin<'a, T> {
+/// Where the wording of a row is from.
+enum WordingSource<'a, T> {
+    /// The tasks.
     Published,
+    /// `train.toml`.
     Listed(&'a T),
+    /// Random words.
     Drawn,
 }
 
-fn origin<'a, T>(listed: &'a [T], draw: &mut Draw) -> Origin<'a, T> {
+fn wording_source<'a, T>(listed: &'a [T], draw: &mut Draw) -> WordingSource<'a, T> {
     let wording = &FILE.wording;
     match draw.below(100) {
-        n if n >= wording.percent => Origin::Published,
-        n if n * 100 >= wording.percent * wording.drawn => Origin::Listed(draw.pick(listed)),
-        _ => Origin::Drawn,
+        n if n >= wording.percent => WordingSource::Published,
+        n if n * 100 >= wording.percent * wording.drawn => WordingSource::Listed(draw.pick(listed)),
+        _ => WordingSource::Drawn,
     }
 }
 
-/// Words around needles; `None` for the published ones.
+/// The wording of needles and their questions; `None` for the published one.
 pub fn needles(value: NeedleKind, draw: &mut Draw) -> Option<NeedleWording> {
-    match origin(&FILE.wording.needles, draw) {
-        Origin::Published => None,
-        Origin::Listed(listed) => Some(listed.clone()),
-        Origin::Drawn => Some(drawn_needles(value, draw)),
+    match wording_source(&FILE.wording.needles, draw) {
+        WordingSource::Published => None,
+        WordingSource::Listed(listed) => Some(listed.clone()),
+        WordingSource::Drawn => Some(drawn_needles(value, draw)),
     }
 }
 
-/// Words around assignments; `None` for the published ones.
+/// The wording of assignments; `None` for the published one.
 pub fn chains(draw: &mut Draw) -> Option<ChainWording> {
-    match origin(&FILE.wording.chains, draw) {
-        Origin::Published => None,
-        Origin::Listed(listed) => Some(listed.clone()),
-        Origin::Drawn => Some(drawn_chains(draw)),
+    match wording_source(&FILE.wording.chains, draw) {
+        WordingSource::Published => None,
+        WordingSource::Listed(listed) => Some(listed.clone()),
+        WordingSource::Drawn => Some(drawn_chains(draw)),
     }
 }
 
-/// Words around a list of which `count` words are asked for; `None` for the published ones.
+/// The wording of a list and of the question for `count` of its words; `None` for the published one.
 pub fn common(count: &str, draw: &mut Draw) -> Option<ListWording> {
-    match origin(&FILE.wording.common, draw) {
-        Origin::Published => None,
-        Origin::Listed(listed) => Some(ListWording { ask: listed.ask.replace("{count}", count), ..listed.clone() }),
-        Origin::Drawn => {
+    match wording_source(&FILE.wording.common, draw) {
+        WordingSource::Published => None,
+        WordingSource::Listed(listed) => {
+            Some(ListWording { ask: listed.ask.replace("{count}", count), ..listed.clone() })
+        }
+        WordingSource::Drawn => {
             let (intro, ask) = (intro(draw), list_question(count, draw));
             let item = draw.pick(&FILE.wording.items).clone();
             Some(ListWording { intro, ask, item })
@@ -58,12 +63,12 @@ pub fn common(count: &str, draw: &mut Draw) -> Option<ListWording> {
     }
 }
 
-/// Words around coded text; `None` for the published ones.
+/// The wording around coded text; `None` for the published one.
 pub fn frequent(draw: &mut Draw) -> Option<ListWording> {
-    match origin(&FILE.wording.frequent, draw) {
-        Origin::Published => None,
-        Origin::Listed(listed) => Some(listed.clone()),
-        Origin::Drawn => {
+    match wording_source(&FILE.wording.frequent, draw) {
+        WordingSource::Published => None,
+        WordingSource::Listed(listed) => Some(listed.clone()),
+        WordingSource::Drawn => {
             let count = draw.pick(&["three", "3", "the three", "three words", "3 words"]);
             let (intro, ask) = (intro(draw), list_question(count, draw));
             Some(ListWording { intro, ask, item: String::new() })
@@ -71,12 +76,12 @@ pub fn frequent(draw: &mut Draw) -> Option<ListWording> {
     }
 }
 
-/// Words around documents; `None` for the published ones.
+/// The wording around documents; `None` for the published one.
 pub fn documents(draw: &mut Draw) -> Option<DocumentWording> {
-    match origin(&FILE.wording.documents, draw) {
-        Origin::Published => None,
-        Origin::Listed(listed) => Some(listed.clone()),
-        Origin::Drawn => Some(DocumentWording {
+    match wording_source(&FILE.wording.documents, draw) {
+        WordingSource::Published => None,
+        WordingSource::Listed(listed) => Some(listed.clone()),
+        WordingSource::Drawn => Some(DocumentWording {
             intro: intro(draw),
             ask: match draw.below(3) {
                 0 => "{query}".to_owned(),
@@ -93,14 +98,14 @@ pub fn documents(draw: &mut Draw) -> Option<DocumentWording> {
 }
 
 fn drawn_needles(value: NeedleKind, draw: &mut Draw) -> NeedleWording {
-    // Among words a value cannot be told from the words beside it.
+    // A value that is a word cannot be distinguished from other words beside it, so none may follow it.
     let (between, behind) = if value == NeedleKind::Words { (2, 0) } else { (4, 4) };
     let joint = match draw.below(4) {
         0 => draw.pick(&[":", " =", " ->", " -", ","]).to_string(),
         1 => format!(" {}:", words(1, between, draw)),
         _ => format!(" {}", typed(1, between, draw)),
     };
-    // A value before its key is the harder half: what is to be said is behind when the key is read.
+    // In half of the wordings the value precedes its key, which is harder: it has been read before the key shows that it matters.
     let (first, second) = if percent(50, draw) { ("{key}", "{value}") } else { ("{value}", "{key}") };
     let start = if percent(70, draw) { capital(&lead(draw)) } else { String::new() };
     let end = if behind > 0 && percent(45, draw) { format!(" {}", typed(1, behind, draw)) } else { String::new() };
@@ -119,13 +124,13 @@ fn drawn_needles(value: NeedleKind, draw: &mut Draw) -> NeedleWording {
     }
 }
 
-/// Words before what a statement is about.
+/// Words before the key of a statement.
 fn lead(draw: &mut Draw) -> String {
     let comma = if percent(25, draw) { "," } else { "" };
     format!("{}{comma} ", typed(1, 6, draw))
 }
 
-/// A question about `about` and the beginning of its answer.
+/// A question about `about`, and the beginning of its answer.
 fn question(about: &str, draw: &mut Draw) -> (String, String) {
     let stop = draw.pick(&["?", "?", "?", ".", ":"]);
     let ask = match draw.below(10) {
@@ -173,7 +178,7 @@ fn drawn_chains(draw: &mut Draw) -> ChainWording {
     }
 }
 
-/// Words that lead to a list of `count` words.
+/// A question for a list of `count` words.
 fn list_question(count: &str, draw: &mut Draw) -> String {
     let ask = match draw.below(3) {
         0 => format!("{} {count}", capital(&words(1, 5, draw))),
@@ -187,32 +192,32 @@ fn list_question(count: &str, draw: &mut Draw) -> String {
     }
 }
 
-/// The made-up world told with other words: every fact has a word of its own, which its question shares.
+/// The made-up world in other words: each fact gets a word of its own, which the question about it has too.
 pub fn other_world(world: &World, draw: &mut Draw) -> World {
     let mut world = world.clone();
     let mut own_words = std::collections::BTreeMap::new();
     for (name, form) in &mut world.sentences {
         let subject = name.split('_').next().unwrap_or(name).to_owned();
-        let mut told = match draw.below(3) {
+        let mut sentence = match draw.below(3) {
             0 => format!("{} {{{subject}}}", capital(&words(1, 3, draw))),
             _ => format!("{{{subject}}}"),
         };
         for fact in placeholders(form).into_iter().filter(|fact| *fact != subject) {
             let own = (*draw.pick(dictionary_words())).to_owned();
-            let (before, after) = (some(words(1, 2, draw), draw), some(words(1, 2, draw), draw));
-            // A question often has another form of the word: lies, lie; earned, earn.
+            let (before, after) = (sometimes(words(1, 2, draw), draw), sometimes(words(1, 2, draw), draw));
+            // The question often has another form of the word than the sentence: lies and lie, earned and earn.
             let ending = draw.pick(&["", "", "", "s", "ed", "ing"]);
-            told += &format!(" {before}{own}{ending} {after}{{{fact}}}");
+            sentence += &format!(" {before}{own}{ending} {after}{{{fact}}}");
             own_words.insert((name.clone(), fact), own);
         }
-        *form = told + ".";
+        *form = sentence + ".";
     }
     for question in &mut world.questions {
         let own: Vec<&str> = question
             .uses
             .iter()
             .flat_map(|used| own_words.iter().filter(move |((name, _), _)| name == used))
-            // Of a sentence with several facts, the word of the one asked for.
+            // Of a sentence with several facts, only the word of the fact that is asked for.
             .filter(|((_, fact), _)| {
                 question.via.is_some() || *fact == question.answer || question.uses.len() > 1 || is_subject(question)
             })
@@ -223,14 +228,14 @@ pub fn other_world(world: &World, draw: &mut Draw) -> World {
         let own = own.join(&format!(" {} ", words(1, 2, draw)));
         question.ask = match draw.below(3) {
             0 => format!("{asked} {own} {of}?"),
-            1 => format!("{asked} {} {of} {}{own}?", words(1, 2, draw), some(words(1, 2, draw), draw)),
-            _ => format!("{asked} {}{own} {} {of}?", some(words(1, 2, draw), draw), words(1, 2, draw)),
+            1 => format!("{asked} {} {of} {}{own}?", words(1, 2, draw), sometimes(words(1, 2, draw), draw)),
+            _ => format!("{asked} {}{own} {} {of}?", sometimes(words(1, 2, draw), draw), words(1, 2, draw)),
         };
     }
     world
 }
 
-/// Whether the answer is what the sentence is about, as in "who ... in this city?".
+/// Whether the answer is the subject of a sentence, as in "who ... in this city?".
 fn is_subject(question: &spattn_tasks::ruler::WorldQuestion) -> bool {
     question.uses.iter().any(|used| used.starts_with(question.answer.as_str()))
 }
@@ -239,11 +244,11 @@ fn placeholders(form: &str) -> Vec<String> {
     form.split('{').skip(1).filter_map(|part| part.split_once('}')).map(|(name, _)| name.to_owned()).collect()
 }
 
-fn some(text: String, draw: &mut Draw) -> String {
+fn sometimes(text: String, draw: &mut Draw) -> String {
     if percent(50, draw) { format!("{text} ") } else { String::new() }
 }
 
-/// An introduction with the place of the context.
+/// An introduction that contains `{context}`.
 fn intro(draw: &mut Draw) -> String {
     let sentence = |draw: &mut Draw| format!("{}.", capital(&words(4, 14, draw)));
     let after = draw.pick(&["\n", "\n\n"]);
@@ -255,7 +260,7 @@ fn intro(draw: &mut Draw) -> String {
     }
 }
 
-/// Between `low` and `high` words, mostly frequent ones.
+/// From `low` to `high` words, most of them frequent ones.
 fn words(low: usize, high: usize, draw: &mut Draw) -> String {
     let word = |draw: &mut Draw| match draw.below(5) {
         0 => (*draw.pick(dictionary_words())).to_owned(),
@@ -264,7 +269,7 @@ fn words(low: usize, high: usize, draw: &mut Draw) -> String {
     (0..draw.between(low, high)).map(|_| word(draw)).collect::<Vec<_>>().join(" ")
 }
 
-/// Like [`words`], now and then with the name of the type.
+/// As [`words`]; in 30 % one word is the placeholder for the kind of value.
 fn typed(low: usize, high: usize, draw: &mut Draw) -> String {
     let text = words(low, high, draw);
     if !percent(30, draw) {

@@ -160,7 +160,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
     let [(what, why)] = &needles[..] else { panic!("{needles:?}") };
     assert_eq!(what, "question");
     assert!(
-        why.starts_with("ruler/niah_single_1 at 512, example 0: the prefill failed: the activations behind layer 2"),
+        why.starts_with("ruler/niah_single_1 at 512, example 0: the prefill failed: the activations after layer 2"),
         "{why}"
     );
     // A method that reads by a mask reads for itself, and fails by itself.

@@ -1,30 +1,34 @@
-//! Examples exactly as the tasks make them, with the answers the model should give.
+//! Rows that are examples exactly as the tasks make them, with the answers that the model should give.
 
 use anyhow::Result;
 
 use crate::needles::several_answers;
-use crate::page::{Class, Encoder, Page};
+use crate::row::{Class, Encoder, RowBuilder};
 use spattn_tasks::ruler::{self, shapes};
 use spattn_tasks::{Example, PromptCounter, Task, TaskOptions};
 
-/// Most tokens an answer takes, its end included.
+/// Most tokens of an answer, its end token included.
 pub(crate) const ANSWER: usize = 72;
 
-/// Counts as an evaluation does: the token that starts the prompt, and its text.
-pub(crate) struct Counter<'a>(pub &'a dyn Encoder);
+/// Counts the tokens of a prompt as an evaluation does: the token that begins it, and its text.
+pub(crate) struct RowCounter<'a>(pub &'a dyn Encoder);
 
-impl PromptCounter for Counter<'_> {
+impl PromptCounter for RowCounter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
         Ok(1 + self.0.count(&format!("{user}{answer_prefix}")))
     }
 }
 
-/// The tasks that are shown in the shape in which they are evaluated.
-pub struct Shaped {
+/// The tasks whose examples are rows.
+pub struct TaskExamples {
     tasks: Vec<(String, Box<dyn Task>)>,
 }
 
-impl Shaped {
+impl TaskExamples {
+    /// Makes the tasks of these names; the second of each pair is not used here.
+    ///
+    /// # Errors
+    /// If a task is unknown or its definition is malformed.
     pub fn new(names: &[(String, usize)]) -> Result<Self> {
         let make =
             |(name, _): &(String, usize)| Ok((name.clone(), ruler::for_training(name, &TaskOptions::default())?));
@@ -34,24 +38,24 @@ impl Shaped {
     /// Writes one example of the task `name` with its answer.
     ///
     /// # Errors
-    /// If the task does not fit the page.
-    pub fn write(&self, name: &str, page: &mut Page, seed: u64, index: usize) -> Result<()> {
+    /// If no example of the task fits the row.
+    pub fn write(&self, name: &str, row: &mut RowBuilder, seed: u64, index: usize) -> Result<()> {
         let Some((_, task)) = self.tasks.iter().find(|(n, _)| n == name) else { return Ok(()) };
-        let counter = Counter(page.encoder());
-        // A task keeps the tokens it may generate free; the answer needs fewer.
+        let counter = RowCounter(row.encoder());
+        // A task leaves space for all tokens that it may generate; the answer needs fewer.
         let generated = ruler::max_new_tokens(name).unwrap_or(0);
-        let length = page.length() + generated - ANSWER.min(generated);
+        let length = row.length() + generated - ANSWER.min(generated);
         let example = task.example(length, index, seed, &counter)?;
         let class = if matches!(name, "ruler/cwe" | "ruler/fwe") { Class::Count } else { Class::Answer };
         for (text, is_answer) in solved(name, &example.context) {
-            page.push(text, if is_answer { class } else { Class::Context }, false);
+            row.push(text, if is_answer { class } else { Class::Context }, false);
         }
-        page.ask(&format!("{}{}", example.question, example.answer_prefix), &answer(name, &example), class);
+        row.ask(&format!("{}{}", example.question, example.answer_prefix), &answer(name, &example), class);
         Ok(())
     }
 }
 
-/// The context, cut around the answer of the solved example in it, if there is one.
+/// The context in parts, each with whether it is an answer: some prompts begin with a solved example, whose answer is trained too.
 fn solved<'a>(name: &str, context: &'a str) -> Vec<(&'a str, bool)> {
     let has_one = matches!(name, "ruler/vt" | "ruler/cwe");
     let cut = shapes().filter(|s| has_one && s.prefix_mark.len() > " Answer:".len()).find_map(|shape| {
@@ -66,7 +70,7 @@ fn solved<'a>(name: &str, context: &'a str) -> Vec<(&'a str, bool)> {
     }
 }
 
-/// What the model should say after the answer prefix.
+/// What the model should generate after the answer prefix.
 fn answer(name: &str, example: &Example) -> String {
     let references = &example.references;
     match name {

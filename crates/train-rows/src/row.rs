@@ -1,19 +1,19 @@
-//! A row under construction, and how it becomes tokens.
+//! A training row, [`RowBuilder`], which keeps it within its length, and how it becomes tokens.
 
-/// Tokens of the model that is trained. Pieces of white space and what follows up to the next white
-/// space must be encoded independently of each other, so that lengths add up.
+/// The tokenizer of the trained model. It must encode each piece (white space and the text after it, up to the next white space)
+/// independently of the others, so that the lengths of texts add up.
 pub trait Encoder: Sync {
     /// Appends the tokens of `text`, without special tokens.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
     /// The number of tokens of `text`.
     fn count(&self, text: &str) -> usize;
-    /// What every row starts with.
+    /// The token that begins every row.
     fn bos(&self) -> u32;
-    /// What ends every answer.
+    /// The token that ends every answer.
     fn eos(&self) -> u32;
 }
 
-/// What a token is trained as; the trainer gives each class its weight in the loss.
+/// The class of a token, by which the trainer weights it in the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Class {
@@ -36,14 +36,14 @@ pub struct Segment {
     pub text: String,
     /// What its tokens are trained as.
     pub class: Class,
-    /// Whether the end token follows.
+    /// Whether the end token follows the text.
     pub ends: bool,
 }
 
-/// One row.
+/// A row: one training example of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingRow {
-    /// Number of its family.
+    /// Index of its family in [`Trainer::families`](crate::Trainer::families).
     pub family: usize,
     /// Its text in order.
     pub segments: Vec<Segment>,
@@ -52,7 +52,7 @@ pub struct TrainingRow {
 }
 
 impl TrainingRow {
-    /// Token ids and their classes (0 for the token that starts the row), cut at the length.
+    /// Token ids and their classes, both cut at the length. The class of the first token, which begins the row, is 0.
     pub fn encode(&self, encoder: &dyn Encoder) -> (Vec<u32>, Vec<u8>) {
         let mut ids = Vec::with_capacity(self.length);
         let mut classes = Vec::with_capacity(self.length);
@@ -71,31 +71,35 @@ impl TrainingRow {
     }
 }
 
-/// A row while it is written: knows how many tokens are left.
-pub struct Page<'a> {
+/// Writes a row, and counts how many tokens of its length are left.
+pub struct RowBuilder<'a> {
     encoder: &'a dyn Encoder,
     row: TrainingRow,
     used: usize,
 }
 
-impl<'a> Page<'a> {
+impl<'a> RowBuilder<'a> {
+    /// Begins a row of at most `length` tokens.
     pub fn new(encoder: &'a dyn Encoder, length: usize, family: usize) -> Self {
         Self { encoder, row: TrainingRow { family, segments: Vec::new(), length }, used: 1 }
     }
 
+    /// The tokenizer.
     pub fn encoder(&self) -> &'a dyn Encoder {
         self.encoder
     }
 
+    /// Most tokens of the row.
     pub fn length(&self) -> usize {
         self.row.length
     }
 
-    /// Tokens left.
-    pub fn room(&self) -> usize {
+    /// Tokens that are left.
+    pub fn left(&self) -> usize {
         self.row.length.saturating_sub(self.used)
     }
 
+    /// Number of tokens of `text`.
     pub fn cost(&self, text: &str) -> usize {
         self.encoder.count(text)
     }
@@ -105,7 +109,7 @@ impl<'a> Page<'a> {
         self.push(text, Class::Context, false);
     }
 
-    /// Appends text that is not ended.
+    /// Appends text of a class, with the end token after it if `ends`. The caller checks that it fits.
     pub fn push(&mut self, text: &str, class: Class, ends: bool) {
         self.used += self.cost(text) + usize::from(ends);
         match self.row.segments.last_mut() {
@@ -117,9 +121,9 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Appends a question and its answer if both fit.
+    /// Appends a question and its answer if both fit. Returns whether they do.
     pub fn ask(&mut self, question: &str, answer: &str, class: Class) -> bool {
-        let fits = self.question_cost(question, answer) <= self.room();
+        let fits = self.question_cost(question, answer) <= self.left();
         if fits {
             self.context(question);
             self.push(answer, class, true);
@@ -127,12 +131,12 @@ impl<'a> Page<'a> {
         fits
     }
 
-    /// Tokens that [`ask`](Self::ask) would take.
+    /// Number of tokens that [`ask`](Self::ask) would append.
     pub fn question_cost(&self, question: &str, answer: &str) -> usize {
         self.cost(question) + self.cost(answer) + 1
     }
 
-    /// Units of `next`, each taken if it still fits into `room` tokens with the separator before it.
+    /// Texts from `next`, as many as fit into `room` tokens, each with the separator before it.
     pub fn fill(&self, mut room: usize, separator: &str, mut next: impl FnMut() -> String) -> Vec<String> {
         let mut units = Vec::new();
         loop {
@@ -146,12 +150,13 @@ impl<'a> Page<'a> {
         }
     }
 
+    /// The row.
     pub fn finish(self) -> TrainingRow {
         self.row
     }
 }
 
-/// Puts `inserted` (in their order) at random places among `units`.
+/// Inserts texts at random places among `units`; their order stays.
 pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut spattn_tasks::seed::Draw) -> Vec<String> {
     let mut places: Vec<usize> = inserted.iter().map(|_| draw.below(units.len() + 1)).collect();
     places.sort_unstable();
