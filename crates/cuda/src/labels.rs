@@ -120,7 +120,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn score_labels(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -207,7 +206,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn gather_queries(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),

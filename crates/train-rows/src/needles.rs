@@ -157,12 +157,13 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     let room = page.room().saturating_sub(page.cost(after) + for_questions.max(least));
 
     let mut scene = Scene { text, value, entries: Vec::new(), of_one: Vec::new(), of_many: Vec::new(), draw };
-    let most = match haystack {
+    let most_keys = match haystack {
         Haystack::Needle => usize::MAX,
         _ if few => scene.draw.between(1, 4),
         _ => log_uniform(2.0, (length as f64 / 40.0).max(2.0), scene.draw).max(1),
     };
-    let units = scene.fill(page, room, haystack, (key, most), style, &shared, books);
+    let context = ContextPlan { room, haystack, key, most_keys, style };
+    let units = scene.fill(page, context, &shared, books);
     let joined = units.join(if haystack == Haystack::Essay { " " } else { "\n" });
     page.context(&joined);
     page.context(after);
@@ -187,25 +188,30 @@ fn least_question(page: &Page, text: &Text, key: NeedleKind, value: NeedleKind, 
         }
 }
 
+/// What was drawn of a context before its text.
+struct ContextPlan {
+    /// Tokens that the context may have.
+    room: usize,
+    /// What lies between the needles.
+    haystack: Haystack,
+    /// The kind of the keys.
+    key: NeedleKind,
+    /// The most keys.
+    most_keys: usize,
+    /// What is asked.
+    style: Style,
+}
+
 impl Scene<'_> {
     /// Draws keys and values and returns the lines or sentences of the context with the needles in them.
-    #[expect(clippy::too_many_arguments, reason = "one call; each is a separate draw of the context")]
-    fn fill(
-        &mut self,
-        page: &Page,
-        room: usize,
-        haystack: Haystack,
-        (key, most): (NeedleKind, usize),
-        style: Style,
-        shared: &NeedleTexts,
-        books: &Books,
-    ) -> Vec<String> {
+    fn fill(&mut self, page: &Page, context: ContextPlan, shared: &NeedleTexts, books: &Books) -> Vec<String> {
+        let ContextPlan { room, haystack, key, most_keys, style } = context;
         let separator = if haystack == Haystack::Essay { " " } else { "\n" };
         let for_needles = if haystack == Haystack::Needle { room } else { room * 6 / 10 };
         let mut taken = HashSet::new();
         let mut needles: Vec<String> = Vec::new();
         let mut used = 0;
-        while self.entries.len() < most {
+        while self.entries.len() < most_keys {
             let drawn = key.draw(self.draw, word_key);
             if !taken.insert(drawn.clone()) {
                 continue;
