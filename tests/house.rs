@@ -19,10 +19,10 @@ const CRATES: &[(&str, &str)] = &[
     ("spattn-attention", "crates/attention/src"),
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
-    ("spattn-train-rows", "crates/train-rows/src"),
     ("spattn-eval", "crates/eval/src"),
     ("spattn-lab", "crates/lab/src"),
     ("spattn", "src"),
+    ("spattn-train-rows", "crates/train-rows/src"),
 ];
 
 /// A module, by the names from its crate's root down.

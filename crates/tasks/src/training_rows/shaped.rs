@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use crate::needles::several_answers;
-use crate::page::{Class, Encoder, Page};
-use spattn_tasks::ruler::{self, shapes};
-use spattn_tasks::{Example, PromptCounter, Task, TaskOptions};
+use super::needles::several_answers;
+use super::page::{Class, Encoder, Page};
+use crate::ruler::{self, shapes};
+use crate::task::{Example, PromptCounter, Task, TaskOptions};
 
 /// Most tokens an answer takes, its end included.
 pub(crate) const ANSWER: usize = 72;

@@ -1,15 +1,15 @@
-//! Other wordings of the tasks: those of `train.toml`, and ones put together at random.
+//! Other wordings of the tasks: those of `training_rows.toml`, and ones put together at random.
 //!
 //! A model that has seen a handful of wordings recognises them and fails on the next one. So a large part of the
 //! other wordings has no fixed text at all: words drawn around the placeholders, the same throughout a row. What is
 //! left to learn is the task: find what stands with the key, wherever and however it does.
 
-use crate::draw::percent;
-use crate::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
-use spattn_tasks::ruler::NeedleKind;
-use spattn_tasks::ruler::World;
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::words::dictionary_words;
+use super::draw::percent;
+use super::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
+use crate::ruler::NeedleKind;
+use crate::ruler::World;
+use crate::seed::Draw;
+use crate::text::words::dictionary_words;
 
 /// How a row is worded.
 enum Origin<'a, T> {
@@ -231,7 +231,7 @@ pub fn other_world(world: &World, draw: &mut Draw) -> World {
 }
 
 /// Whether the answer is what the sentence is about, as in "who ... in this city?".
-fn is_subject(question: &spattn_tasks::ruler::WorldQuestion) -> bool {
+fn is_subject(question: &crate::ruler::WorldQuestion) -> bool {
     question.uses.iter().any(|used| used.starts_with(question.answer.as_str()))
 }
 

@@ -4,17 +4,17 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result};
 
-use crate::books::Books;
-use crate::draw::{fraction, log_uniform, percent};
-use crate::page::{Class, Page, scatter};
-use crate::train_file::NeedleWording;
-use crate::wording;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::ruler::{NeedleKind, NeedleTexts, enumerate};
-use spattn_tasks::ruler::{RulerDefinition, substitute};
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::grammar::Grammar;
-use spattn_tasks::text::words::{Words, dictionary_words};
+use super::books::Books;
+use super::draw::{fraction, log_uniform, percent};
+use super::page::{Class, Page, scatter};
+use super::train_file::NeedleWording;
+use super::wording;
+use crate::ruler::definition;
+use crate::ruler::{NeedleKind, NeedleTexts, enumerate};
+use crate::ruler::{RulerDefinition, substitute};
+use crate::seed::Draw;
+use crate::text::grammar::Grammar;
+use crate::text::words::{Words, dictionary_words};
 
 /// Below so many tokens uuids leave room for too little else.
 const UUIDS_FROM: usize = 500;

@@ -3,12 +3,13 @@
 //! A row is one context with as many questions as fit. Each question is followed by its answer and the end token, so one context
 //! trains the model many times. A fixed share of the rows is *shaped*: they are examples exactly as the tasks make them, with
 //! their answers. All others vary more than the tasks do: in the number of keys and values, in words, in wordings
-//! (`train.toml`), and some are running text.
+//! (`training_rows.toml`), and some are running text.
 //!
 //! Seeds: where the seed of an evaluated example hashes the task's name, that of a row hashes [`TRAINING_DOMAIN`]. No task's name
 //! begins with it, so no row shares its seed with an evaluated example.
 //!
-//! The tool `train-rows` (`main.rs`) writes rows for `scripts/train_builtin/`. Calibrations that are trained read them too.
+//! The tool `train-rows` (`crates/train-rows`) writes rows for `scripts/train_builtin/`. Calibrations that are trained read them too.
+//! No evaluation does.
 
 mod books;
 mod documents;
@@ -18,7 +19,6 @@ mod needles;
 mod page;
 mod records;
 mod shaped;
-mod tokens;
 mod train_file;
 mod variables;
 mod wording;
@@ -28,10 +28,9 @@ use anyhow::Result;
 pub use self::books::Books;
 use self::page::Page;
 pub use self::page::{Class, Encoder, Segment, TrainingRow};
-pub use self::tokens::PieceEncoder;
 use self::train_file::{FILE, FamilyShare};
+use crate::seed::{Draw, TRAINING_DOMAIN, example_seed};
 use spattn_base::error::UsageError;
-use spattn_tasks::seed::{Draw, TRAINING_DOMAIN, example_seed};
 
 /// The family of the books' tails, which no other family uses.
 pub const HELD_OUT: &str = "held_out";

@@ -1,6 +1,6 @@
 //! Draws that several families of rows make.
 
-use spattn_tasks::seed::Draw;
+use crate::seed::Draw;
 
 /// A number in 0..1.
 pub(crate) fn fraction(draw: &mut Draw) -> f64 {

@@ -1,4 +1,4 @@
-//! `train.toml`: shares of the families of rows, and the wordings that are written by hand.
+//! `training_rows.toml`: shares of the families of rows, and the wordings that are written by hand.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
     // Embedded: a mistake in it is ours, and the tests find it.
-    toml::from_str(include_str!("../train.toml")).expect("train.toml is well-formed")
+    toml::from_str(include_str!("../../tasks/training_rows.toml")).expect("training_rows.toml is well-formed")
 });
 
 #[derive(Debug, Deserialize)]

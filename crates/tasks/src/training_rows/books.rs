@@ -7,9 +7,9 @@ use anyhow::Result;
 
 use super::draw::percent;
 use super::page::{Class, Page};
+use crate::seed::Draw;
+use crate::text::{self, essays};
 use spattn_base::error::UsageError;
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::{self, essays};
 
 /// The last so many parts in a thousand of every book are kept apart, to watch the loss on.
 const HELD_OUT_PER_MILLE: usize = 10;
