@@ -14,12 +14,15 @@ use spattn_lab::papers::PAPERS;
 
 use super::{Page, markdown_under, page};
 
-const README_BYTES: usize = 12_288;
+/// The most bytes of pages that are read first.
+const MOST_BYTES: [(&str, usize); 2] = [("README.md", 12_288), ("ARCHITECTURE.md", 7_168)];
 
 #[test]
-fn the_readme_is_short() {
-    let bytes = page("README.md").text.len();
-    assert!(bytes <= README_BYTES, "README.md has {bytes} bytes, of {README_BYTES}: move something to docs/");
+fn pages_that_are_read_first_are_short() {
+    for (name, most) in MOST_BYTES {
+        let bytes = page(name).text.len();
+        assert!(bytes <= most, "{name} has {bytes} bytes, of {most}: move something to docs/");
+    }
 }
 
 #[test]
@@ -294,7 +297,7 @@ fn the_page_of_benches_has_every_kind() {
 fn the_page_of_tasks_has_every_task_with_depths() {
     let tasks = page("docs/tasks.md");
     let listed: BTreeSet<String> = first_cells(section(&tasks, "Tasks with depths")).into_iter().collect();
-    let has_depths = |task: &TaskInfo| task.parameters.iter().any(|(key, _)| key == "depths");
+    let has_depths = |task: &TaskInfo| task.parameters.iter().any(|(key, _)| key == "steps");
     let with_depths: BTreeSet<String> = catalog().into_iter().filter(has_depths).map(|task| task.name).collect();
     assert_eq!(listed, with_depths);
     let families: BTreeSet<&str> = with_depths.iter().map(|name| name.split('/').next().unwrap()).collect();
