@@ -173,22 +173,33 @@ fn dropped_mass_is_of_the_layers_own_softmax() {
     }
 }
 
+/// In one chunk, and in chunks shorter than a window, which then reaches back over the start of its chunk.
 #[test]
 fn prefill_honours_the_spec_of_its_layer() {
     let layer_specs: LayerSpecs = specs().into();
+    let (tokens, width) = (PREFIX + STEPS, HEADS * D);
     for method in [None, Some("topk:k=500"), Some("a_shape:window=500"), Some("quest:page=4,k=500")] {
         let method = method.map(configured);
-        let mut sparse = method.as_ref().map(|method| SparsePrefill::new(method, &layer_specs, 1).unwrap());
-        for (number, spec) in layer_specs.iter().enumerate() {
-            let (kv, queries) = layer(number);
-            let mut out = vec![f32::NAN; queries.len()];
-            let chunk = PrefillChunk::new(number, 0, &queries, HEADS, &kv).with_spec(spec);
-            match &mut sparse {
-                Some(sparse) => sparse.attend(&chunk, &mut out),
-                None => attend_densely(&chunk, &mut out),
-            }
-            for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
-                assert_close(out, &naive(&kv, &queries, at, spec), &format!("{method:?}, {spec:?}, row {at}"));
+        for rows in [tokens, 7] {
+            let mut sparse = method.as_ref().map(|method| SparsePrefill::new(method, &layer_specs, 1).unwrap());
+            for (number, spec) in layer_specs.iter().enumerate() {
+                let (kv, queries) = layer(number);
+                let mut out = vec![f32::NAN; queries.len()];
+                for (first, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * width)) {
+                    let end = first + out.len() / width;
+                    let mut read = kv.clone();
+                    read.truncate(end, end);
+                    let queries = &queries[first * width..end * width];
+                    let chunk = PrefillChunk::new(number, first, queries, HEADS, &read).with_spec(spec);
+                    match &mut sparse {
+                        Some(sparse) => sparse.attend(&chunk, out),
+                        None => attend_densely(&chunk, out),
+                    }
+                }
+                for (at, out) in out.chunks_exact(width).enumerate() {
+                    let what = format!("{method:?}, {spec:?}, row {at} in chunks of {rows}");
+                    assert_close(out, &naive(&kv, &queries, at, spec), &what);
+                }
             }
         }
     }
