@@ -213,7 +213,7 @@ fn the_page_of_settings_lists_every_flag_and_key_and_no_other() {
 
 // ---- identity ----
 
-/// Rows that the run below cannot change, or that are refused by a rule of their own. `tests/identity.rs` changes them.
+/// Rows that the run below cannot change, or that are refused by a rule of their own. `tests/commands/identity.rs` changes them.
 const NOT_CHANGED_HERE: [&str; 8] =
     ["about", "model", "device", "data", "calibration", "chat", "system_prompt", "anonymous"];
 

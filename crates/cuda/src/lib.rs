@@ -63,7 +63,7 @@ pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
-pub use launch::{Cache, Into, Norms, Place, Positions};
+pub use launch::{Cache, FiniteCheck, Into, Norms, Place, Positions, RmsNorm, Rotation, WeightMatrix};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use per_row_tokens::PerRowTokens;
 pub use prefill::Rows;

@@ -26,7 +26,7 @@ use spattn_tasks::Task;
 use spattn_tasks::seed::{Draw, example_seed};
 use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
-use spattn_train_rows::{Books, Encoder, Trainer};
+use spattn_tasks::training_rows::{Books, Encoder, Trainer};
 
 /// The most bytes of a file with imported nets.
 const MOST_OF_IMPORT: u64 = 16 << 30;

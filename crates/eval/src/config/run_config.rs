@@ -175,6 +175,8 @@ impl RunConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn resolve(text: &str) -> Result<RunConfig, UsageError> {
@@ -192,6 +194,28 @@ mod tests {
             assert!(settings.about.is_some(), "{}", shipped.name);
             assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
+    }
+
+    #[test]
+    fn shipped_configs_say_how_many_methods_they_have() {
+        let mut counted = 0;
+        for shipped in SHIPPED {
+            let settings = Settings::load(shipped.name).unwrap();
+            let about = settings.about.clone().unwrap();
+            let config = RunConfig::resolve(settings).unwrap().remove(0);
+            let sparse: BTreeSet<&str> =
+                config.methods.iter().map(|m| m.name.as_str()).filter(|name| *name != "full").collect();
+            let (before, said) = match about.split_once(" methods ") {
+                Some((before, _)) => (before, before.rsplit(' ').next().unwrap()),
+                None => (about.as_str(), ""),
+            };
+            assert!(!before.contains("very method"), "{}: say how many", shipped.name);
+            if let Ok(said) = said.parse::<usize>() {
+                assert_eq!(said, sparse.len(), "{}: {about}", shipped.name);
+                counted += 1;
+            }
+        }
+        assert_eq!(counted, 3, "`methods`, `budgets` and `parity` give a number");
     }
 
     #[test]

@@ -42,7 +42,7 @@ use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, St
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Positions, Rows};
+use spattn_cuda::{Buffer, GpuError, Positions, Rotation, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -174,9 +174,9 @@ impl Cuda {
         for index in 0..c.layers {
             self.forward_layer(workspace, rows, index, first, |workspace, layer| {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
-                let at = Positions { positions, inverse, by_row: false, scaling };
-                let norms = self.norms(layer);
-                self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
+                let positions = Positions { positions, inverse, by_row: false, scaling };
+                let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
+                self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
         }

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Place, Positions, Storage, Timeline};
+use spattn_cuda::{
+    AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, Norms, Place, Positions, RmsNorm, Rotation, Storage,
+    Timeline,
+};
 
 use super::host::HostWorkspace;
 use super::kv::storage;
@@ -153,9 +156,10 @@ impl Cuda {
         mark: usize,
         first: usize,
     ) -> Result<(), GpuError> {
-        let (storage, hidden, eps) = (self.storage(), self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let norm = RmsNorm { weight, eps: self.config.rms_norm_eps as f32, hidden: self.config.hidden_size };
         let Workspace { x, normed, broken, .. } = workspace;
-        self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
+        let check = FiniteCheck { broken, mark: mark as u64, first_row: first as u64 };
+        self.gpu.rms_norm(self.storage(), norm, x, skip..skip + rows, normed, check)
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
@@ -191,9 +195,9 @@ impl Cuda {
         let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = workspace else {
             unreachable!("places and frequencies were uploaded before the layers")
         };
-        let at = Positions { positions, inverse, by_row, scaling };
-        let (norms, offset) = (self.norms(layer), index * rows * size_of::<Place>());
-        self.gpu.rope_scattered(qkv, rows, &at, self.config.heads, norms.as_ref(), shape, places, offset)
+        let positions = Positions { positions, inverse, by_row, scaling };
+        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
+        self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
     }
 
     /// What follows attention at a layer.
@@ -221,11 +225,10 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let Matrix { data, outputs, inputs } = &linear.weight;
-        self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into)?;
+        self.gpu.multiply(self.storage(), linear.weight.as_operand(), x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
-        self.gpu.add_bias(storage, out, rows, bias, *outputs)
+        self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
     }
 
     /// Logits of `rows` rows of the residual stream from row `skip` on.
@@ -239,7 +242,7 @@ impl Cuda {
         self.norm(workspace, skip, rows, &self.parts.norm, self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
         Ok(out)

@@ -143,7 +143,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
 /// A window of English text for the built-in model: prompt and scored part.
 fn builtin() -> (Model, Vec<u32>) {
     let model = Model::load(&ModelSource::Builtin, Some(KvDtype::F32), TokenizerOptions::default()).unwrap();
-    let text = include_str!("golden/prose.txt");
+    let text = include_str!("../golden/prose.txt");
     let tokens = model.tokenizer.encode_text(text, true).unwrap()[..700].to_vec();
     (model, tokens)
 }

@@ -1,21 +1,21 @@
-//! Wordings of the tasks other than the published ones: those of `train.toml`, and ones of random words.
+//! Wordings of the tasks other than the published ones: those of `training_rows.toml`, and ones of random words.
 //!
 //! A model that is trained on a handful of wordings recognises them, and fails on any other one. So a large part of the wordings
 //! has no fixed text: random words around the placeholders, the same throughout a row. What remains to be learnt is the task: to
 //! find the value next to a key, in whatever words.
 
-use crate::draw::percent;
-use crate::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
-use spattn_tasks::ruler::NeedleKind;
-use spattn_tasks::ruler::World;
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::words::dictionary_words;
+use super::draw::percent;
+use super::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
+use crate::ruler::NeedleKind;
+use crate::ruler::World;
+use crate::seed::Draw;
+use crate::text::words::dictionary_words;
 
 /// Where the wording of a row is from.
 enum WordingSource<'a, T> {
     /// The tasks.
     Published,
-    /// `train.toml`.
+    /// `training_rows.toml`.
     Listed(&'a T),
     /// Random words.
     Drawn,
@@ -236,7 +236,7 @@ pub fn other_world(world: &World, draw: &mut Draw) -> World {
 }
 
 /// Whether the answer is the subject of a sentence, as in "who ... in this city?".
-fn is_subject(question: &spattn_tasks::ruler::WorldQuestion) -> bool {
+fn is_subject(question: &crate::ruler::WorldQuestion) -> bool {
     question.uses.iter().any(|used| used.starts_with(question.answer.as_str()))
 }
 

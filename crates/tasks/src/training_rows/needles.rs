@@ -4,17 +4,17 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result};
 
-use crate::books::Books;
-use crate::draw::{fraction, log_uniform, percent};
-use crate::row::{Class, RowBuilder, scatter};
-use crate::train_file::NeedleWording;
-use crate::wording;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::ruler::{NeedleKind, NeedleTexts, enumerate};
-use spattn_tasks::ruler::{RulerDefinition, substitute};
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::grammar::Grammar;
-use spattn_tasks::text::words::{Words, dictionary_words};
+use super::books::Books;
+use super::draw::{fraction, log_uniform, percent};
+use super::row::{Class, RowBuilder, scatter};
+use super::train_file::NeedleWording;
+use super::wording;
+use crate::ruler::definition;
+use crate::ruler::{NeedleKind, NeedleTexts, enumerate};
+use crate::ruler::{RulerDefinition, substitute};
+use crate::seed::Draw;
+use crate::text::grammar::Grammar;
+use crate::text::words::{Words, dictionary_words};
 
 /// Shortest rows, in tokens, with UUIDs: in shorter ones they leave too few tokens for anything else.
 const UUIDS_FROM: usize = 500;
@@ -163,12 +163,13 @@ pub fn write(row: &mut RowBuilder, draw: &mut Draw, books: &Books) -> Result<()>
     let room = row.left().saturating_sub(row.cost(after) + for_questions.max(least));
 
     let mut context = NeedleContext { text, value, entries: Vec::new(), of_one: Vec::new(), of_many: Vec::new(), draw };
-    let most = match haystack {
+    let most_keys = match haystack {
         Haystack::Needle => usize::MAX,
         _ if few => context.draw.between(1, 4),
         _ => log_uniform(2.0, (length as f64 / 40.0).max(2.0), context.draw).max(1),
     };
-    let units = context.fill(row, room, haystack, (key, most), style, &shared, books);
+    let plan = ContextPlan { room, haystack, key, most_keys, style };
+    let units = context.fill(row, plan, &shared, books);
     let joined = units.join(if haystack == Haystack::Essay { " " } else { "\n" });
     row.context(&joined);
     row.context(after);
@@ -199,25 +200,30 @@ fn largest_question(
         }
 }
 
+/// What was drawn of a context before its text.
+struct ContextPlan {
+    /// Tokens that the context may have.
+    room: usize,
+    /// What lies between the needles.
+    haystack: Haystack,
+    /// The kind of the keys.
+    key: NeedleKind,
+    /// The most keys.
+    most_keys: usize,
+    /// What is asked.
+    style: QuestionStyle,
+}
+
 impl NeedleContext<'_> {
     /// Draws keys and values. Returns the lines or sentences of the context, needles included.
-    #[expect(clippy::too_many_arguments, reason = "called once, with independent properties of the context")]
-    fn fill(
-        &mut self,
-        row: &RowBuilder,
-        room: usize,
-        haystack: Haystack,
-        (key, most): (NeedleKind, usize),
-        style: QuestionStyle,
-        shared: &NeedleTexts,
-        books: &Books,
-    ) -> Vec<String> {
+    fn fill(&mut self, row: &RowBuilder, plan: ContextPlan, shared: &NeedleTexts, books: &Books) -> Vec<String> {
+        let ContextPlan { room, haystack, key, most_keys, style } = plan;
         let separator = if haystack == Haystack::Essay { " " } else { "\n" };
         let for_needles = if haystack == Haystack::Needle { room } else { room * 6 / 10 };
         let mut taken = HashSet::new();
         let mut needles: Vec<String> = Vec::new();
         let mut used = 0;
-        while self.entries.len() < most {
+        while self.entries.len() < most_keys {
             let drawn = key.draw(self.draw, word_key);
             if !taken.insert(drawn.clone()) {
                 continue;

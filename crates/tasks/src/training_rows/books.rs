@@ -8,8 +8,6 @@ use anyhow::Result;
 use super::draw::percent;
 use super::row::{Class, RowBuilder};
 use spattn_base::error::UsageError;
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::{self, essays};
 
 /// Thousandths of each book, from its end, that are held out to measure the loss on.
 const HELD_OUT_PER_MILLE: usize = 10;

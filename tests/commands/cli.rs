@@ -902,7 +902,7 @@ fn perplexity<'a>(out: &'a Out, file: &Path, more: &[&'a str]) -> Spattn {
 fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
+    fs::write(&file, include_str!("../golden/prose.txt")).unwrap();
     let (one, two, shards) = (out(), out(), [out(), out()]);
     let methods = ["-m", "topk:k={8,256}", "-m", "random:k=8"];
     let ran = perplexity(&one, &file, &methods).args(&["--threads", "1"]).ok();
@@ -930,7 +930,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
 fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
+    fs::write(&file, include_str!("../golden/prose.txt")).unwrap();
     let (exact, one, two) = (out(), out(), out());
     let methods = ["-m", "quest:k=64", "--dtype", "f32"];
     let rounded = ["--matmul-precision", "bf16", "--threads"];
@@ -957,7 +957,7 @@ fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads(
 fn perplexity_of_full_is_the_same_in_one_pass() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");
-    fs::write(&file, include_str!("golden/prose.txt")).unwrap();
+    fs::write(&file, include_str!("../golden/prose.txt")).unwrap();
     let rows = |protocol: &str, method: &str| {
         let (out, more) = (out(), ["--json", "--sparse-from", protocol, "-m", method, "--dtype", "f32"]);
         summary(&perplexity(&out, &file, &more).ok())
@@ -1181,7 +1181,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
 
 /// The names of the columns that `docs/columns.md` promises, in its order, joined by commas.
 fn columns() -> String {
-    let page = include_str!("../docs/columns.md");
+    let page = include_str!("../../docs/columns.md");
     let names = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|(name, _)| name));
     names.collect::<Vec<_>>().join(",")
 }

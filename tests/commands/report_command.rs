@@ -283,7 +283,7 @@ fn driven(dir: &Path) -> PathBuf {
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
     let (before, after) = page.rsplit_once("</body>").unwrap();
     let driven = dir.join("driven.html");
-    fs::write(&driven, format!("{before}<script>{}</script></body>{after}", include_str!("page/drive.js"))).unwrap();
+    fs::write(&driven, format!("{before}<script>{}</script></body>{after}", include_str!("../page/drive.js"))).unwrap();
     driven
 }
 

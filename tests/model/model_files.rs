@@ -31,10 +31,7 @@ use spattn::model::texts::TextFile;
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
 use tempfile::TempDir;
 
-#[path = "golden_model/names.rs"]
-mod golden_names;
-
-use golden_names::names;
+use super::golden_model::names;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

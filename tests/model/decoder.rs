@@ -1,9 +1,7 @@
 //! The forward pass against Hugging Face transformers, on tiny random checkpoints of every supported
 //! architecture and RoPE variant, at positions beyond 1,000 (`scripts/make_golden_models.py`).
 
-mod golden_model;
-
-use golden_model::{Golden, names};
+use super::golden_model::{self, Golden, names};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};

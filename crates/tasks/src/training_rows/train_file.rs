@@ -1,4 +1,4 @@
-//! `train.toml`: the share of each family of rows, and the wordings that were written by hand.
+//! `training_rows.toml`: the share of each family of rows, and the wordings that were written by hand.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
     // The file is embedded, and the tests parse it, so this cannot fail for a user.
-    toml::from_str(include_str!("../train.toml")).expect("train.toml is well-formed")
+    toml::from_str(include_str!("../../tasks/training_rows.toml")).expect("training_rows.toml is well-formed")
 });
 
 #[derive(Debug, Deserialize)]

@@ -2,20 +2,46 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::*;
-use spattn_tasks::ruler::NeedleKind;
-use spattn_tasks::{TaskOptions, resolve};
+use crate::ruler::NeedleKind;
+use crate::{TaskOptions, resolve};
 
-/// The built-in model's tokenizer, which is of the kind that is trained with.
-fn encoder() -> PieceEncoder {
+/// The built-in model's tokenizer. Its tokens never join text across the start of white space.
+struct BuiltinEncoder(tokenizers::Tokenizer);
+
+impl BuiltinEncoder {
+    fn ids(&self, text: &str) -> Vec<u32> {
+        self.0.encode_fast(text, false).unwrap().get_ids().to_vec()
+    }
+}
+
+impl Encoder for BuiltinEncoder {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        ids.extend(self.ids(text));
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.ids(text).len()
+    }
+
+    fn bos(&self) -> u32 {
+        self.0.token_to_id("<s>").unwrap()
+    }
+
+    fn eos(&self) -> u32 {
+        self.0.token_to_id("</s>").unwrap()
+    }
+}
+
+fn encoder() -> BuiltinEncoder {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/builtin/tokenizer.json");
-    PieceEncoder::new(&std::fs::read_to_string(file).unwrap()).unwrap()
+    BuiltinEncoder(tokenizers::Tokenizer::from_file(file).unwrap())
 }
 
 fn books() -> Books {
     let draw = &mut Draw::new(5, 0);
     let book = |draw: &mut Draw| {
         let sentences: Vec<String> =
-            (0..4_000).map(|_| spattn_tasks::text::grammar::Grammar::house().sentence(draw)).collect();
+            (0..4_000).map(|_| crate::text::grammar::Grammar::house().sentence(draw)).collect();
         sentences.chunks(2).map(|lines| lines.join("\n")).collect::<Vec<_>>().join("\n\n")
     };
     Books::new(vec![book(draw), book(draw)])
@@ -45,9 +71,9 @@ fn no_row_shares_a_seed_with_an_evaluated_example() {
     for task in resolve(&all, &TaskOptions::default()).unwrap() {
         assert!(!task.name().starts_with(TRAINING_DOMAIN));
     }
-    assert!(spattn_tasks::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
+    assert!(crate::catalog().iter().all(|t| !t.name.starts_with(TRAINING_DOMAIN)));
     for (name, _) in &FILE.task_examples.tasks {
-        let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
+        let task = crate::ruler::for_training(name, &TaskOptions::default()).unwrap();
         assert_eq!(task.name(), format!("{TRAINING_DOMAIN}{name}"));
         for (length, index) in [(1024, 0), (4096, 7)] {
             let seeds: HashSet<u64> = [name.as_str(), task.name(), TRAINING_DOMAIN]
@@ -119,23 +145,6 @@ fn most_of_a_row_is_used() {
 }
 
 #[test]
-fn pieces_have_the_tokens_of_the_whole_text() {
-    let (trainer, encoder) = (trainer(), encoder());
-    for index in 0..60 {
-        for segment in trainer.row(9, index, 1024, None, &encoder).unwrap().segments {
-            let mut ids = Vec::new();
-            encoder.encode(&segment.text, &mut ids);
-            assert_eq!(
-                ids,
-                encoder.direct(&segment.text).into_iter().map(u32::from).collect::<Vec<_>>(),
-                "{}",
-                segment.text
-            );
-        }
-    }
-}
-
-#[test]
 fn needles_are_answered_with_what_the_text_says() {
     let (trainer, encoder) = (trainer(), encoder());
     let mut questions = 0;
@@ -171,7 +180,7 @@ fn counted_answers_are_the_most_frequent_words() {
     let (trainer, encoder) = (trainer(), encoder());
     let mut prose = String::new();
     for base in ["cwe", "fwe"] {
-        let (definition, _) = spattn_tasks::ruler::definition(base).unwrap();
+        let (definition, _) = crate::ruler::definition(base).unwrap();
         prose +=
             &format!("{} {} {}", definition.context_template, definition.question_template, definition.answer_prefix);
     }
@@ -230,8 +239,8 @@ fn two_hop_answers_lead_to_the_answer_over_the_document_between() {
 fn shaped_answers_fit_what_may_be_generated_and_name_what_is_asked() {
     let (trainer, encoder) = (trainer(), encoder());
     for (name, _) in &FILE.task_examples.tasks {
-        let most = spattn_tasks::ruler::max_new_tokens(name).unwrap();
-        let task = spattn_tasks::ruler::for_training(name, &TaskOptions::default()).unwrap();
+        let most = crate::ruler::max_new_tokens(name).unwrap();
+        let task = crate::ruler::for_training(name, &TaskOptions::default()).unwrap();
         for index in 0..4 {
             let row = trainer.row(1, index, 2048, Some(name), &encoder).unwrap();
             let (before, answer) = asked(&row).pop().unwrap();
@@ -284,8 +293,8 @@ fn drawn_wordings_leave_no_placeholder_and_say_where_key_and_value_are() {
 
 #[test]
 fn a_fact_told_in_drawn_words_is_asked_for_with_its_own_word() {
-    let (_, file) = spattn_tasks::ruler::definition("qa").unwrap();
-    let world: spattn_tasks::ruler::WorldFile = toml::from_str(file).unwrap();
+    let (_, file) = crate::ruler::definition("qa").unwrap();
+    let world: crate::ruler::WorldFile = toml::from_str(file).unwrap();
     let mut draw = Draw::new(5, 0);
     for _ in 0..50 {
         let other = wording::other_world(&world.synthetic, &mut draw);

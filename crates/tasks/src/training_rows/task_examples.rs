@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use crate::needles::several_answers;
-use crate::row::{Class, Encoder, RowBuilder};
-use spattn_tasks::ruler::{self, shapes};
-use spattn_tasks::{Example, PromptCounter, Task, TaskOptions};
+use super::needles::several_answers;
+use super::row::{Class, Encoder, RowBuilder};
+use crate::ruler::{self, shapes};
+use crate::{Example, PromptCounter, Task, TaskOptions};
 
 /// Most tokens of an answer, its end token included.
 pub(crate) const ANSWER: usize = 72;

@@ -157,7 +157,7 @@ impl<'a> RowBuilder<'a> {
 }
 
 /// Inserts texts at random places among `units`; their order stays.
-pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut spattn_tasks::seed::Draw) -> Vec<String> {
+pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut crate::seed::Draw) -> Vec<String> {
     let mut places: Vec<usize> = inserted.iter().map(|_| draw.below(units.len() + 1)).collect();
     places.sort_unstable();
     let mut out = Vec::with_capacity(units.len() + inserted.len());

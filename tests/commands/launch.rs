@@ -430,7 +430,7 @@ fn a_thousand_shards_are_planned_and_merged_in_seconds() {
 }
 
 #[test]
-#[ignore = "a million records are gigabytes: cargo test --release --test launch -- --ignored --nocapture"]
+#[ignore = "a million records are gigabytes: cargo test --release --test commands launch:: -- --ignored --nocapture"]
 fn a_million_records_are_reported_within_bounds() {
     a_thousand_shards(40, 3_000_000);
 }

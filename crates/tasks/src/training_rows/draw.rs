@@ -1,6 +1,6 @@
 //! Random numbers that several families of rows draw.
 
-use spattn_tasks::seed::Draw;
+use crate::seed::Draw;
 
 /// A number from 0 up to but not including 1, uniformly distributed.
 pub(crate) fn fraction(draw: &mut Draw) -> f64 {

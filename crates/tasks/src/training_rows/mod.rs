@@ -3,12 +3,13 @@
 //! A row is one context with as many questions as fit. The answer and the end token follow each question, so the model learns from
 //! one context many times. A fixed share of the rows are examples exactly as the tasks make them, with their answers
 //! (`task_examples.rs`). The others vary more than the tasks do: in the number of keys and values, in words, and in wordings
-//! (`train.toml`). Some rows are running text.
+//! (`training_rows.toml`). Some rows are running text.
 //!
 //! The seed of an evaluated example hashes the name of its task; the seed of a row hashes [`TRAINING_DOMAIN`] instead. No task's name
 //! begins with that, so no row shares its seed with an evaluated example.
 //!
-//! The tool `train-rows` (`main.rs`) writes rows for `scripts/train_builtin/`. Trained calibrations also learn from these rows.
+//! The tool `train-rows` (`crates/train-rows`) writes rows for `scripts/train_builtin/`. Trained calibrations also learn from these rows;
+//! no evaluation does.
 
 mod books;
 mod documents;
@@ -18,7 +19,6 @@ mod needles;
 mod records;
 mod row;
 mod task_examples;
-mod tokens;
 mod train_file;
 mod variables;
 mod wording;
@@ -28,10 +28,9 @@ use anyhow::Result;
 pub use self::books::Books;
 use self::row::RowBuilder;
 pub use self::row::{Class, Encoder, Segment, TrainingRow};
-pub use self::tokens::PieceEncoder;
 use self::train_file::{FILE, FamilyShare};
+use crate::seed::{Draw, TRAINING_DOMAIN, example_seed};
 use spattn_base::error::UsageError;
-use spattn_tasks::seed::{Draw, TRAINING_DOMAIN, example_seed};
 
 /// The family of held-out text: the end of each book, which no other family uses.
 pub const HELD_OUT: &str = "held_out";
@@ -102,7 +101,7 @@ impl Trainer {
         Ok(row.finish())
     }
 
-    /// Draws a family for a row of `length` tokens by the shares in `train.toml`. Running text needs books.
+    /// Draws a family for a row of `length` tokens by the shares in `training_rows.toml`. Running text needs books.
     fn choose(&self, length: usize, draw: &mut Draw) -> &str {
         let has_books = !self.books.is_empty();
         let fits = |f: &&FamilyShare| f.from <= length && (f.name != "books" || has_books);

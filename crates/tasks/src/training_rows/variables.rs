@@ -5,15 +5,15 @@ use std::collections::HashSet;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::books::Books;
-use crate::draw::{log_uniform, percent};
-use crate::needles::haystack_units;
-use crate::row::{Class, RowBuilder};
-use crate::train_file::ChainWording;
-use crate::wording;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::ruler::substitute;
-use spattn_tasks::seed::Draw;
+use super::books::Books;
+use super::draw::{log_uniform, percent};
+use super::needles::haystack_units;
+use super::row::{Class, RowBuilder};
+use super::train_file::ChainWording;
+use super::wording;
+use crate::ruler::definition;
+use crate::ruler::substitute;
+use crate::seed::Draw;
 
 #[derive(Debug, Deserialize)]
 struct AssignmentTemplates {

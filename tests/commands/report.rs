@@ -15,8 +15,8 @@ fn close(a: f64, b: f64) -> bool {
 
 #[test]
 fn metrics_agree_with_our_golden_values() {
-    let mut rows: Vec<Value> = serde_json::from_str(include_str!("golden/metrics.json")).unwrap();
-    let long_sets: Value = serde_json::from_str(include_str!("golden/long_sets.json")).unwrap();
+    let mut rows: Vec<Value> = serde_json::from_str(include_str!("../golden/metrics.json")).unwrap();
+    let long_sets: Value = serde_json::from_str(include_str!("../golden/long_sets.json")).unwrap();
     rows.extend(long_sets["scores"].as_array().unwrap().iter().cloned());
     for row in &rows {
         let metric = Metric::parse(row["metric"].as_str().unwrap()).unwrap();
@@ -25,7 +25,7 @@ fn metrics_agree_with_our_golden_values() {
         assert!(close(score, row["score"].as_f64().unwrap()), "{score} for {row}");
     }
     // AIME is compared with the published program beside the metric's own tests.
-    let aime: Vec<Value> = serde_json::from_str(include_str!("golden/aime.json")).unwrap();
+    let aime: Vec<Value> = serde_json::from_str(include_str!("../golden/aime.json")).unwrap();
     for row in &aime {
         let text = |key: &str| row[key].as_str().unwrap().to_owned();
         assert_eq!(

@@ -5,14 +5,14 @@ use std::collections::HashSet;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::draw::{fraction, percent};
-use crate::needles::made_up;
-use crate::row::{Class, RowBuilder};
-use crate::train_file::{ListWording, numbered_item};
-use crate::wording;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::words::{Words, dictionary_words};
+use super::draw::{fraction, percent};
+use super::needles::made_up;
+use super::row::{Class, RowBuilder};
+use super::train_file::{ListWording, numbered_item};
+use super::wording;
+use crate::ruler::definition;
+use crate::seed::Draw;
+use crate::text::words::{Words, dictionary_words};
 
 /// Most different words of a list: more would make each one rarer.
 const MOST_WORDS: usize = 8_000;

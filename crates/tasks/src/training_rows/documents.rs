@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, HashSet};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
-use crate::draw::{fraction, percent};
-use crate::row::{Class, RowBuilder};
-use crate::train_file::DocumentWording;
-use crate::wording;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::ruler::substitute;
-use spattn_tasks::ruler::{World, WorldFile, WorldQuestion};
-use spattn_tasks::seed::Draw;
-use spattn_tasks::text::grammar::Grammar;
+use super::draw::{fraction, percent};
+use super::row::{Class, RowBuilder};
+use super::train_file::DocumentWording;
+use super::wording;
+use crate::ruler::definition;
+use crate::ruler::substitute;
+use crate::ruler::{World, WorldFile, WorldQuestion};
+use crate::seed::Draw;
+use crate::text::grammar::Grammar;
 
 const COUNTRIES: usize = 30;
 const FILLER: usize = 3;

@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use crate::books::Books;
-use crate::draw::percent;
-use crate::needles::{haystack_units, word_key};
-use crate::row::{Class, RowBuilder, scatter};
-use crate::train_file::FILE;
-use spattn_tasks::ruler::definition;
-use spattn_tasks::ruler::substitute;
-use spattn_tasks::ruler::{NeedleTexts, uuid};
-use spattn_tasks::seed::Draw;
+use super::books::Books;
+use super::draw::percent;
+use super::needles::{haystack_units, word_key};
+use super::row::{Class, RowBuilder, scatter};
+use super::train_file::FILE;
+use crate::ruler::definition;
+use crate::ruler::substitute;
+use crate::ruler::{NeedleTexts, uuid};
+use crate::seed::Draw;
 
 /// Writes a JSON object of random keys and values and asks for some of the values.
 pub fn write_pairs(row: &mut RowBuilder, draw: &mut Draw) {
