@@ -252,8 +252,15 @@ impl Runner<'_> {
             fidelity: self.config.fidelity,
             solo: false,
         };
-        let tokenizer = &self.model.tokenizer;
-        let policy = Generation { tokenizer, max_new_tokens: PROBE_ANSWER, line_end: None, until: &[] };
+        let policy = Generation {
+            tokenizer: &self.model.tokenizer,
+            max_new_tokens: PROBE_ANSWER,
+            line_end: None,
+            until: &[],
+            sampling: Sampling::GREEDY,
+            repeats: self.config.repeats,
+            thoughts: None,
+        };
         let never = AtomicBool::new(false);
         let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
         let (spent, runs) = (result.spent, result.runs);

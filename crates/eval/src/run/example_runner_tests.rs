@@ -61,7 +61,15 @@ fn runner(model: &Model) -> ExampleRunner<'_> {
 
 fn policy<'a>(model: &'a Model, asked: &Asked<'a>) -> Generation<'a> {
     let Asked { max_new_tokens, line_end, until, .. } = *asked;
-    Generation { tokenizer: &model.tokenizer, max_new_tokens, line_end, until }
+    Generation {
+        tokenizer: &model.tokenizer,
+        max_new_tokens,
+        line_end,
+        until,
+        sampling: Sampling::GREEDY,
+        repeats: 1,
+        thoughts: None,
+    }
 }
 
 /// Runs an example after those that `runner` ran before.
