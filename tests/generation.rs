@@ -141,3 +141,26 @@ fn a_model_that_ends_its_thought_is_scored_by_its_answer() {
         assert!(!record.contains_key("thought") && !record["prediction"].as_str().unwrap().is_empty());
     }
 }
+
+#[test]
+fn thinking_needs_a_chat_template_and_is_part_of_what_a_run_is() {
+    let dir = TempDir::new().unwrap();
+    with_template(dir.path(), "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}");
+    let run = |args: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+        command.current_dir(dir.path()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
+        let ran = command.args(args.split_whitespace()).output().unwrap();
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    const EVAL: &str = "eval -q -t ruler/niah_single_1 -l 512 -n 1 --out run";
+    let (status, said) = run(&format!("{EVAL} --thinking on"));
+    assert!(status == Some(2) && said.contains("the model has no chat template"), "{said}");
+    let first = run(&format!("{EVAL} --model model --thinking on --thinking-tokens 8"));
+    assert_eq!(first.0, Some(0), "{}", first.1);
+    for (args, name) in
+        [("", "`--thinking` was \"on\""), ("--thinking on --thinking-tokens 9", "`--thinking-tokens` was 8")]
+    {
+        let (status, said) = run(&format!("{EVAL} --model model --resume {args}"));
+        assert!(status == Some(2) && said.contains(name), "{said}");
+    }
+}

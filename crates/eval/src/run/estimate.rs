@@ -12,6 +12,7 @@ use super::example_request::ExampleRequest;
 use super::example_runner::ExampleRunner;
 use super::generate::Generation;
 use super::runner::Runner;
+use super::sampling::Sampling;
 use super::solo;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;

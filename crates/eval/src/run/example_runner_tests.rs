@@ -9,6 +9,7 @@ use super::example_runner::{ExampleResult, ExampleRunner, fork_sequences};
 use super::generate::{GeneratedAnswer, Generation};
 use super::prefix_cache::PrefixCache;
 use super::prefix_reading::{LEAST_SHARED, PrefixReader};
+use super::sampling::Sampling;
 use super::time_attribution::Clock;
 use crate::records::timing::StepTime;
 use spattn_attention::methods::configure;

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::examples::example_input;
 use crate::examples::question_digest;
 use crate::plan::planner::Planner;
 use crate::program::Program;
