@@ -18,14 +18,23 @@ use spattn_tasks::metrics::Metric;
 /// The method that all others are compared with.
 pub const REFERENCE: &str = "full";
 
+/// What a model generated before its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Thought {
+    /// The text, with what marks its ends; empty if there was none.
+    pub text: String,
+    /// Tokens of `max_new_tokens` that are for it.
+    pub limit: usize,
+}
+
 /// One of several answers to an example.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Generated text without special tokens and thought.
     pub prediction: InternedStr,
-    /// What was generated before it, of a model that was asked to think.
-    #[serde(default, skip_serializing_if = "is_empty_text")]
-    pub thought: InternedStr,
+    /// What was generated before it, where the model was asked to think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought: Option<Box<Thought>>,
     /// Score in 0..=1.
     pub score: f64,
     /// Scores in 0..=1 by further metrics, by their names.
@@ -81,16 +90,13 @@ pub struct Record {
     pub question: InternedStr,
     /// Generated text without special tokens; for scored options, the chosen one; empty for perplexity.
     pub prediction: InternedStr,
-    /// What the model generated before its answer, of a model that was asked to think; empty otherwise.
-    #[serde(default, skip_serializing_if = "is_empty_text")]
-    pub thought: InternedStr,
-    /// Tokens of `max_new_tokens` that are for the thought; 0 where the model was not asked to think.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub thought_limit: usize,
+    /// What the model generated before its answer, where it was asked to think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought: Option<Box<Thought>>,
     /// All answers, where the example was answered several times. Then `prediction`, `thought`, `new_tokens` and `stopped` are those of
     /// the first, scores are means over all, and costs are of all together.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub repeats: Vec<Answer>,
+    #[serde(default, skip_serializing_if = "is_no_answer")]
+    pub repeats: Box<[Answer]>,
     /// The reference answers.
     pub references: Interned<Vec<String>>,
     /// The names of all classes, if the metric needs them.
@@ -246,8 +252,8 @@ fn is_first_revision(revision: &u16) -> bool {
     *revision == FIRST_REVISION
 }
 
-fn is_zero(number: &usize) -> bool {
-    *number == 0
+fn is_no_answer(answers: &[Answer]) -> bool {
+    answers.is_empty()
 }
 
 fn is_empty_text(text: &InternedStr) -> bool {
@@ -276,7 +282,7 @@ impl Record {
     /// Replaces values by equal ones of earlier records.
     pub fn share(&mut self, said: &mut RecordInterner) {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
-        let texts = [&mut self.source, &mut self.question, &mut self.prediction, &mut self.thought];
+        let texts = [&mut self.source, &mut self.question, &mut self.prediction];
         names.into_iter().chain(texts).for_each(|text| said.texts.share(text));
         self.example_sha256.iter_mut().for_each(|digest| said.digests.share(digest));
         [&mut self.references, &mut self.all_classes].into_iter().for_each(|list| said.lists.share(list));

@@ -67,7 +67,8 @@ impl Record {
         if self.max_new_tokens > 0 {
             at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
         }
-        at_most("thought_limit", self.thought_limit, "max_new_tokens", self.max_new_tokens)?;
+        let limit = self.thought.as_ref().map_or(0, |thought| thought.limit);
+        at_most("thought.limit", limit, "max_new_tokens", self.max_new_tokens)?;
         self.repeats.iter().enumerate().try_for_each(|(at, answer)| self.check_repeat(at, answer))?;
         self.fidelity.as_deref().map_or(Ok(()), Fidelity::check)?;
         self.likelihood.as_deref().map_or(Ok(()), Likelihood::check)?;
@@ -219,12 +220,19 @@ mod tests {
 
     use super::*;
     use crate::records::fidelity::Spread;
+    use crate::records::record::Thought;
     use crate::records::testing::{perplexity, record};
     use crate::records::timing::Solo;
 
     fn answer(score: f64, new_tokens: usize) -> Answer {
-        let (prediction, thought, other_scores) = ("a".into(), "".into(), BTreeMap::new());
-        Answer { prediction, thought, score, other_scores, new_tokens, stopped: true }
+        Answer {
+            prediction: "a".into(),
+            thought: None,
+            score,
+            other_scores: BTreeMap::new(),
+            new_tokens,
+            stopped: true,
+        }
     }
 
     #[test]
@@ -265,9 +273,11 @@ mod tests {
             ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),
             ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 })),
             ("`prefix_tokens` is 5000, more than `prompt_tokens`, 4050", |r| r.prefix_tokens = 5000),
-            ("`thought_limit` is 41, more than `max_new_tokens`, 40", |r| r.thought_limit = 41),
-            ("`repeats[1].score` is 2", |r| r.repeats = vec![answer(1.0, 3), answer(2.0, 3)]),
-            ("`repeats[0].new_tokens` is 41", |r| r.repeats = vec![answer(1.0, 41)]),
+            ("`thought.limit` is 41, more than `max_new_tokens`, 40", |r| {
+                r.thought = Some(Thought { text: String::new(), limit: 41 }.into());
+            }),
+            ("`repeats[1].score` is 2", |r| r.repeats = [answer(1.0, 3), answer(2.0, 3)].into()),
+            ("`repeats[0].new_tokens` is 41", |r| r.repeats = [answer(1.0, 41)].into()),
             ("`new_tokens` is 41, more than `max_new_tokens`, 40", |r| r.new_tokens = 41),
             ("`key` is empty", |r| r.key.clear()),
             ("`score` is 0.5, not a number from 1", |r| *r = Record { score: 0.5, ..perplexity("topk", 0, 3.0) }),

@@ -20,7 +20,7 @@ use crate::examples::truncate::TruncatedExample;
 use crate::plan::manifest::{cpu_name, identity};
 use crate::records::costs::PublishedCosts;
 use crate::records::interning::{Interned, InternedStr};
-use crate::records::record::{Answer, REFERENCE, Record};
+use crate::records::record::{Answer, REFERENCE, Record, Thought};
 use crate::records::text_scores::{Choice, Likelihood};
 use crate::records::timing::{Latency, TimingConditions};
 use spattn_attention::Configured;
@@ -59,7 +59,6 @@ impl Runner<'_> {
                 question: question_digest::elide_middle(&example.question).into(),
                 prediction: first.prediction,
                 thought: first.thought,
-                thought_limit: self.thoughts(truncated).map_or(0, |_| self.config.thought_tokens()),
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
                 metric: Some(example.metric),
@@ -68,7 +67,7 @@ impl Runner<'_> {
                 new_tokens: first.new_tokens,
                 max_new_tokens: example.max_new_tokens,
                 stopped: first.stopped,
-                repeats: if answers.len() > 1 { answers } else { Vec::new() },
+                repeats: if answers.len() > 1 { answers.into() } else { Box::default() },
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens: item.prefix_tokens,
                 bos_tokens: self.model.tokenizer.leading_bos(&prompt.ids),
@@ -81,10 +80,12 @@ impl Runner<'_> {
     /// A generated answer without what ends it, and its score.
     fn score_answer(&self, truncated: &TruncatedExample, answer: &GeneratedAnswer) -> Result<Answer> {
         let example = &truncated.example;
-        let said = match self.thoughts(truncated) {
+        let thoughts = self.thoughts(truncated);
+        let said = match thoughts {
             Some(thoughts) => thoughts.split(&answer.tokens)?,
             None => Said { answer: self.model.tokenizer.decode(&answer.tokens)?, ..Said::default() },
         };
+        let thought = thoughts.map(|_| Thought { text: said.thought, limit: self.config.thought_tokens() }.into());
         let until = [example.rules.until, self.config.stop_texts()].concat();
         let prediction = ended(&said.answer, &until);
         let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, prediction));
@@ -92,7 +93,7 @@ impl Runner<'_> {
             score: example.score(prediction),
             other_scores: example.also.iter().map(score_by).collect(),
             prediction: prediction.into(),
-            thought: said.thought.as_str().into(),
+            thought,
             new_tokens: answer.tokens.len(),
             stopped: answer.stopped,
         })
@@ -167,9 +168,8 @@ impl Runner<'_> {
             source: InternedStr::default(),
             question: InternedStr::default(),
             prediction: InternedStr::default(),
-            thought: InternedStr::default(),
-            thought_limit: 0,
-            repeats: Vec::new(),
+            thought: None,
+            repeats: Box::default(),
             references: Interned::default(),
             all_classes: Interned::default(),
             score: 0.0,

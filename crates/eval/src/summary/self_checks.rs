@@ -12,7 +12,7 @@ use super::comparisons::{Discoveries, above, not_monotone};
 use super::times::{RowTimes, prevailing};
 use super::warnings::{Check, Warning};
 use crate::records::interning::InternedStr;
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::{REFERENCE, Record, Thought};
 use crate::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
@@ -97,7 +97,7 @@ fn length(cells: &[SummaryCell]) -> Option<Warning> {
     // For prompts that are cut, the length is a limit and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
     let fills: Vec<f64> = fills
-        .map(|r| (r.prompt_tokens + r.max_new_tokens - r.thought_limit.min(r.max_new_tokens)) as f64 / asked)
+        .map(|r| (r.prompt_tokens + r.max_new_tokens - thought_limit(r).min(r.max_new_tokens)) as f64 / asked)
         .collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
     if wrong == 0 {
@@ -185,14 +185,19 @@ fn empty(cell: &SummaryCell) -> Option<Warning> {
 }
 
 /// Whether all tokens of an answer were spent on a thought.
-fn is_unfinished(answer: &InternedStr, thought: &InternedStr, stopped: bool) -> bool {
-    !stopped && answer.is_empty() && !thought.is_empty()
+fn is_unfinished(answer: &InternedStr, thought: Option<&Thought>, stopped: bool) -> bool {
+    !stopped && answer.is_empty() && thought.is_some_and(|thought| !thought.text.is_empty())
+}
+
+/// Tokens of the answer's limit that are for a thought.
+fn thought_limit(record: &Record) -> usize {
+    record.thought.as_ref().map_or(0, |thought| thought.limit)
 }
 
 fn unfinished(cell: &SummaryCell) -> Option<Warning> {
     let of_record = |r: &&Record| match r.repeats.is_empty() {
-        true => vec![is_unfinished(&r.prediction, &r.thought, r.stopped)],
-        false => r.repeats.iter().map(|a| is_unfinished(&a.prediction, &a.thought, a.stopped)).collect(),
+        true => vec![is_unfinished(&r.prediction, r.thought.as_deref(), r.stopped)],
+        false => r.repeats.iter().map(|a| is_unfinished(&a.prediction, a.thought.as_deref(), a.stopped)).collect(),
     };
     let answers: Vec<bool> = cell.records.iter().flat_map(of_record).collect();
     let unfinished = answers.iter().filter(|is_unfinished| **is_unfinished).count();
@@ -200,7 +205,7 @@ fn unfinished(cell: &SummaryCell) -> Option<Warning> {
         let message = format!(
             "{unfinished} of {} answers ended within the thought, at {} tokens; raise --thinking-tokens",
             answers.len(),
-            cell.head().thought_limit
+            thought_limit(cell.head())
         );
         Warning::of_cell(Check::UnfinishedThoughts, cell, message)
     })
