@@ -8,6 +8,7 @@ mod benchmarks;
 mod cli;
 mod damaged_files;
 mod files;
+mod generation;
 mod identity;
 mod launch;
 mod limits;

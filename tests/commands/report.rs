@@ -147,6 +147,8 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         source: "grammar".into(),
         question: "Which?".into(),
         prediction: "…\n\u{1f}".into(),
+        thought: None,
+        repeats: Box::default(),
         references: vec!["é".to_owned()].into(),
         all_classes: Vec::new().into(),
         score,

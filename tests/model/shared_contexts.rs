@@ -8,6 +8,7 @@ use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_gri
 use spattn::eval::run::example_request::ExampleRequest;
 use spattn::eval::run::example_runner::{ExampleResult, ExampleRunner, MethodResult};
 use spattn::eval::run::generate::{GeneratedAnswer, Generation};
+use spattn::eval::run::sampling::Sampling;
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::source::ModelSource;
@@ -66,7 +67,15 @@ fn run_before(
         fidelity: true,
         solo: false,
     };
-    let policy = Generation { tokenizer: &model.tokenizer, max_new_tokens: 6, line_end: None, until: &[] };
+    let policy = Generation {
+        tokenizer: &model.tokenizer,
+        max_new_tokens: 6,
+        line_end: None,
+        until: &[],
+        sampling: Sampling::GREEDY,
+        repeats: 1,
+        thoughts: None,
+    };
     runner.run(example, &policy).unwrap().unwrap()
 }
 

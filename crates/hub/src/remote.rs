@@ -1,5 +1,6 @@
 //! Requests to the hub: the files of a commit, and size and version of one of them.
 
+use hf_hub::RepoType;
 use serde::Deserialize;
 use ureq::http::header;
 use url::Url;
@@ -40,11 +41,20 @@ impl RepoKind {
         }
     }
 
-    /// What the hub and its cache call them.
+    /// What addresses on the hub call them.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
             Self::Dataset => "datasets",
+        }
+    }
+}
+
+impl From<RepoKind> for RepoType {
+    fn from(kind: RepoKind) -> Self {
+        match kind {
+            RepoKind::Model => Self::Model,
+            RepoKind::Dataset => Self::Dataset,
         }
     }
 }

@@ -166,6 +166,49 @@ macro_rules! with_settings {
             system_prompt: Given<SystemPrompt> => Option<String> = None,
                 Flag::value("system-prompt", "TEXT|@FILE").texts("Be brief.", &["", "@nowhere"]).identity("system_prompt");
 
+            /// Whether the model thinks before it answers: on or off
+            ///
+            /// The chat template is told as `enable_thinking`. With on, a model may generate --thinking-tokens more, and its answer is
+            /// what follows the last `</think>`; records keep the thought as well. Tasks whose prompts are published as plain text are
+            /// asked without thinking.
+            ///
+            /// Example: --model Qwen/Qwen3-8B --thinking on
+            thinking: Thinking => Thinking = Thinking::Off,
+                Flag::value("thinking", "on|off").texts("on", &["zzz", "yes"]).identity("thinking");
+
+            /// Tokens that a model may generate with --thinking on, beside those of the answer; they are not part of --length
+            ///
+            /// Example: --thinking on --thinking-tokens 8K
+            thinking_tokens: usize => usize = 4096,
+                Flag::value("thinking-tokens", "N").tokens(1, MOST_TOKENS).identity("thinking_tokens");
+
+            /// Temperature of sampling; 0 takes the likeliest token each time
+            ///
+            /// Draws depend on the seed, the example, the repeat and the place in the answer, and not on the method: methods with
+            /// equal logits give equal answers.
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95 --repeats 5
+            temperature: f64 => f64 = 0.0,
+                Flag::value("temperature", "T").decimal(0.0, 100.0).identity("temperature");
+
+            /// Share of the probability from which tokens are sampled: the likeliest that together have it
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95
+            top_p: f64 => f64 = 1.0,
+                Flag::value("top-p", "P").decimal(0.001, 1.0).identity("top_p");
+
+            /// Answers to each example, each with draws of its own; scores are means over them
+            ///
+            /// Example: --temperature 0.6 --repeats 5
+            repeats: usize => usize = 1,
+                Flag::value("repeats", "K").whole(1, MOST_REPEATS).identity("repeats");
+
+            /// Text that ends an answer where it occurs, beside those of the task; may be repeated
+            ///
+            /// Example: --stop '###' --stop 'Question:'
+            stop: Vec<String>,
+                Flag::value("stop", "TEXT").texts("###", &[""]).checked(check_stop).identity("stop");
+
             /// Leave out `full`, the dense reference
             ///
             /// Example: -m topk:k=64 --no-full

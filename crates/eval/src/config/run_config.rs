@@ -9,6 +9,7 @@ use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
 use super::settings::Settings;
 use super::shipped::SHIPPED;
+use super::thinking::Thinking;
 use super::value::{Given, Item, alternatives, meanings};
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
@@ -157,7 +158,42 @@ impl RunConfig {
         self.seeds.iter().flat_map(of_seed).collect()
     }
 
+    /// Texts that end an answer, beside those of the task.
+    pub fn stop_texts(&self) -> &[String] {
+        self.settings.stop.as_deref().unwrap_or_default()
+    }
+
+    /// Tokens that the thought before an answer may have; 0 without one.
+    pub fn thought_tokens(&self) -> usize {
+        match self.thinking {
+            Thinking::On => self.thinking_tokens,
+            Thinking::Off => 0,
+        }
+    }
+
+    /// Refuses settings of sampling and thinking that would change nothing.
+    fn check_generation(&self) -> Result<(), UsageError> {
+        let is_greedy = self.temperature == 0.0;
+        let without_effect = [
+            (is_greedy && self.repeats > 1, format!("{} repeats of a greedy answer are all the same", self.repeats)),
+            (is_greedy && self.top_p < 1.0, format!("`top_p` {} changes nothing where answers are greedy", self.top_p)),
+        ];
+        if let Some((_, what)) = without_effect.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave it out"));
+        }
+        if self.thinking == Thinking::On && !self.chat {
+            return Err(UsageError::new("`thinking` is told to the chat template, which is not to be used")
+                .hint("leave out --thinking, or --no-chat (`chat = false`)"));
+        }
+        if self.thinking == Thinking::Off && self.settings.thinking_tokens.is_some() {
+            return Err(UsageError::new("`thinking_tokens` is given, and the model is not to think")
+                .hint("add --thinking on, or leave it out"));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
+        self.check_generation()?;
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }
@@ -216,6 +252,21 @@ mod tests {
             }
         }
         assert_eq!(counted, 3, "`methods`, `budgets` and `parity` give a number");
+    }
+
+    #[test]
+    fn settings_of_generation_that_change_nothing_are_refused() {
+        for (text, what) in [
+            ("repeats = 3", "3 repeats of a greedy answer"),
+            ("top_p = 0.9", "`top_p` 0.9 changes nothing"),
+            ("thinking = 'on'\nchat = false", "`thinking` is told to the chat template"),
+            ("thinking_tokens = 100", "the model is not to think"),
+        ] {
+            assert!(resolve(text).unwrap_err().what.contains(what), "{text}");
+        }
+        let sampled = resolve("temperature = 1\ntop_p = 0.9\nrepeats = 3\nthinking = 'on'\nstop = ['#']").unwrap();
+        let values = (sampled.temperature, sampled.top_p, sampled.repeats, sampled.thought_tokens());
+        assert_eq!((values, sampled.stop_texts()), ((1.0, 0.9, 3, 4096), &["#".to_owned()][..]));
     }
 
     #[test]

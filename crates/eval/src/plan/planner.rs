@@ -8,7 +8,7 @@ use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::run_config::{RunConfig, Variant};
-use crate::examples::example_input;
+use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
 use spattn_attention::kv::{KvDtype, KvShape};
@@ -218,9 +218,7 @@ impl Planner<'_> {
         lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
         let (model, seed) = (self.model, self.config.seeds[0]);
-        let made = lengths
-            .into_iter()
-            .find_map(|length| example_input::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
+        let made = lengths.into_iter().find_map(|length| self.make_example(task, length, 0, seed).ok())?;
         made.size(&self.config.protocols, &model.tokenizer)
     }
 
@@ -262,13 +260,26 @@ impl Planner<'_> {
 
     /// Whether the request fits the model's context; memory is not considered.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
-        let tokens = tokens_of(task, length);
+        let tokens = tokens_of(task, length) + self.thought_tokens();
         self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
+    }
+
+    /// Tokens that a thought may have, of a model whose chat template is used.
+    fn thought_tokens(&self) -> usize {
+        if self.model.tokenizer.has_chat() { self.config.thought_tokens() } else { 0 }
+    }
+
+    /// Makes an example of a task ([`example_input::make`]).
+    pub(crate) fn make_example(&self, task: &dyn Task, length: usize, index: usize, seed: u64) -> Result<ExampleInput> {
+        example_input::make(task, length, index, seed, self.model, self.most_tokens(), self.config.thought_tokens())
     }
 
     fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
         let least = task.least_tokens();
         let (what, tokens) = match () {
+            () if task.is_sized() && self.thought_tokens() > 0 => {
+                ("the length asked for with --thinking-tokens", length + self.thought_tokens())
+            }
             () if task.is_sized() => ("the length asked for", length),
             () if task.is_cut() && length > 0 => ("the length to cut to", length),
             () if least > 0 => return Some(self.check_length(least, &least_of(task), SMALLER_HINT).err()?.into()),
