@@ -18,6 +18,7 @@ use spattn::eval::calibration::supply::supply;
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;
+use spattn::kv::KvRows;
 use spattn::kv::quantised::QuantisedRows;
 use spattn::model::Model;
 use spattn::model::calibration::CalibrationPlace;
@@ -189,8 +190,8 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         depth: SparseLayerRank::default(),
                         rotation: None,
                         kv_head,
-                        keys,
-                        values,
+                        keys: KvRows::lent(keys, d),
+                        values: KvRows::lent(values, d),
                         d,
                         scale: chunk.scale(),
                         dtype,
@@ -198,7 +199,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         prompt,
                         seed,
                     };
-                    let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
+                    let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix).unwrap()).collect();
                     for token in chunk.tokens() - ASKED..chunk.tokens() {
                         let group = MODEL.shape().group();
                         let queries: Vec<f32> =
@@ -210,8 +211,8 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             queries: &queries,
                             d,
                             scale: chunk.scale(),
-                            keys,
-                            values,
+                            keys: KvRows::lent(keys, d),
+                            values: KvRows::lent(values, d),
                             tail_keys: Rows::F32(&[]),
                             tail_values: Rows::F32(&[]),
                             dtype,
@@ -225,12 +226,12 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         };
                         let picks = |method: &Configured, index: &dyn Any| {
                             let mut state = method.method.start(index);
-                            match method.method.select(&step, index, state.as_mut(), &mut Cost::default()) {
+                            match method.method.select(&step, index, state.as_mut(), &mut Cost::default()).unwrap() {
                                 Selection::PerHead(heads) => heads,
                                 Selection::Shared(_) => panic!("a selection for each query head"),
                             }
                         };
-                        let wanted = picks(&exact, exact.method.build(&prefix).as_ref());
+                        let wanted = picks(&exact, exact.method.build(&prefix).unwrap().as_ref());
                         let attention: Vec<Vec<f64>> = wanted
                             .iter()
                             .enumerate()

@@ -9,6 +9,7 @@ use spattn::attention::{
 };
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
+use spattn::kv::KvRows;
 use spattn::model::Model;
 use spattn::model::engine::Prefill;
 use spattn::model::source::ModelSource;
@@ -76,8 +77,8 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                 depth: SparseLayerRank::default(),
                 rotation: None,
                 kv_head,
-                keys,
-                values,
+                keys: KvRows::lent(keys, d),
+                values: KvRows::lent(values, d),
                 d,
                 scale: prefill.prefix.spec(layer).scale,
                 dtype,
@@ -85,7 +86,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                 prompt,
                 seed,
             };
-            let index = method.build(&prefix);
+            let index = method.build(&prefix).unwrap();
             let mut state = method.start(index.as_ref());
             for asking in 0..ASKING {
                 let first = (asking * shape.heads + kv_head * group) * d;
@@ -96,8 +97,8 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     queries: &queries[first..first + group * d],
                     d,
                     scale: prefix.scale,
-                    keys,
-                    values,
+                    keys: KvRows::lent(keys, d),
+                    values: KvRows::lent(values, d),
                     tail_keys: Rows::F32(&[]),
                     tail_values: Rows::F32(&[]),
                     dtype: spattn::kv::KvDtype::F32,
@@ -109,7 +110,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     generated: asking,
                     seed,
                 };
-                match method.select(&step, index.as_ref(), state.as_mut(), &mut cost) {
+                match method.select(&step, index.as_ref(), state.as_mut(), &mut cost).unwrap() {
                     Selection::PerHead(heads) => picks.extend(heads.into_iter().map(|p| p.tokens)),
                     Selection::Shared(_) => panic!("a set for each query head"),
                 }

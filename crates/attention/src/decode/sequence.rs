@@ -19,7 +19,7 @@ use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::kv::{KvError, LayerKv, Prefix, TierBytes};
+use crate::kv::{KvError, KvReads, KvRows, LayerKv, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
@@ -49,6 +49,8 @@ pub struct Sequence {
     pub(super) costs: LayerCosts,
     pub(super) fidelity: Option<FidelityMeter>,
     pub(super) index_time: IndexTime,
+    /// What solving for a density read of a prefix that is not lent.
+    pub(super) solve_reads: KvReads,
     pub(super) attention_time: AttentionTime,
     /// Whether the time of some step could not be split into attention and the rest.
     pub(super) has_whole_steps: bool,
@@ -122,6 +124,7 @@ impl Sequence {
             costs,
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
+            solve_reads: KvReads::default(),
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
             has_selection_breakdown: false,
@@ -340,6 +343,14 @@ impl Sequence {
         Ok(())
     }
 
+    /// What building the index and solving for a density read of a prefix that is not lent, and the largest buffer that it
+    /// took. An index that sequences share counts for each of them.
+    pub fn index_reads(&self) -> KvReads {
+        let mut reads = self.indexes.reads;
+        reads.add(self.solve_reads);
+        reads
+    }
+
     /// Slot for the data that an engine keeps on its device for this sequence.
     pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
         &mut self.device
@@ -404,6 +415,7 @@ impl Sequence {
         candidates: Range<usize>,
     ) -> Step<'a> {
         let (shape, none) = (self.prefix.shape(), Rows::F32(&[]));
+        let nothing = KvRows::none(shape.d);
         let depth = depth(&self.dense, layer, &self.method.policy.schedule);
         Step {
             layer,
@@ -412,8 +424,8 @@ impl Sequence {
             queries,
             d: shape.d,
             scale: self.prefix.spec(layer).scale,
-            keys: none,
-            values: none,
+            keys: nothing,
+            values: nothing,
             tail_keys: none,
             tail_values: none,
             dtype: shape.dtype,
