@@ -512,7 +512,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
                 write(f, "x.Q4_K_M.gguf");
             },
             "no config.json in this folder; it holds GGUF weights of llama.cpp (`x.Q4_K_M.gguf`)",
-            "made from",
+            "FOLDER/FILE.gguf",
         ),
         (
             &|f| {
