@@ -144,6 +144,8 @@ def model():
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(THETA)
     writer.add_layer_norm_rms_eps(EPSILON)
@@ -151,8 +153,8 @@ def model():
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     # The ids of a prompt are given, so the tokens matter to nobody.
-    writer.add_token_list([chr(ord("0") + token) for token in range(VOCABULARY)])
-    writer.add_token_merges([])
+    writer.add_token_list([chr(ord("0") + token) for token in range(VOCABULARY - 1)] + ["01"])
+    writer.add_token_merges(["0 1"])
     tensors, told = {}, {}
 
     def add(stored_name, name, of, data, part=""):
@@ -341,7 +343,8 @@ def sentence_piece():
     learner = Tokenizer(models.BPE(unk_token="<unk>"))
     learner.normalizer = marked
     trainer = trainers.BpeTrainer(vocab_size=1000, special_tokens=special, limit_alphabet=300, show_progress=False, max_token_length=12)
-    learner.train_from_iterator(lines(), trainer)
+    # candle-core's reader of strings takes a zero byte at the end of one away, and such a vocabulary is refused.
+    learner.train_from_iterator((line.replace("\0", "") for line in lines()), trainer)
     vocab = json.loads(learner.to_str())["model"]["vocab"]
     tokens = sorted(vocab, key=vocab.get)
     # SentencePiece: merged pieces have scores from 0 down in the order of merging, single characters come after them.

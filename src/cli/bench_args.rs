@@ -51,8 +51,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SHAPE|MODEL|CONFIG")]
     pub(super) shape: Option<String>,
 
-    /// A model whose keys, values and queries are timed instead of drawn ones: builtin, a folder or a hub id; it reads a prompt
-    /// of ruler/niah_multikey_3, and what is timed are evenly spread layers (of one, the middle)
+    /// A model whose keys, values and queries are timed instead of drawn ones: builtin, a folder, a GGUF file or a hub id;
+    /// it reads a prompt of ruler/niah_multikey_3, and what is timed are evenly spread layers (of one, the middle)
     ///
     /// Example: --kv-from builtin
     #[arg(long, value_name = "MODEL")]

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use super::types::{TensorType, tensor_type, types_read};
@@ -24,6 +24,8 @@ const MOST_TENSORS: u64 = 100_000;
 const MOST_ENTRIES: u64 = 8_000_000;
 /// The most bytes of a name of a key or a tensor.
 const LONGEST_NAME: usize = 1024;
+/// Bytes from which a file's kind is told.
+const MOST_OF_START: usize = 128;
 /// How deep lists may lie in lists.
 const DEEPEST: usize = 4;
 /// The most axes of a tensor.
@@ -175,10 +177,8 @@ impl Walk<'_> {
 
     /// Reads what every file begins with.
     fn version(&mut self) -> Result<(), UsageError> {
-        let mut start = Vec::new();
-        let read = self.reader.by_ref().take(8).read_to_end(&mut start);
-        read.map_err(|error| self.error(&error.to_string()))?;
-        self.at = start.len() as u64;
+        let start = self.reader.fill_buf().map(|begins| begins[..begins.len().min(MOST_OF_START)].to_vec());
+        let start = start.map_err(|error| self.error(&error.to_string()))?;
         if is_lfs_pointer(&start) {
             let error = self.error("a Git LFS pointer, not the file itself");
             return Err(error.hint("run `git lfs pull` in its folder"));
@@ -190,7 +190,10 @@ impl Walk<'_> {
         let [b'G', b'G', b'U', b'F', version @ ..] = &start[..] else {
             return Err(self.error("not a GGUF file").hint("fetch it again, or give another"));
         };
-        let Ok(version) = <[u8; 4]>::try_from(version) else { return Err(self.damaged("truncated after its name")) };
+        let Some(version) = version.first_chunk::<4>().copied() else {
+            return Err(self.damaged("truncated after its name"));
+        };
+        self.skip(8)?;
         match (u32::from_le_bytes(version), u32::from_be_bytes(version)) {
             (2 | 3, _) => Ok(()),
             (1, _) => Err(self

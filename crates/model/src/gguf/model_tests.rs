@@ -12,7 +12,6 @@ use super::writer::{GgufWriter, plain};
 use crate::config::ModelConfig;
 use crate::decoder::{Decoder, Dimensions};
 use crate::device::Device;
-use crate::rope::Rope;
 use crate::tensors::{StoredType, Weights};
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
@@ -167,15 +166,10 @@ fn add_rope_scaling(file: &mut GgufWriter, architecture: &str, config: &ModelCon
     let Some(scaling) = scaling else { return };
     match scaling["rope_type"].as_str().or(scaling["type"].as_str()).unwrap_or("default") {
         "default" => {}
-        // The converter stores divisors of the frequencies, computed from config.json.
         "llama3" => {
-            let scaled = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings).frequencies(64).0;
-            let exponent = |pair: usize| 2.0 * pair as f64 / config.head_dim as f64;
-            let divisors = scaled
-                .iter()
-                .enumerate()
-                .map(|(pair, frequency)| (config.rope.theta.powf(-exponent(pair)) / f64::from(*frequency)) as f32);
-            let data = divisors.flat_map(f32::to_le_bytes).collect();
+            let number = |key: &str| scaling[key].as_f64().unwrap();
+            let divisors = llama3_divisors(config, number);
+            let data = divisors.into_iter().flat_map(f32::to_le_bytes).collect();
             file.tensor("rope_freqs.weight", &[config.head_dim / 2], plain::F32, data);
         }
         kind => {
@@ -186,6 +180,27 @@ fn add_rope_scaling(file: &mut GgufWriter, architecture: &str, config: &ModelCon
             }
         }
     }
+}
+
+/// The divisors of the frequencies as the converter computes them (`generate_extra_tensors` of Llama).
+fn llama3_divisors(config: &ModelConfig, number: impl Fn(&str) -> f64) -> Vec<f32> {
+    let (factor, low, high) = (number("factor"), number("low_freq_factor"), number("high_freq_factor"));
+    let trained = number("original_max_position_embeddings");
+    let (low_wavelength, high_wavelength) = (trained / low, trained / high);
+    let pairs = (0..config.head_dim).step_by(2);
+    let divisor = |channel: usize| {
+        let frequency = 1.0 / config.rope.theta.powf(channel as f64 / config.head_dim as f64);
+        let wavelength = 2.0 * std::f64::consts::PI / frequency;
+        if wavelength < high_wavelength {
+            1.0
+        } else if wavelength > low_wavelength {
+            factor
+        } else {
+            let smooth = (trained / wavelength - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    pairs.map(|channel| divisor(channel) as f32).collect()
 }
 
 fn add_converted(

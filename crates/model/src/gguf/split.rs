@@ -29,7 +29,10 @@ pub(super) fn count(path: &Path, metadata: &HashMap<String, Value>) -> Result<Op
     match metadata.optional_size(COUNT)? {
         None | Some(0 | 1) => Ok(None),
         Some(count) if count <= MOST => Ok(Some(count)),
-        Some(count) => Err(metadata.error(COUNT, &format!("{count} files, and {MOST} are the most there are"))),
+        Some(count) => {
+            let what = format!("{count} files, and {MOST} are the most there are");
+            Err(metadata.error(COUNT, &what).hint("the file may be damaged: fetch it again"))
+        }
     }
 }
 
