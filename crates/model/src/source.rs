@@ -129,14 +129,7 @@ impl ModelSource {
         }
         let path = expand_home(spec);
         if path.is_dir() {
-            let names = names_in(&path);
-            let has_config = names.iter().any(|name| name == CONFIG);
-            return match hub_gguf::only_model_in(&path, &names) {
-                _ if has_config => Ok(Self::Folder(path)),
-                Ok(Some(file)) => Ok(Self::Gguf(file)),
-                Ok(None) => Ok(Self::Folder(path)),
-                Err(several) => Err(several),
-            };
+            return Self::in_folder(path);
         }
         if path.is_file() && gguf::is_gguf(&path) {
             return Ok(Self::Gguf(path));
@@ -166,6 +159,15 @@ impl ModelSource {
         }
         let (repo, revision) = hub::parse_id(spec).ok_or_else(|| not_a_model(spec))?;
         Ok(Self::Hub { repo, revision })
+    }
+
+    /// The model in a folder: that of its only GGUF file, if it holds no model in another format.
+    fn in_folder(folder: PathBuf) -> Result<Self, UsageError> {
+        let names = names_in(&folder);
+        if names.iter().any(|name| name == CONFIG || name.ends_with(".safetensors")) {
+            return Ok(Self::Folder(folder));
+        }
+        Ok(hub_gguf::only_model_in(&folder, &names)?.map_or(Self::Folder(folder), Self::Gguf))
     }
 
     /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
