@@ -15,7 +15,8 @@ fn main() {
 #[cfg(feature = "cuda")]
 mod gpu {
     use spattn::kernels::cuda::{
-        Attention, AttentionWorkspace, Buffer, Cache, Gpu, Into, Prefix, Rows, Storage, Tail, Tokens, Unit, Weights,
+        Attention, AttentionWorkspace, Buffer, Cache, Gpu, Into, Prefix, Rows, Storage, Tail, Tokens, Unit,
+        WeightMatrix, Weights,
     };
     use std::time::Instant;
 
@@ -75,8 +76,8 @@ mod gpu {
                 let x = noise(gpu, rows * inputs);
                 let mut out = gpu.alloc(4 * rows * outputs).unwrap();
                 let seconds = time(gpu, 50, |i| {
-                    let w = &weights[i % copies];
-                    gpu.multiply(STORAGE, w, &x, rows, &mut out, outputs, inputs, Into::Narrow).unwrap();
+                    let w = WeightMatrix { data: &weights[i % copies], outputs, inputs };
+                    gpu.multiply(STORAGE, w, &x, rows, &mut out, Into::Narrow).unwrap();
                 });
                 let rate = bytes as f64 / seconds;
                 let matrix = format!("{outputs}x{inputs}");

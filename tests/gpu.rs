@@ -25,11 +25,11 @@ use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
-    HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
-    PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
-    Weights,
+    CollisionWorkspace, Directions, DrawWorkspace, FiniteCheck, Gpu, GpuError, HeldList, HeldSizes, HeldTokens,
+    HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest,
+    Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, RmsNorm,
+    Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder,
+    TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -154,7 +154,8 @@ fn products_of_one_and_many_rows() {
                 let wide = if into == Into::Narrow { storage } else { Storage::F32 };
                 let before = vec![if into == Into::Add { 0.5 } else { f32::NAN }; rows * outputs];
                 let mut out = send(&gpu, &before, wide);
-                gpu.multiply(storage, &w, &x, rows, &mut out, outputs, inputs, into).unwrap();
+                let weights = WeightMatrix { data: &w, outputs, inputs };
+                gpu.multiply(storage, weights, &x, rows, &mut out, into).unwrap();
                 let expected: Vec<f64> =
                     exact.iter().map(|sum| sum + if into == Into::Add { 0.5 } else { 0.0 }).collect();
                 let what = format!("{storage:?} {rows}x{inputs} by {outputs} {into:?}");
@@ -184,7 +185,9 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         let (on_device, weight) = (gpu.upload(&x).unwrap(), gpu.upload(&weight).unwrap());
         let mut out = send(&gpu, &vec![f32::NAN; rows * hidden], storage);
         let mut broken = gpu.upload(&[u64::MAX]).unwrap();
-        gpu.rms_norm(storage, &on_device, 2, 3, &weight, 1e-5, &mut out, hidden, (7, 100, &mut broken)).unwrap();
+        let norm = RmsNorm { weight: &weight, eps: 1e-5, hidden };
+        let check = FiniteCheck { broken: &mut broken, mark: 7, first_row: 100 };
+        gpu.rms_norm(storage, norm, &on_device, 2..5, &mut out, check).unwrap();
         assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &expected, tolerance(storage), "a norm");
         let told = |broken: &Buffer| {
             let mut word = [0u64];
@@ -196,7 +199,8 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         (spoilt[3 * hidden + 150], spoilt[4 * hidden]) = (f32::INFINITY, f32::NAN);
         let spoilt = gpu.upload(&spoilt).unwrap();
         for (mark, skip) in [(7, 2), (9, 0)] {
-            gpu.rms_norm(storage, &spoilt, skip, 3, &weight, 1e-5, &mut out, hidden, (mark, 100, &mut broken)).unwrap();
+            let check = FiniteCheck { broken: &mut broken, mark, first_row: 100 };
+            gpu.rms_norm(storage, norm, &spoilt, skip..skip + 3, &mut out, check).unwrap();
         }
         assert_eq!(told(&broken), 7 << 32 | 101, "the first layer, and in it the first row");
 
@@ -2260,12 +2264,12 @@ fn rotation_with_norms_and_places() {
             let [query, key] = norms.map(|norm| gpu.upload(&norm).unwrap());
             let norms = normed.then_some(Norms { query: &query, key: &key, eps: 1e-5 });
             let (positions, inverse) = (gpu.upload(&positions).unwrap(), gpu.upload(&inverse).unwrap());
-            let at = Positions { positions: &positions, inverse: &inverse, by_row: false, scaling: 1.5 };
+            let positions = Positions { positions: &positions, inverse: &inverse, by_row: false, scaling: 1.5 };
+            let rotation = Rotation { rows, heads, norms, positions };
             let kv = Kv::new(kv_heads, capacity, d, 0, storage);
             let buffers = kv.send(&gpu, capacity, storage);
             let mut on_device = send(&gpu, &x, storage);
-            gpu.rope(&mut on_device, rows, &at, heads, norms.as_ref(), &cache(&buffers, capacity, &kv, storage), first)
-                .unwrap();
+            gpu.rope(&mut on_device, &rotation, &cache(&buffers, capacity, &kv, storage), first).unwrap();
             assert_near(
                 &fetch(&gpu, &on_device, rows * width, storage),
                 &expected,

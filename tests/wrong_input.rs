@@ -31,7 +31,7 @@ const FORBIDDEN: [&str; 26] = [
     "backtrace",
     "overflowed its stack",
     "memory allocation of",
-    "a fault of the program",
+    "internal error (panic)",
     "usize",
     "u64",
     "i64",

@@ -34,6 +34,38 @@ pub enum Into {
     Add,
 }
 
+/// The weights of a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightMatrix<'a> {
+    /// `[outputs][inputs]`, in the storage type of the activations.
+    pub data: &'a Buffer,
+    /// Width of a row that comes out.
+    pub outputs: usize,
+    /// Width of a row that goes in.
+    pub inputs: usize,
+}
+
+/// An RMS norm over rows of the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct RmsNorm<'a> {
+    /// Weights, `[hidden]` f32.
+    pub weight: &'a Buffer,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Width of a row.
+    pub hidden: usize,
+}
+
+/// Where a norm notes the first row that has a number that is not finite.
+pub struct FiniteCheck<'a> {
+    /// A u64 that becomes the least of itself and `mark << 32 | first_row + row`, where `row` counts the normed rows.
+    pub broken: &'a mut Buffer,
+    /// Orders the norms of a forward pass: the least mark is noted.
+    pub mark: u64,
+    /// The number of the first normed row.
+    pub first_row: u64,
+}
+
 /// Weights of the RMS norms that each query and key head goes through, `[d]` f32.
 pub struct Norms<'a> {
     /// For queries.
@@ -54,6 +86,18 @@ pub struct Positions<'a> {
     pub by_row: bool,
     /// Factor on cos and sin.
     pub scaling: f32,
+}
+
+/// How rows of stacked queries, keys and values, `[heads + 2 kv_heads][d]` each, are normed and rotated.
+pub struct Rotation<'a> {
+    /// The number of rows.
+    pub rows: usize,
+    /// Query heads of a row.
+    pub heads: usize,
+    /// The norms of query and key heads, if the model has them.
+    pub norms: Option<Norms<'a>>,
+    /// Positions and frequencies.
+    pub positions: Positions<'a>,
 }
 
 /// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers behind these addresses.
@@ -108,7 +152,12 @@ impl Cache<'_> {
     }
 
     fn offset(&self, kv_head: usize, token: usize) -> usize {
-        assert!(token <= self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        assert!(
+            token <= self.capacity && kv_head < self.kv_heads,
+            "token {token} or KV head {kv_head} is beyond a cache of {} tokens and {} KV heads",
+            self.capacity,
+            self.kv_heads
+        );
         (kv_head * self.capacity + token) * self.d * self.storage.bytes()
     }
 
@@ -120,7 +169,7 @@ impl Cache<'_> {
     /// # Panics
     /// If the range ends beyond `capacity`.
     pub fn download_rows(&self, gpu: &Gpu, kv_head: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], GpuError> {
-        assert!(tokens.end <= self.capacity, "{tokens:?} of {}", self.capacity);
+        assert!(tokens.end <= self.capacity, "tokens {tokens:?} do not lie in a cache of {}", self.capacity);
         let (at, count) = (self.offset(kv_head, tokens.start), tokens.len() * self.d);
         let rows = |buffer: &Buffer, offset: usize| -> Result<Vec<f32>, GpuError> {
             Ok(match self.storage {
@@ -150,7 +199,12 @@ impl Cache<'_> {
     /// # Panics
     /// If `token` is not below `capacity`, or there is no such KV head.
     pub fn place_from(&self, kv_head: usize, token: usize) -> Place {
-        assert!(token < self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        assert!(
+            token < self.capacity && kv_head < self.kv_heads,
+            "token {token} or KV head {kv_head} is beyond a cache of {} tokens and {} KV heads",
+            self.capacity,
+            self.kv_heads
+        );
         Place { keys: self.key(kv_head, token), values: self.value(kv_head, token), head_stride: self.head_stride() }
     }
 }
@@ -196,25 +250,22 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("embedding"))
     }
 
-    /// RMS norm of `rows` rows of `x` from row `skip` on, into `out`. If a number of `x` is not finite, `broken` (a u64) becomes the
-    /// minimum of itself and `mark << 32 | first + row`.
+    /// RMS norm of some rows of `x` `[hidden]` f32, into the first rows of `out`, of type `storage`.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
         &self,
         storage: Storage,
+        norm: RmsNorm<'_>,
         x: &Buffer,
-        skip: usize,
-        rows: usize,
-        weight: &Buffer,
-        eps: f32,
+        rows: Range<usize>,
         out: &mut Buffer,
-        hidden: usize,
-        (mark, first, broken): (u64, u64, &mut Buffer),
+        check: FiniteCheck<'_>,
     ) -> Result<(), GpuError> {
+        let (RmsNorm { weight, eps, hidden }, FiniteCheck { broken, mark, first_row: first }) = (norm, check);
         let function = self.function("rows", &format!("rms_norm_{}", storage.name()))?;
+        let (skip, rows) = (rows.start, rows.len());
         let from = x.address(4 * skip * hidden, 4 * rows * hidden);
         let (weight, out) = (weight.address(0, 4 * hidden), out.address(0, rows * hidden * storage.bytes()));
         let (broken, hidden) = (broken.address(0, 8), hidden as i32);
@@ -257,7 +308,7 @@ impl Gpu {
         out: &mut Buffer,
         inner: usize,
     ) -> Result<(), GpuError> {
-        assert!(inner.is_multiple_of(PIECE), "an inner width that is a multiple of {PIECE}");
+        assert!(inner.is_multiple_of(PIECE), "the inner width {inner} is no multiple of {PIECE}");
         let function = self.function("rows", &format!("silu_gate_{}", storage.name()))?;
         let (row, width) = (inner * storage.bytes(), inner as i32);
         let blocks = inner.div_ceil(PIECE * 128) as u32;
@@ -275,22 +326,20 @@ impl Gpu {
         Ok(())
     }
 
-    /// `x · wᵀ` for `rows` rows `[inputs]` and `w` `[outputs][inputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
+    /// `x · wᵀ` for `rows` rows `[inputs]`, into rows `[outputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn multiply(
         &self,
         storage: Storage,
-        w: &Buffer,
+        w: WeightMatrix<'_>,
         x: &Buffer,
         rows: usize,
         out: &mut Buffer,
-        outputs: usize,
-        inputs: usize,
         into: Into,
     ) -> Result<(), GpuError> {
+        let WeightMatrix { data: w, outputs, inputs } = w;
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
@@ -372,69 +421,58 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
     }
 
-    /// Norms (if `norms` are given) and rotates the query and key heads of rows `[heads + 2 kv_heads][d]`. Writes keys and values to
-    /// `cache`, one row behind the other from token `first` on.
+    /// Norms (if there are norms) and rotates the query and key heads of rows. Writes keys and values to `cache`, one row behind the
+    /// other from token `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rope(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        positions: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         cache: &Cache<'_>,
         first: usize,
     ) -> Result<(), GpuError> {
-        assert!(first + count <= cache.capacity, "tokens up to {} of {}", first + count, cache.capacity);
+        let count = rotation.rows;
+        assert!(
+            first + count <= cache.capacity,
+            "tokens end at {}, beyond the cache's {}",
+            first + count,
+            cache.capacity
+        );
         let Place { keys, values, head_stride } = cache.place(first);
-        self.rope_to(
-            rows,
-            count,
-            positions,
-            heads,
-            norms,
-            (cache.kv_heads, cache.d, cache.storage),
-            0,
-            [keys, values, head_stride],
-        )
+        let shape = (cache.kv_heads, cache.d, cache.storage);
+        self.rope_to(rows, rotation, shape, 0, [keys, values, head_stride])
     }
 
     /// As [`rope`](Self::rope), but each row's key and value have a [`Place`]. `places` holds one for each row from byte `offset` on; all
-    /// of them must lie in caches that the caller holds.
+    /// of them must lie in caches that the caller holds. `shape` is the number of KV heads, the width of a head and the storage type.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rope_scattered(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        positions: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         shape: (usize, usize, Storage),
         places: &Buffer,
         offset: usize,
     ) -> Result<(), GpuError> {
-        let places = places.address(offset, count * size_of::<Place>());
-        self.rope_to(rows, count, positions, heads, norms, shape, places, [0; 3])
+        let places = places.address(offset, rotation.rows * size_of::<Place>());
+        self.rope_to(rows, rotation, shape, places, [0; 3])
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// As [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and one place in numbers for the first of them.
     fn rope_to(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        at: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         (kv_heads, d, storage): (usize, usize, Storage),
         places: u64,
         [keys, values, head_stride]: [u64; 3],
     ) -> Result<(), GpuError> {
+        let Rotation { rows: count, heads, norms, positions: at } = rotation;
+        let (count, heads, norms) = (*count, *heads, norms.as_ref());
         let function = self.function("rope", &format!("rope_{}", storage.name()))?;
         let rows = rows.address(0, count * (heads + 2 * kv_heads) * d * storage.bytes());
         let positions = at.positions.address(0, 4 * count);

@@ -32,10 +32,10 @@ pub struct Rows<'a> {
 /// A tensor map, which kernels receive by value.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-struct Map(CUtensorMap);
+struct TensorMap(CUtensorMap);
 
 // SAFETY: the kernel's parameter is the same type.
-unsafe impl DeviceRepr for Map {}
+unsafe impl DeviceRepr for TensorMap {}
 
 /// Sizes of the kernel for Hopper GPUs, by head width.
 struct Shape {
@@ -106,16 +106,21 @@ impl Gpu {
         range: Range<usize>,
         mass: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(!range.is_empty() && range.end <= rows.count, "{range:?} of {} rows", rows.count);
+        assert!(!range.is_empty() && range.end <= rows.count, "rows {range:?} do not lie in {} rows", rows.count);
         let (bytes, some, end) = (cache.storage.bytes(), range.len(), rows.first + range.end);
-        assert!(end <= cache.capacity && rows.stride.is_multiple_of(8), "rows up to {end} of {}", cache.capacity);
+        assert!(
+            end <= cache.capacity && rows.stride.is_multiple_of(8),
+            "rows that end at {end} and are {} numbers apart do not fit a cache of {} tokens",
+            rows.stride,
+            cache.capacity
+        );
         let width = ((some - 1) * rows.stride + rows.heads * cache.d) * bytes;
         let queries = rows.queries.address((rows.skip + range.start) * rows.stride * bytes, width);
         let sums_bytes = size_of::<f32>() * ((rows.heads - 1) * rows.count + some);
         let sums = log_sums.address(size_of::<f32>() * range.start, sums_bytes);
         let (keys, mass) = (cache.key(0, 0), mass.address(0, size_of::<f32>() * rows.heads * end));
         let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d as u32);
-        let width = width.expect("heads are at most 256 wide");
+        let width = width.expect("heads have at most 256 channels");
         let (threads, shared_bytes) = match cache.storage {
             Storage::F32 => (256, 512 * (width + 4) + MASS_WEIGHTS_BYTES),
             Storage::F16 | Storage::Bf16 => (128, 384 * width + MASS_WEIGHTS_BYTES),
@@ -135,14 +140,14 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each KV head.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("summing attention up"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding up attention weights"))
     }
 
     /// Causal attention; `lse` is the address for the logarithms of sums, or 0.
     fn attend_rows(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         assert!(
             rows.first + rows.count <= cache.capacity,
-            "rows up to {} of {}",
+            "rows end at {}, beyond the cache's {} tokens",
             rows.first + rows.count,
             cache.capacity
         );
@@ -206,7 +211,7 @@ impl Gpu {
         };
         // SAFETY: the maps bound what is read, and `out` holds all rows. Launches run one after another on one stream, so they can share
         // the counter, which each leaves at zero.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
     }
 
     fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
@@ -232,7 +237,7 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and the caller.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
     }
 }
 
@@ -240,7 +245,12 @@ impl Gpu {
 pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
-    assert!(rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0, "rows of {}", rows.stride);
+    assert!(
+        rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0,
+        "{} rows of {width} numbers, {} numbers apart, do not fit the kernel",
+        rows.count,
+        rows.stride
+    );
     let queries =
         rows.queries.address(rows.skip * rows.stride * bytes, ((rows.count - 1) * rows.stride + width) * bytes);
     (queries, out.address(rows.skip * width * bytes, rows.count * width * bytes))
@@ -253,13 +263,13 @@ fn tensor_map(
     sizes: [u64; 4],
     strides: [u64; 3],
     tile: [u32; 4],
-) -> Result<Map, GpuError> {
+) -> Result<TensorMap, GpuError> {
     let kind = match storage {
         Storage::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         Storage::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         Storage::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     };
-    let mut map = Map(CUtensorMap { opaque: [0; 16] });
+    let mut map = TensorMap(CUtensorMap { opaque: [0; 16] });
     let steps = [1u32; 4];
     // SAFETY: the lists have the lengths that four dimensions need, and the map is initialised by the call.
     unsafe {
@@ -279,6 +289,6 @@ fn tensor_map(
         )
     }
     .result()
-    .map_err(failed("describing a tensor"))?;
+    .map_err(failed("encoding a tensor map"))?;
     Ok(map)
 }

@@ -160,7 +160,7 @@ impl Repository<'_> {
         match self.cache.lack(commit, name) {
             None => return Ok(()),
             Some(Lack::Damaged { difference, .. }) => {
-                eprintln!("note: {}: `{name}` in the cache is damaged ({difference}); fetching it again", self.repo);
+                eprintln!("note: {}: `{name}` in the cache is damaged ({difference}); downloading it again", self.repo);
             }
             Some(Lack::Missing(_)) => {}
         }

@@ -47,7 +47,7 @@ pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result
         let what =
             format!("{}: no tensor `{head}`, and `tie_word_embeddings` is not true in config.json", weights.label());
         return Err(UsageError::new(what).hint(
-            "transformers would draw it at random; set `tie_word_embeddings` to true if the model's output matrix is its embeddings",
+            "transformers would initialise it at random; set `tie_word_embeddings` to true if the model's output matrix is its embeddings",
         ).into());
     }
     refuse_other_shapes(config, weights, &expected)?;

@@ -48,7 +48,7 @@ pub enum LoadError {
 fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
     if let Some(obstacle) = dimensions.gpu_obstacle() {
-        return Err(DeviceFailure(format!("{obstacle}: use --device cpu")).into());
+        return Err(DeviceFailure(format!("{obstacle}; use --device cpu")).into());
     }
     let free = Device::Cuda(ordinal).free_bytes();
     let gpu = spattn_cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
@@ -186,7 +186,11 @@ impl Decoder {
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
     ) -> Result<Prefill, EngineError> {
-        assert!(kept < tokens.len(), "the last token is read for its logits");
+        assert!(
+            kept < tokens.len(),
+            "{kept} kept tokens, but only {} tokens: the last one must be read for its logits",
+            tokens.len()
+        );
         let reading = Reading { observe: Some(observe), ..Reading::default() };
         self.engine.read(Some((prefix, kept)), tokens, prompt_tokens, reading)
     }

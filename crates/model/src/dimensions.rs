@@ -150,30 +150,30 @@ impl Dimensions {
         sum([kept, product([rows, row]), scores])
     }
 
-    /// Why the kernels for GPUs cannot take the model, if they cannot.
+    /// Why the GPU kernels cannot run the model, if they cannot.
     pub fn gpu_obstacle(&self) -> Option<String> {
         if StorageTypes::from(self.storage.kv) != self.storage {
             let StorageTypes { weights, kv } = self.storage;
             return Some(format!(
-                "the kernels for GPUs take weights, keys and values of one type, and they are {} and {}",
+                "the GPU kernels need weights, keys and values of one type, and they are {} and {}",
                 weights.name(),
                 kv.name()
             ));
         }
         if let Some(what) = self.config.block.gpu_obstacle() {
-            return Some(format!("the kernels for GPUs take no {what}, which {} has", self.config.family));
+            return Some(format!("the GPU kernels do not support {what}, which {} has", self.config.family));
         }
         let (d, inner) = (self.config.head_dim, self.config.intermediate_size);
         if d % 8 != 0 || d > 256 {
             return Some(format!(
-                "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
+                "the GPU kernels need heads of a multiple of 8 and at most 256 channels, and the model's have {d}"
             ));
         }
         if let Some(reason) = self.specs.beyond_plain().first() {
-            return Some(format!("the kernels for GPUs do not take {reason}"));
+            return Some(format!("the GPU kernels do not support {reason}"));
         }
         (inner % 8 != 0)
-            .then(|| format!("the kernels for GPUs take inner widths in steps of 8, and the model's is {inner}"))
+            .then(|| format!("the GPU kernels need an inner width that is a multiple of 8, and the model's is {inner}"))
     }
 
     /// The shape of a prefix of `tokens`, for what is gathered while it is read.
@@ -256,7 +256,7 @@ mod tests {
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
         let gelu = of("llama-3.2-1b", |c| c.block.gate = Gate::GeluTanh).gpu_obstacle().unwrap();
-        assert_eq!(gelu, "the kernels for GPUs take no gate other than SiLU, which LlamaForCausalLM has");
+        assert_eq!(gelu, "the GPU kernels do not support gates other than SiLU, which LlamaForCausalLM has");
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");

@@ -135,7 +135,7 @@ impl ModelSource {
             return Ok(Self::Gguf(path));
         }
         if path.is_file() {
-            let what = format!("the model `{spec}` is a file, not a folder");
+            let what = format!("the model `{spec}` is a file, neither a folder nor a GGUF file");
             return Err(match formats::of_files(&[spec]) {
                 // A folder would not help.
                 Some((format, _)) if !spec.ends_with(".safetensors") => {
@@ -155,7 +155,8 @@ impl ModelSource {
         }
         let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
         if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
-            return Err(UsageError::new(format!("the model folder `{spec}` does not exist")).hint(FOLDER_HINT));
+            let kind = if gguf::is_gguf(&path) { "file" } else { "folder" };
+            return Err(UsageError::new(format!("the model {kind} `{spec}` does not exist")).hint(FOLDER_HINT));
         }
         let (repo, revision) = hub::parse_id(spec).ok_or_else(|| not_a_model(spec))?;
         Ok(Self::Hub { repo, revision })
@@ -289,10 +290,11 @@ fn not_a_model(spec: &str) -> UsageError {
     let hint = match spattn_base::error::nearest(spec, &[BUILTIN]) {
         Some(near) => format!("did you mean `{near}`?"),
         None => {
-            "give `builtin`, a folder, or a hub id such as `organisation/name` or `organisation/name@revision`".into()
+            "give `builtin`, a folder, a GGUF file, or a hub id such as `organisation/name` or `organisation/name@revision`".into()
         }
     };
-    UsageError::new(format!("`{spec}` is no model: neither `{BUILTIN}`, nor a folder, nor a hub id")).hint(hint)
+    UsageError::new(format!("`{spec}` is no model: neither `{BUILTIN}`, nor a folder or GGUF file, nor a hub id"))
+        .hint(hint)
 }
 
 fn expand_home(spec: &str) -> PathBuf {
@@ -427,8 +429,8 @@ fn is_there(path: &Path) -> Result<bool, UsageError> {
         (Err(_), _) => Ok(false),
         (Ok(found), _) if found.is_dir() => Ok(false),
         (Ok(_), Ok(to)) if !path.exists() => Err(wrong(format!("a link to {}, which is not there", to.display()))
-            .hint("what it led to was moved or deleted: fetch the model again, or copy the file itself")),
-        _ => Err(wrong("it is no plain file".to_owned()).hint(FOLDER_HINT)),
+            .hint("its target was moved or deleted: download the model again, or copy the file itself")),
+        _ => Err(wrong("it is not a regular file".to_owned()).hint(FOLDER_HINT)),
     }
 }
 
@@ -498,10 +500,10 @@ mod tests {
         };
         assert_eq!(error("./nowhere").0, "the model folder `./nowhere` does not exist");
         assert_eq!(error("a/b/c").0, "the model folder `a/b/c` does not exist");
-        assert_eq!(error("Cargo.toml").0, "the model `Cargo.toml` is a file, not a folder");
+        assert_eq!(error("Cargo.toml").0, "the model `Cargo.toml` is a file, neither a folder nor a GGUF file");
         assert_eq!(error("builtin:x").0, "unknown built-in model `x`");
         assert_eq!(error("buitlin").1, "did you mean `builtin`?");
-        assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder, nor a hub id");
+        assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder or GGUF file, nor a hub id");
         for list in ["m,m2", "a/b,c/d@main", "builtin, m"] {
             let (what, hint) = error(list);
             assert!(

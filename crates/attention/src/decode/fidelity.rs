@@ -74,7 +74,6 @@ impl FidelityMeter {
     }
 
     /// Compares one step of one KV head with exact attention.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn compare(
         &mut self,
         place: Place,

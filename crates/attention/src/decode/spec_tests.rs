@@ -1,12 +1,14 @@
 //! Layers with a cap, a window and sinks of their own, in decoding and in prefill, against attention computed naively in double precision.
 
+use std::sync::Arc;
+
 use super::sequence::Sequence;
 use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, LayerKv, Prefix};
 use crate::methods::configure;
 use crate::{
-    AttentionSpec, Configured, IndexCache, LayerSpecs, Policy, SoftmaxScale, SparsePrefill, SpecReason, attend_densely,
-    expand_grid,
+    AttentionSpec, Configured, IndexCache, LayerSpecs, Policy, Rotation, SoftmaxScale, SparsePrefill, SpecReason,
+    attend_densely, expand_grid,
 };
 
 const D: usize = 8;
@@ -173,22 +175,57 @@ fn dropped_mass_is_of_the_layers_own_softmax() {
     }
 }
 
+/// A rotation that moves nothing: a token at another position has the logit that it has at its own.
+struct NoTurn;
+
+impl Rotation for NoTurn {
+    fn turn_back(&self, _: &mut [f32], _: usize) {}
+}
+
+/// Reads all tokens of a layer in chunks of `rows`.
+fn read(sparse: &mut Option<SparsePrefill<'_>>, number: usize, spec: &AttentionSpec, rows: usize) -> Vec<f32> {
+    let ((kv, queries), width) = (layer(number), HEADS * D);
+    let mut out = vec![f32::NAN; queries.len()];
+    for (first, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * width)) {
+        let end = first + out.len() / width;
+        let mut before = kv.clone();
+        before.truncate(end, end);
+        let queries = &queries[first * width..end * width];
+        let chunk = PrefillChunk::new(number, first, queries, HEADS, &before).with_spec(spec);
+        match sparse {
+            Some(sparse) => sparse.attend(&chunk, out),
+            None => attend_densely(&chunk, out),
+        }
+    }
+    out
+}
+
+/// In one chunk, and in chunks shorter than a window, which then reaches back over the start of its chunk. Methods select all
+/// tokens; some attend them as if they stood elsewhere.
 #[test]
 fn prefill_honours_the_spec_of_its_layer() {
-    let layer_specs: LayerSpecs = specs().into();
-    for method in [None, Some("topk:k=500"), Some("a_shape:window=500"), Some("quest:page=4,k=500")] {
+    let (layer_specs, tokens): (LayerSpecs, usize) = (specs().into(), PREFIX + STEPS);
+    let methods = ["topk:k=500", "a_shape:window=500", "quest:page=4,k=500", "streaming_llm:window=500,rolling=true"];
+    for method in [None].into_iter().chain(methods.map(Some)) {
         let method = method.map(configured);
-        let mut sparse = method.as_ref().map(|method| SparsePrefill::new(method, &layer_specs, 1).unwrap());
-        for (number, spec) in layer_specs.iter().enumerate() {
-            let (kv, queries) = layer(number);
-            let mut out = vec![f32::NAN; queries.len()];
-            let chunk = PrefillChunk::new(number, 0, &queries, HEADS, &kv).with_spec(spec);
-            match &mut sparse {
-                Some(sparse) => sparse.attend(&chunk, &mut out),
-                None => attend_densely(&chunk, &mut out),
+        for rows in [tokens, 7] {
+            let new =
+                |method| SparsePrefill::new(method, &layer_specs, 1).unwrap().with_rotation(Some(Arc::new(NoTurn)));
+            let mut sparse = method.as_ref().map(new);
+            for (number, spec) in layer_specs.iter().enumerate() {
+                let ((kv, queries), out) = (layer(number), read(&mut sparse, number, spec, rows));
+                for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
+                    let what = format!("{method:?}, {spec:?}, row {at} in chunks of {rows}");
+                    assert_close(out, &naive(&kv, &queries, at, spec), &what);
+                }
             }
-            for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
-                assert_close(out, &naive(&kv, &queries, at, spec), &format!("{method:?}, {spec:?}, row {at}"));
+            let Some(sparse) = sparse else { continue };
+            let costs = sparse.into_costs();
+            for (number, spec) in layer_specs.iter().enumerate() {
+                let seen = |position: usize| spec.window.map_or(position + 1, |window| window.min(position + 1));
+                let seen = (HEADS * (0..tokens).map(seen).sum::<usize>()) as u64;
+                let cost = costs.total(|layer| layer == number);
+                assert_eq!((cost.attended_tokens, cost.context_tokens), (seen, seen), "{method:?}, {spec:?}");
             }
         }
     }

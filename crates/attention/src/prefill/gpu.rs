@@ -132,7 +132,7 @@ impl SparsePrefill<'_> {
             let count = (here * block_rows).min(rows.count - skip);
             let piece = Rows { skip: rows.skip + skip, count, first: rows.first + skip, ..*rows };
             let cost = send(gpu, &mut lists, &of_piece, block_rows, &piece, cache)?;
-            counted.push(cost.expect("the diagonals of a planned list are those of all of its blocks"));
+            counted.push(cost.expect("all blocks of a planned list have the same diagonals"));
             mark()?;
             gpu.attend_blocks(&piece, cache, &lists, out)?;
             sent += here;

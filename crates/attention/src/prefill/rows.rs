@@ -111,7 +111,7 @@ impl<'a> RowReader<'a> {
                     AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
                 let scaled = Queries::new(&queries[of_row.clone()], spec.scale);
                 let done = head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
-                done.expect("a prompt that is read is in host memory");
+                done.expect("keys and values of a prompt are in host memory during prefill");
                 let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }

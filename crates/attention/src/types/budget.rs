@@ -133,7 +133,7 @@ impl<T: Copy> Tuned<T> {
     pub fn value(self) -> T {
         match self {
             Tuned::Value(value) => value,
-            Tuned::Density(density) => panic!("density={density} is solved before a run begins"),
+            Tuned::Density(density) => panic!("density={density} was not converted to a budget before its use"),
         }
     }
 

@@ -62,7 +62,7 @@ impl FromStr for Tail {
             ("exact", _) => Ok(Self::Exact),
             ("indexed", _) => Ok(Self::Indexed),
             (_, Some(n)) if (1..=MOST_TOKENS).contains(&n) => Ok(Self::Window(n)),
-            _ => Err(UsageError::new(format!("`{text}` is nothing that the tail can be"))
+            _ => Err(UsageError::new(format!("`{text}` is not a policy for the tail"))
                 .hint(format!("use exact, window:N (N from 1 to {MOST_TOKENS}) or indexed"))),
         }
     }

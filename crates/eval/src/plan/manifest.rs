@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::memory::example_bytes;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::config::settings::Settings;
+use crate::config::thinking::Thinking;
 use crate::program::Program;
 use crate::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::records::timing::Latency;
@@ -56,6 +57,17 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
     }
+    // Runs without these keys are those from before answers could be sampled, or thought about.
+    let of_generation = [
+        ("thinking", config.thinking != Thinking::Off, json!(config.thinking.name())),
+        ("thinking_tokens", config.thinking != Thinking::Off, json!(config.thinking_tokens)),
+        ("temperature", config.temperature != 0.0, json!(config.temperature)),
+        ("top_p", config.top_p != 1.0, json!(config.top_p)),
+        ("repeats", config.repeats != 1, json!(config.repeats)),
+        ("stop", !config.stop_texts().is_empty(), json!(config.stop_texts())),
+    ];
+    let given = of_generation.into_iter().filter(|(_, is_given, _)| *is_given);
+    given.for_each(|(key, _, value)| identity[key] = value);
     // Engines round differently. Runs on the processor have never recorded an engine.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();

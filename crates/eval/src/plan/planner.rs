@@ -8,7 +8,7 @@ use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::run_config::{RunConfig, Variant};
-use crate::examples::example_input;
+use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
 use spattn_attention::kv::{KvDtype, KvShape};
@@ -69,7 +69,7 @@ impl RunPlan {
     }
 }
 
-pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+pub(crate) const LENGTH_HINT: &str = "choose a shorter --length, or run it anyway with --allow-extrapolation";
 
 /// How much more expensive a product is in a step, with a single row, than in a prefill with many rows.
 const STEP_FACTOR: u64 = 4;
@@ -77,7 +77,7 @@ const STEP_FACTOR: u64 = 4;
 /// The longest example, in tokens, that is made to measure how many tokens an example has besides its context.
 const MOST_SAMPLED: usize = 1 << 20;
 
-const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
+const SMALLER_HINT: &str = "use fewer of them in a context, or run it anyway with --allow-extrapolation";
 
 fn least_of(task: &dyn Task) -> String {
     format!("the shortest example that `{}` can have", task.name())
@@ -218,9 +218,7 @@ impl Planner<'_> {
         lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
         let (model, seed) = (self.model, self.config.seeds[0]);
-        let made = lengths
-            .into_iter()
-            .find_map(|length| example_input::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
+        let made = lengths.into_iter().find_map(|length| self.make_example(task, length, 0, seed).ok())?;
         made.size(&self.config.protocols, &model.tokenizer)
     }
 
@@ -262,13 +260,26 @@ impl Planner<'_> {
 
     /// Whether the request fits the model's context; memory is not considered.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
-        let tokens = tokens_of(task, length);
+        let tokens = tokens_of(task, length) + self.thought_tokens();
         self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
+    }
+
+    /// Tokens that a thought may have, of a model whose chat template is used.
+    fn thought_tokens(&self) -> usize {
+        if self.model.tokenizer.has_chat() { self.config.thought_tokens() } else { 0 }
+    }
+
+    /// Makes an example of a task ([`example_input::make`]).
+    pub(crate) fn make_example(&self, task: &dyn Task, length: usize, index: usize, seed: u64) -> Result<ExampleInput> {
+        example_input::make(task, length, index, seed, self.model, self.most_tokens(), self.config.thought_tokens())
     }
 
     fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
         let least = task.least_tokens();
         let (what, tokens) = match () {
+            () if task.is_sized() && self.thought_tokens() > 0 => {
+                ("the length asked for with --thinking-tokens", length + self.thought_tokens())
+            }
             () if task.is_sized() => ("the length asked for", length),
             () if task.is_cut() && length > 0 => ("the length to cut to", length),
             () if least > 0 => return Some(self.check_length(least, &least_of(task), SMALLER_HINT).err()?.into()),
@@ -336,7 +347,7 @@ impl Planner<'_> {
             return Ok(());
         }
         let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-        let what = format!("method `{}` cannot honour how {} attends", method.name, self.model.id);
+        let what = format!("method `{}` does not support the attention of {}", method.name, self.model.id);
         Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
     }
 
@@ -411,7 +422,7 @@ impl Planner<'_> {
                 method.label(),
                 self.model.id
             ))
-            .hint("choose a shorter --length, or leave the positions as they are")),
+            .hint("choose a shorter --length, or a method that does not move positions")),
             _ => Ok(()),
         }
     }

@@ -95,7 +95,7 @@ fn a_method_with_a_fault_takes_no_other_with_it() {
     assert_eq!(methods, ["full", "quest", "full", "quest"]);
     assert_eq!(seen.failures.len(), 1, "it is not tried again: {:?}", seen.failures);
     assert_eq!(seen.failures[0].what, "builtin, ruler/niah_single_1 at 512, question, given:k=16");
-    assert!(format!("{:#}", seen.failures[0].error).contains("a fault of the program: no selection"));
+    assert!(format!("{:#}", seen.failures[0].error).contains("internal error (panic): no selection"));
     assert_eq!(seen.mended, [""; 0], "the first error is that one");
 }
 
@@ -160,9 +160,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
     let [(what, why)] = &needles[..] else { panic!("{needles:?}") };
     assert_eq!(what, "question");
     assert!(
-        why.starts_with(
-            "ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations behind layer 2"
-        ),
+        why.starts_with("ruler/niah_single_1 at 512, example 0: the prefill failed: the activations after layer 2"),
         "{why}"
     );
     // A method that reads by a mask reads for itself, and fails by itself.

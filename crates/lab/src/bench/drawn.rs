@@ -222,8 +222,7 @@ impl fmt::Display for Looks {
             [self.sink, self.sixteenth, self.window, self.heavy].map(|share| 100.0 * share);
         write!(
             f,
-            "the first token takes {sink:.0} % of the attention; of the rest the 1/16 of the tokens that takes most takes \
-             {sixteenth:.0} %, the last 64 tokens {window:.0} %; 1/16 of the channels has {heavy:.0} % of the keys' squares"
+            "the first token has {sink:.0} % of the attention; of the rest, the top 1/16 of the tokens has {sixteenth:.0} % and the last 64 tokens {window:.0} %; the top 1/16 of the channels has {heavy:.0} % of the keys' squared norm"
         )
     }
 }

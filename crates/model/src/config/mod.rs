@@ -133,8 +133,8 @@ impl ModelConfig {
                  longest sequence is stated to be {stated}"
             )),
             (None, RopeScaling::Linear { factor }) if *factor > 1.0 => Some(format!(
-                "the context is `max_position_embeddings`, {positions} tokens, which linear RoPE scaling by {factor} is taken to be \
-                 counted in; if it is not, state the longer one as `max_sequence_length`"
+                "the context is `max_position_embeddings`, {positions} tokens, which are taken to include linear RoPE scaling by \
+                 {factor}; if they do not, state the longer context as `max_sequence_length`"
             )),
             (_, RopeScaling::Yarn(yarn)) if yarn.factor > 1.0 && yarn.reach() < positions => Some(format!(
                 "the context is `max_position_embeddings`, {positions} tokens, although YaRN scales {} positions by {} only",

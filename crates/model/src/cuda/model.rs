@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Place, Positions, Storage, Timeline};
+use spattn_cuda::{
+    AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, Norms, Place, Positions, RmsNorm, Rotation, Storage,
+    Timeline,
+};
 
 use super::host::HostWorkspace;
 use super::kv::storage;
@@ -21,7 +24,7 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
     pub(super) name: String,
     pub(super) parts: Parts<Matrix, Linear, Buffer>,
-    pub(super) room: Mutex<Option<Workspace>>,
+    pub(super) workspace: Mutex<Option<Workspace>>,
     pub(super) used: Mutex<GpuUse>,
 }
 
@@ -60,7 +63,7 @@ impl Cuda {
             gpu: Arc::new(gpu),
             name,
             parts,
-            room: Mutex::default(),
+            workspace: Mutex::default(),
             used: Mutex::default(),
         })
     }
@@ -92,17 +95,17 @@ impl Cuda {
     /// Room for so many rows; what it held is lost where it has to grow.
     pub(super) fn reserve<'a>(
         &self,
-        room: &'a mut Option<Workspace>,
+        workspace: &'a mut Option<Workspace>,
         rows: usize,
     ) -> Result<&'a mut Workspace, GpuError> {
-        if room.as_ref().is_none_or(|room| room.rows < rows) {
-            *room = None;
-            *room = Some(self.make_room(rows.next_power_of_two())?);
+        if workspace.as_ref().is_none_or(|workspace| workspace.rows < rows) {
+            *workspace = None;
+            *workspace = Some(self.make_workspace(rows.next_power_of_two())?);
         }
-        Ok(room.as_mut().expect("it was made"))
+        Ok(workspace.as_mut().expect("the workspace was made above"))
     }
 
-    pub(super) fn make_room(&self, rows: usize) -> Result<Workspace, GpuError> {
+    pub(super) fn make_workspace(&self, rows: usize) -> Result<Workspace, GpuError> {
         let (c, bytes) = (&self.config, self.dtype().bytes());
         let (width, stacked) = self.widths();
         let gpu = &self.gpu;
@@ -133,29 +136,30 @@ impl Cuda {
     }
 
     /// Embeds tokens, and notes where they stand.
-    pub(super) fn start(&self, room: &mut Workspace, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
+    pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
         let vocab = self.config.vocab_size as u32;
-        assert!(tokens.iter().all(|token| *token < vocab), "tokens were compared with the vocabulary");
-        self.gpu.upload_to(&mut room.tokens, 0, tokens)?;
-        self.gpu.upload_to(&mut room.positions, 0, &positions)?;
-        self.gpu.upload_to(&mut room.broken, 0, &[UNBROKEN])?;
+        assert!(tokens.iter().all(|token| *token < vocab), "a token is not below the {vocab} of the vocabulary");
+        self.gpu.upload_to(&mut workspace.tokens, 0, tokens)?;
+        self.gpu.upload_to(&mut workspace.positions, 0, &positions)?;
+        self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
         let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(self.storage(), table, &room.tokens, tokens.len(), &mut room.x, hidden)
+        self.gpu.embed(self.storage(), table, &workspace.tokens, tokens.len(), &mut workspace.x, hidden)
     }
 
     /// Norms the residual stream into `normed`. `mark` says behind how many layers it is.
     pub(super) fn norm(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         skip: usize,
         rows: usize,
         weight: &Buffer,
         mark: usize,
         first: usize,
     ) -> Result<(), GpuError> {
-        let (storage, hidden, eps) = (self.storage(), self.config.hidden_size, self.config.rms_norm_eps as f32);
-        let Workspace { x, normed, broken, .. } = room;
-        self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
+        let norm = RmsNorm { weight, eps: self.config.rms_norm_eps as f32, hidden: self.config.hidden_size };
+        let Workspace { x, normed, broken, .. } = workspace;
+        let check = FiniteCheck { broken, mark: mark as u64, first_row: first as u64 };
+        self.gpu.rms_norm(self.storage(), norm, x, skip..skip + rows, normed, check)
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
@@ -165,50 +169,50 @@ impl Cuda {
     /// values, and writes what is attended to `room.attended`. `first` is what numbers of rows count from where one is not finite.
     pub(super) fn forward_layer<E: From<GpuError>>(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         rows: usize,
         index: usize,
         first: usize,
         attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
     ) -> Result<(), E> {
         let layer = &self.parts.layers[index];
-        self.norm(room, 0, rows, &layer.attention_norm, index, first)?;
-        self.apply(&layer.qkv, &room.normed, rows, &mut room.qkv, Into::Narrow)?;
-        attend(room, layer)?;
-        Ok(self.finish_layer(room, rows, index, first, layer)?)
+        self.norm(workspace, 0, rows, &layer.attention_norm, index, first)?;
+        self.apply(&layer.qkv, &workspace.normed, rows, &mut workspace.qkv, Into::Narrow)?;
+        attend(workspace, layer)?;
+        Ok(self.finish_layer(workspace, rows, index, first, layer)?)
     }
 
     /// Rotates the queries, keys and values of a step's rows, and stores keys and values where `room.places` says.
     pub(super) fn rotate_rows(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         rows: usize,
         index: usize,
         layer: &Layer<Linear, Buffer>,
         (by_row, scaling): (bool, f32),
     ) -> Result<(), GpuError> {
         let shape = (self.config.kv_heads, self.config.head_dim, self.storage());
-        let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = room else {
-            unreachable!("both were sent")
+        let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = workspace else {
+            unreachable!("places and frequencies were uploaded before the layers")
         };
-        let at = Positions { positions, inverse, by_row, scaling };
-        let (norms, offset) = (self.norms(layer), index * rows * size_of::<Place>());
-        self.gpu.rope_scattered(qkv, rows, &at, self.config.heads, norms.as_ref(), shape, places, offset)
+        let positions = Positions { positions, inverse, by_row, scaling };
+        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
+        self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
     }
 
     /// What follows attention at a layer.
     fn finish_layer(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         rows: usize,
         index: usize,
         first: usize,
         layer: &Layer<Linear, Buffer>,
     ) -> Result<(), GpuError> {
-        self.apply(&layer.output, &room.attended, rows, &mut room.x, Into::Add)?;
-        self.norm(room, 0, rows, &layer.mlp_norm, index + 1, first)?;
-        self.apply(&layer.gate_up, &room.normed, rows, &mut room.gate_up, Into::Narrow)?;
-        let Workspace { gate_up, gated, x, .. } = room;
+        self.apply(&layer.output, &workspace.attended, rows, &mut workspace.x, Into::Add)?;
+        self.norm(workspace, 0, rows, &layer.mlp_norm, index + 1, first)?;
+        self.apply(&layer.gate_up, &workspace.normed, rows, &mut workspace.gate_up, Into::Narrow)?;
+        let Workspace { gate_up, gated, x, .. } = workspace;
         self.gpu.silu_gate(self.storage(), gate_up, rows, gated, self.config.intermediate_size)?;
         self.apply(&layer.down, gated, rows, x, Into::Add)
     }
@@ -221,30 +225,33 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let Matrix { data, outputs, inputs } = &linear.weight;
-        self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into)?;
+        self.gpu.multiply(self.storage(), linear.weight.as_operand(), x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
-        self.gpu.add_bias(storage, out, rows, bias, *outputs)
+        self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
     }
 
     /// Logits of `rows` rows of the residual stream from row `skip` on.
-    pub(super) fn logits_of(&self, room: &mut Workspace, skip: usize, rows: usize) -> Result<Vec<f32>, EngineError> {
+    pub(super) fn logits_of(
+        &self,
+        workspace: &mut Workspace,
+        skip: usize,
+        rows: usize,
+    ) -> Result<Vec<f32>, EngineError> {
         let head = self.parts.head();
-        self.norm(room, skip, rows, &self.parts.norm, self.config.layers, 0)?;
-        self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
-        let Workspace { normed, logits, .. } = room;
-        let logits = logits.as_mut().expect("it was reserved");
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.norm(workspace, skip, rows, &self.parts.norm, self.config.layers, 0)?;
+        let Workspace { normed, logits, .. } = workspace;
+        let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
+        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
         Ok(out)
     }
 
     /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
-    pub(super) fn check(&self, room: &Workspace, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
+    pub(super) fn check(&self, workspace: &Workspace, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
         let mut broken = [0u64];
-        self.gpu.download(&room.broken, 0, &mut broken)?;
+        self.gpu.download(&workspace.broken, 0, &mut broken)?;
         let [broken] = broken;
         if broken == UNBROKEN {
             return Ok(());

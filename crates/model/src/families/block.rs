@@ -126,12 +126,12 @@ impl BlockSpec {
         logit_cap: None,
     };
 
-    /// What of the block the kernels for GPUs do not do, if anything; it follows `the kernels for GPUs take no`.
+    /// What of the block the GPU kernels do not support, if anything; it follows `the GPU kernels do not support`.
     pub fn gpu_obstacle(&self) -> Option<&'static str> {
         let has_post_norm = self.names.attention_post_norm.or(self.names.mlp_post_norm).is_some();
         let obstacles = [
-            (self.gate != Gate::Silu, "gate other than SiLU"),
-            (has_post_norm, "norms behind attention or the gated layers"),
+            (self.gate != Gate::Silu, "gates other than SiLU"),
+            (has_post_norm, "norms after attention or after the MLP"),
             (self.embedding_scale != 1.0, "scaled embeddings"),
             (self.logit_cap.is_some(), "capped logits"),
         ];

@@ -12,16 +12,16 @@ const GIVE_SAFETENSORS: &str = "give the safetensors checkpoint that the file wa
 /// Divisors of rotary frequencies, in files of Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// A decoder family as files name it (`general.architecture`).
+/// A decoder family by its name in GGUF files (`general.architecture`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Family {
-    /// The name in files, which keys begin with.
+    /// The name in files, with which the keys of its settings begin.
     name: &'static str,
     /// The class in `config.json`.
     class: &'static str,
-    /// Whether the converter permutes the rows of q and k.
+    /// Whether llama.cpp's converter permutes the rows of the query and key matrices.
     permutes: bool,
-    /// Query heads and KV heads; 0 before the configuration is read.
+    /// Numbers of query heads and KV heads; 0 in [`FAMILIES`].
     heads: [usize; 2],
 }
 
@@ -33,7 +33,7 @@ static FAMILIES: [Family; 3] = [
 ];
 
 impl Family {
-    /// The heads that the rows of the tensor `name` belong to, if the converter permuted them.
+    /// Number of heads in the tensor `name` if the converter permuted its rows.
     pub(super) fn permuted_heads(&self, name: &str) -> Option<usize> {
         let part = name.rsplit('.').nth(1)?;
         match part {
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// Whether a tensor is read as configuration and is no weight.
+    /// Whether a tensor is part of the configuration rather than a weight.
     pub(super) fn is_configuration(&self, name: &str) -> bool {
         name == ROPE_FREQS
     }
@@ -89,10 +89,10 @@ pub(super) fn family(metadata: &Metadata<'_>) -> Result<Family, UsageError> {
     Ok(Family { heads: [heads, kv_heads], ..*family })
 }
 
-/// What the file says of the model, with the keys of a `config.json`.
+/// The configuration of the model, with the keys of a `config.json`.
 ///
 /// # Errors
-/// A key that is missing or of the wrong type, or says something that the decoder cannot do.
+/// If a key is missing or of the wrong type, or a setting is not supported by the decoder.
 pub(super) fn config_json(metadata: &Metadata<'_>, family: Family, files: &GgufFiles) -> Result<Value, UsageError> {
     refuse(metadata, family)?;
     let key = |name: &str| family.key(name);
@@ -247,7 +247,7 @@ pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<Str
     }
 }
 
-/// Refuses what would be ignored otherwise.
+/// Checks the settings that a `config.json` could not express and that would be ignored.
 fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     let experts = family.key("expert_count");
     if metadata.optional_size(&experts)?.is_some_and(|count| count > 0) {
@@ -287,7 +287,7 @@ fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Rows of the embedding table: those of the tensor, which may have more than the tokenizer has tokens.
+/// Number of rows of the embedding table, which may be more than the tokens of the tokenizer.
 fn vocabulary(metadata: &Metadata<'_>, family: Family, files: &GgufFiles) -> Result<usize, UsageError> {
     let rows = files.tensors().get("token_embd.weight").and_then(|place| place.shape().first().copied());
     match rows {
@@ -299,7 +299,7 @@ fn vocabulary(metadata: &Metadata<'_>, family: Family, files: &GgufFiles) -> Res
     }
 }
 
-/// Tokens that end an answer: the end of text and the end of a turn.
+/// Ids of the tokens that end an answer: end of text and end of turn.
 fn end_ids(metadata: &Metadata<'_>) -> Result<Vec<usize>, UsageError> {
     let keys = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"];
     let mut ids = Vec::new();
@@ -309,7 +309,7 @@ fn end_ids(metadata: &Metadata<'_>) -> Result<Vec<usize>, UsageError> {
     Ok(ids)
 }
 
-/// The type of numbers that holds all tensors exactly: quantised blocks are wider than 16 bits when they are widened.
+/// The number type that holds all tensors exactly: f32 if any is quantised, since dequantised values need more than 16 bits.
 fn stored_type(files: &GgufFiles) -> &'static str {
     let matrices = || files.tensors().values().filter(|place| place.shape().len() > 1);
     let is = |stored| matrices().all(|place| !place.is_quantised() && place.read_type() == stored);
@@ -320,7 +320,7 @@ fn stored_type(files: &GgufFiles) -> &'static str {
     }
 }
 
-/// Scaling of rotary frequencies, if there is any.
+/// The RoPE scaling, as `rope_scaling` of a `config.json`; `None` if there is none.
 fn rope_scaling(
     metadata: &Metadata<'_>,
     family: Family,
@@ -336,7 +336,7 @@ fn rope_scaling(
         });
     }
     let factor = metadata.optional_number(&key("factor"))?;
-    // Old files have the linear factor by itself.
+    // Old files have a linear factor under a key of its own.
     let old = metadata.optional_number(&family.key("rope.scale_linear"))?.filter(|factor| *factor != 1.0);
     match (metadata.optional_text(&key("type"))?, factor) {
         (None, None) | (Some("none"), _) => Ok(old.map(|factor| json!({ "rope_type": "linear", "factor": factor }))),

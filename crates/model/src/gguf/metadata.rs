@@ -1,4 +1,4 @@
-//! Metadata of a GGUF file, read by key and type; an error names the file and the key.
+//! The metadata of a GGUF file, read by key and type. Each error names the file and the key.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ pub(super) struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// The pairs `values` of `file`.
+    /// Wraps the pairs `values`; `file` names the file in errors.
     pub(super) fn new(file: &'a str, values: &'a HashMap<String, Value>) -> Self {
         Self { file, values }
     }
@@ -68,7 +68,7 @@ impl<'a> Metadata<'a> {
     /// A number, if the key is there.
     pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>, UsageError> {
         self.typed(key, "a number", |value| match value {
-            // The shortest text of an f32 is what a config.json has in its place: 1e-6, not 9.99999997e-7.
+            // Read as its shortest text, as a config.json states it: 1e-6, not 9.99999997e-7.
             Value::F32(number) => number.to_string().parse().ok(),
             Value::F64(number) => Some(*number),
             other => Some(whole(other)? as f64),
@@ -139,7 +139,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A whole number of any width.
+/// An integer of any type, if it fits i64.
 fn whole(value: &Value) -> Option<i64> {
     Some(match value {
         Value::U8(n) => i64::from(*n),

@@ -1,9 +1,9 @@
 //! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
 //! tokenizer.
 //!
-//! What a file says is turned into what a Hugging Face folder holds: [`config`] writes the text of a `config.json`, [`tokenizer`]
-//! those of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So everything
-//! above works as it does for a folder. Whatever a file says that cannot be expressed so is refused by the name of its key.
+//! A file is translated to the contents of a Hugging Face folder: [`config`] writes the text of a `config.json`, [`tokenizer`] the
+//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So the rest of the
+//! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
 //! The container and the quantised types are read by `candle-core`, after [`directory`] has checked what it would take on trust. Its
 //! tokenizer reader is not used: it falls back to GPT-2's splitting for names that it does not know.
@@ -44,12 +44,12 @@ pub(crate) use config::check_architecture;
 /// The key with the number of a file's type.
 const FILE_TYPE: &str = "general.file_type";
 
-/// Whether a path is named as a GGUF file is.
+/// Whether the name of a file ends with `.gguf`, in any case.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The folder of a file's calibrations: beside it, named after it, as a folder may hold several models.
+/// The folder of a file's calibrations. It is beside the file and named after it, since one folder may hold several models.
 pub fn calibration(path: &Path) -> PathBuf {
     path.with_extension(CALIBRATION)
 }
@@ -62,8 +62,8 @@ pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
     directory::check(path).map(drop)
 }
 
-/// Opens a GGUF file, and those that belong to it if it was split: its texts, and its weights without reading their numbers. `id` is
-/// how records name the model.
+/// Opens a GGUF file and, if the model is split, its other files. Returns the texts, and the weights without reading their numbers.
+/// Records name the model `id`.
 ///
 /// # Errors
 /// A [`UsageError`](spattn_base::error::UsageError) with the file and the key if the file is not GGUF, is truncated, has a tensor of a

@@ -205,7 +205,7 @@ fn what_a_file_says_of_the_model_is_read_or_refused() {
         assert!(refused(&without(key)).starts_with(&format!("m.gguf: no `{key}` => ")), "{}", refused(&without(key)));
     }
     let pre = refused(&without("tokenizer.ggml.pre"));
-    assert!(pre.contains("`tokenizer.ggml.pre`: the file does not say how text is split"), "{pre}");
+    assert!(pre.contains("`tokenizer.ggml.pre`: the file does not name the pre-tokenizer"), "{pre}");
 }
 
 #[test]

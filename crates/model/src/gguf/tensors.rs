@@ -9,7 +9,7 @@ use super::files::{GgufFiles, Place};
 use crate::tensors::{StoredFormat, StoredTensor, TensorInfo, TensorSource, WeightsError, sha256_of_part};
 use spattn_hub::checksum::sha256_hex;
 
-/// What llama.cpp calls a tensor of a layer, and what Hugging Face does.
+/// Names of the tensors of a layer: that of llama.cpp, and that of Hugging Face.
 const LAYER: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -35,7 +35,7 @@ pub(super) struct GgufTensors {
     family: Family,
     /// What the file calls the type of its tensors together.
     file_type: Option<String>,
-    /// By Hugging Face name: the name in the file, and what is known of it.
+    /// By Hugging Face name: the name in the file, and shape, type and size.
     tensors: BTreeMap<String, (String, TensorInfo)>,
 }
 
@@ -111,7 +111,7 @@ impl TensorSource for GgufTensors {
     }
 }
 
-/// The Hugging Face name of a tensor; unknown names are kept, so that they are reported as unread.
+/// The Hugging Face name of a tensor. An unknown name stays as it is, and is then reported as not read.
 fn hugging_face_name(name: &str) -> String {
     let (stem, kind) = name.rsplit_once('.').unwrap_or((name, ""));
     let within_layer = stem.strip_prefix("blk.").and_then(|rest| {
@@ -123,8 +123,8 @@ fn hugging_face_name(name: &str) -> String {
     within_layer.or_else(outer).unwrap_or_else(|| name.to_owned())
 }
 
-/// Puts rows of q and k back in the order of Hugging Face: within a head the first halves of all rotated pairs, then the second. llama.cpp's
-/// converter writes the two rows of a pair beside each other.
+/// Restores the row order of Hugging Face in a query or key matrix: within a head, the first rows of all rotated pairs, then the second
+/// rows. llama.cpp's converter writes the two rows of a pair next to each other.
 fn unpermute(tensor: &mut StoredTensor, heads: usize) {
     let rows = tensor.shape.first().copied().unwrap_or(0);
     let row_bytes = tensor.bytes.len().checked_div(rows).unwrap_or(0);

@@ -1,8 +1,8 @@
 //! The tokenizer of a GGUF model, as the texts of a `tokenizer.json` and a `tokenizer_config.json`.
 //!
-//! A file holds the vocabulary, and how text is split before merging only by a name (`tokenizer.ggml.pre`). [`SPLITTINGS`] has the rule
-//! of each name that is known, as the original model's `tokenizer.json` states it. A name that is not known is refused: a
-//! tokenizer that splits in another way gives other tokens without any error.
+//! A file holds the vocabulary, but only the name of the pre-tokenizer, which splits text before merges (`tokenizer.ggml.pre`).
+//! [`PRE_TOKENIZERS`] has the rule of each known name, as the `tokenizer.json` of the original model states it. An unknown name is an
+//! error: another pre-tokenizer would give other tokens, which nothing would report.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::metadata::{Metadata, shown};
 use spattn_base::error::UsageError;
 
-/// The two texts, and what the user should know about them.
+/// The texts of both files, and what the user should know about them.
 pub(super) struct GgufTokenizer {
     /// `tokenizer.json`.
     pub(super) tokenizer: Value,
@@ -22,19 +22,19 @@ pub(super) struct GgufTokenizer {
 }
 
 /// How a byte-level BPE tokenizer splits text before it merges.
-struct Splitting {
-    /// The names in `tokenizer.ggml.pre`.
+struct PreTokenizer {
+    /// Its names in `tokenizer.ggml.pre`.
     names: &'static [&'static str],
-    split: Split,
-    /// Whether text is brought to Unicode's NFC first.
+    split: SplitRule,
+    /// Whether text is normalised to Unicode's NFC first.
     nfc: bool,
-    /// Whether a piece that is a token is taken whole, without merges.
+    /// Whether a piece that is itself a token is taken as a whole, without merges.
     ignores_merges: bool,
-    /// Whether prompts begin with the BOS token if the file does not say.
+    /// Whether prompts begin with the BOS token where the file does not state it.
     adds_bos: bool,
 }
 
-enum Split {
+enum SplitRule {
     /// GPT-2's own rule.
     Gpt2,
     /// Single digits, then GPT-2's rule.
@@ -48,26 +48,38 @@ const QWEN_2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The splittings that are known.
-const SPLITTINGS: [Splitting; 5] = [
-    Splitting {
+/// All pre-tokenizers that are supported.
+const PRE_TOKENIZERS: [PreTokenizer; 5] = [
+    PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3"],
-        split: Split::Regex(LLAMA_3),
+        split: SplitRule::Regex(LLAMA_3),
         nfc: false,
         ignores_merges: true,
         adds_bos: true,
     },
-    Splitting { names: &["qwen2"], split: Split::Regex(QWEN_2), nfc: true, ignores_merges: false, adds_bos: false },
-    Splitting { names: &["tekken"], split: Split::Regex(TEKKEN), nfc: false, ignores_merges: true, adds_bos: true },
-    Splitting { names: &["gpt-2"], split: Split::Gpt2, nfc: false, ignores_merges: false, adds_bos: false },
-    Splitting { names: &["smollm"], split: Split::Digits, nfc: false, ignores_merges: false, adds_bos: false },
+    PreTokenizer {
+        names: &["qwen2"],
+        split: SplitRule::Regex(QWEN_2),
+        nfc: true,
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    PreTokenizer {
+        names: &["tekken"],
+        split: SplitRule::Regex(TEKKEN),
+        nfc: false,
+        ignores_merges: true,
+        adds_bos: true,
+    },
+    PreTokenizer { names: &["gpt-2"], split: SplitRule::Gpt2, nfc: false, ignores_merges: false, adds_bos: false },
+    PreTokenizer { names: &["smollm"], split: SplitRule::Digits, nfc: false, ignores_merges: false, adds_bos: false },
 ];
 
 /// The most that the squares of the tokens' lengths add up to, since each token is looked for in all its parts. A vocabulary of 256,000 tokens
 /// stays below a hundredth of it.
 const MOST_OF_SQUARES: usize = 1 << 32;
 
-/// Kinds of tokens, by number in `tokenizer.ggml.token_type`.
+/// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
 mod kind {
     pub(super) const UNKNOWN: i64 = 2;
     pub(super) const CONTROL: i64 = 3;
@@ -116,7 +128,7 @@ impl<'a> Vocabulary<'a> {
         Ok(())
     }
 
-    /// Tokens that text can become, with their ids. Unused rows of the table have names that no text should match.
+    /// Ids and texts of the tokens that can occur. Unused rows of the table have placeholders as texts, which are left out.
     fn used(&self) -> impl Iterator<Item = (usize, &'a str)> + '_ {
         let all = self.tokens.iter().zip(&self.kinds).enumerate();
         all.filter(|(_, (_, kind))| **kind != kind::UNUSED).map(|(id, (token, _))| (id, *token))
@@ -126,7 +138,8 @@ impl<'a> Vocabulary<'a> {
         Value::Object(self.used().map(|(id, token)| (token.to_owned(), id.into())).collect::<Map<_, _>>())
     }
 
-    /// Tokens that are found in text before it is split: control tokens, the unknown one, and those that users defined.
+    /// The `added_tokens` of a `tokenizer.json`, which are found in a text before it is split: control tokens, the unknown token and
+    /// user-defined ones.
     fn added(&self) -> Value {
         let is_added = |id: &usize| matches!(self.kinds[*id], kind::UNKNOWN | kind::CONTROL | kind::USER_DEFINED);
         let added = (0..self.tokens.len()).filter(is_added).map(|id| {
@@ -138,7 +151,7 @@ impl<'a> Vocabulary<'a> {
         Value::Array(added.collect())
     }
 
-    /// The text of a token by the key of its id.
+    /// The text of the token whose id is stored under `key`.
     fn named(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<&'a str>, UsageError> {
         let Some(id) = metadata.optional_size(key)? else { return Ok(None) };
         match self.tokens.get(id) {
@@ -153,7 +166,7 @@ impl<'a> Vocabulary<'a> {
 /// Reads the tokenizer.
 ///
 /// # Errors
-/// If its kind or its splitting is not known, or the vocabulary is incomplete.
+/// If the tokenizer or the pre-tokenizer is not supported, or the vocabulary is incomplete.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError> {
     const MODEL: &str = "tokenizer.ggml.model";
     let vocabulary = Vocabulary::read(metadata)?;
@@ -187,18 +200,21 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError>
     Ok(GgufTokenizer { tokenizer, config, note })
 }
 
-/// Byte-level BPE, and whether it puts BOS before prompts by default.
+/// A byte-level BPE tokenizer, and whether it puts BOS before prompts by default.
 fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
     const PRE: &str = "tokenizer.ggml.pre";
     let name = metadata.optional_text(PRE)?.ok_or_else(|| {
-        metadata.error(PRE, "the file does not say how text is split into pieces before merging").hint(
+        metadata.error(PRE, "the file does not name the pre-tokenizer, which splits text before merges").hint(
             "it was written by an old converter: convert the model again with llama.cpp's, or give its safetensors",
         )
     })?;
-    let Some(splitting) = SPLITTINGS.iter().find(|splitting| splitting.names.contains(&name)) else {
-        let known = SPLITTINGS.iter().flat_map(|splitting| splitting.names).copied().collect::<Vec<_>>().join(", ");
+    let Some(rule) = PRE_TOKENIZERS.iter().find(|rule| rule.names.contains(&name)) else {
+        let known = PRE_TOKENIZERS.iter().flat_map(|rule| rule.names).copied().collect::<Vec<_>>().join(", ");
         return Err(metadata
-            .error(PRE, &format!("the splitting `{}` is not known, and another would give other tokens", shown(name)))
+            .error(
+                PRE,
+                &format!("the pre-tokenizer `{}` is not known, and another one would give other tokens", shown(name)),
+            )
             .hint(format!("known: {known}; give the model's safetensors instead")));
     };
     let byte_level = |own_rule: bool| {
@@ -206,10 +222,10 @@ fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(V
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": own_rule,
         })
     };
-    let pre_tokenizer = match splitting.split {
-        Split::Gpt2 => byte_level(true),
-        Split::Digits => sequence([json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
-        Split::Regex(regex) => sequence([
+    let pre_tokenizer = match rule.split {
+        SplitRule::Gpt2 => byte_level(true),
+        SplitRule::Digits => sequence([json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
+        SplitRule::Regex(regex) => sequence([
             json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false }),
             byte_level(false),
         ]),
@@ -223,23 +239,24 @@ fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(V
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": vocabulary.added(),
-        "normalizer": if splitting.nfc { json!({ "type": "NFC" }) } else { Value::Null },
+        "normalizer": if rule.nfc { json!({ "type": "NFC" }) } else { Value::Null },
         "pre_tokenizer": pre_tokenizer,
         "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": splitting.ignores_merges, "vocab": vocabulary.as_json(), "merges": merges,
+            "ignore_merges": rule.ignores_merges, "vocab": vocabulary.as_json(), "merges": merges,
         },
     });
-    Ok((tokenizer, splitting.adds_bos))
+    Ok((tokenizer, rule.adds_bos))
 }
 
 fn sequence(steps: [Value; 2]) -> Value {
     json!({ "type": "Sequence", "pretokenizers": steps })
 }
 
-/// SentencePiece BPE, as transformers converts it: pieces with scores become merges, the best first.
+/// A SentencePiece BPE tokenizer, as transformers converts it: pieces with scores become merges, the highest score first. The flag is as
+/// for [`byte_level`].
 fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = metadata.optional_numbers(SCORES)?.unwrap_or_default();
@@ -299,8 +316,8 @@ fn space_note(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>, config: &Val
     })
 }
 
-/// The merges that a vocabulary with scores stands for: each piece from any two others that make it up, by falling score
-/// (transformers' `generate_merges`).
+/// The merges of a vocabulary with scores: each split of a piece into two other pieces, by descending score (transformers'
+/// `generate_merges`).
 fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
     let ids: HashMap<&str, usize> = vocabulary.used().map(|(id, token)| (token, id)).collect();
     let mut merges: Vec<(&str, &str, f32)> = Vec::new();
@@ -316,7 +333,7 @@ fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
     merges.into_iter().map(|(left, right, _)| json!([left, right])).collect()
 }
 
-/// BOS and EOS around a text.
+/// The post-processor that puts BOS before a text and EOS after it, where they are given.
 fn post_processor(vocabulary: &Vocabulary<'_>, bos: Option<&str>, eos: Option<&str>) -> Value {
     if bos.is_none() && eos.is_none() {
         return Value::Null;

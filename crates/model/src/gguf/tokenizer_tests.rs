@@ -145,7 +145,7 @@ fn a_splitting_that_is_not_known_is_refused_by_name() {
         "",
     ] {
         let error = refused(|file| file.set("tokenizer.ggml.pre", 8, &text(name)));
-        assert!(error.contains(&format!("`tokenizer.ggml.pre`: the splitting `{name}` is not known")), "{error}");
+        assert!(error.contains(&format!("`tokenizer.ggml.pre`: the pre-tokenizer `{name}` is not known")), "{error}");
     }
 }
 

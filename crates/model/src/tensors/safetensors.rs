@@ -309,9 +309,9 @@ const LONGEST_HEADER: u64 = 100_000_000;
 /// Files of other kinds by the bytes that they begin with, and what to do about them.
 const OTHER_KINDS: [(&[u8], &str); 8] = [
     (b"version ", "a Git LFS pointer, not the weights themselves (run `git lfs pull` in that folder)"),
-    (b"GGUF", "GGUF weights of llama.cpp under another name; give the safetensors checkpoint that they were made from"),
-    (b"PK\x03\x04", "weights as PyTorch pickles them, under another name; save the model with `save_pretrained`"),
-    (b"\x80\x02", "weights as PyTorch pickles them, under another name; save the model with `save_pretrained`"),
+    (b"GGUF", "GGUF weights of llama.cpp under another name; give them as a file whose name ends with .gguf"),
+    (b"PK\x03\x04", "weights in PyTorch's pickle format under another name; save the model with `save_pretrained`"),
+    (b"\x80\x02", "weights in PyTorch's pickle format under another name; save the model with `save_pretrained`"),
     (b"\x89HDF", "weights of TensorFlow under another name; save the model with transformers' `save_pretrained`"),
     (b"\x1f\x8b", "compressed by gzip; unpack it"),
     (b"<!DOC", "a web page, not the weights: fetch the file itself"),
@@ -388,8 +388,8 @@ mod tests {
     fn files_of_other_kinds_are_called_by_their_names() {
         for (begins, said) in [
             (&b"GGUF\x03\0\0\0\x10\0\0\0"[..], "GGUF"),
-            (b"PK\x03\x04\0\0\x08\x08\0\0", "PyTorch pickles them"),
-            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "PyTorch pickles them"),
+            (b"PK\x03\x04\0\0\x08\x08\0\0", "PyTorch's pickle format"),
+            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "PyTorch's pickle format"),
             (b"\x89HDF\r\n\x1a\n\0", "TensorFlow"),
             (b"\x1f\x8b\x08\x08\xa0\xb1\xc2\x66\0", "gzip"),
             (b"<!DOCTYPE html><html>", "a web page"),
