@@ -51,8 +51,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SHAPE|MODEL|CONFIG")]
     pub(super) shape: Option<String>,
 
-    /// Model whose keys, values and queries replace random ones: builtin, a folder or a hub id; it reads a prompt of
-    /// ruler/niah_multikey_3, and evenly spread layers are timed (with --layers 1 the middle one)
+    /// Model whose keys, values and queries replace random ones: builtin, a folder, a GGUF file or a hub id; it reads
+    /// a prompt of ruler/niah_multikey_3, and evenly spread layers are timed (with --layers 1 the middle one)
     ///
     /// Example: --kv-from builtin
     #[arg(long, value_name = "MODEL")]

@@ -1,7 +1,7 @@
 //! Completion scripts for shells: subcommands, flags, and names of their values.
 //!
 //! Names are added only to the scripts, not to the parser, because values may also be something else: a task may be a file, a method has
-//! parameters, a model is a folder or a hub id.
+//! parameters, a model is a folder, a GGUF file or a hub id.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};

@@ -188,7 +188,9 @@ impl Server {
         let path = asked.path.trim_start_matches("/datasets");
         if path.starts_with("/api/") {
             let siblings: Vec<Value> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
-            let listing = json!({ "sha": COMMIT, "siblings": siblings }).to_string();
+            let gguf = self.files.values().find_map(|file| gguf_architecture(file));
+            let gguf = gguf.map(|architecture| json!({ "architecture": architecture, "total": 1 }));
+            let listing = json!({ "sha": COMMIT, "siblings": siblings, "gguf": gguf }).to_string();
             return content(&mut stream, asked, behaviour, listing.as_bytes(), "");
         }
         let Some((repo, name)) = path.split_once(&format!("/resolve/{COMMIT}/")) else {
@@ -196,7 +198,7 @@ impl Server {
         };
         let file = &self.files[name];
         match (self.host, name) {
-            (Host::Hub, WEIGHTS) => write!(
+            (Host::Hub, name) if name == WEIGHTS || name.ends_with(".gguf") => write!(
                 stream,
                 "HTTP/1.1 302 Found\r\nX-Repo-Commit: {COMMIT}\r\nX-Linked-Etag: \"{}\"\r\nX-Linked-Size: {}\r\nETag: \"of no use\"\r\n\
                  Location: {}{repo}/resolve/{COMMIT}/{name}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
@@ -213,6 +215,15 @@ impl Server {
             ),
         }
     }
+}
+
+/// The architecture that a GGUF file names, as the hub reads it.
+fn gguf_architecture(file: &[u8]) -> Option<String> {
+    const KEY: &[u8] = b"general.architecture";
+    let at = file.starts_with(b"GGUF").then(|| file.windows(KEY.len()).position(|window| window == KEY))?? + KEY.len();
+    // The kind of the value, its length, and the text.
+    let length = u64::from_le_bytes(file[at + 4..at + 12].try_into().unwrap()) as usize;
+    Some(String::from_utf8(file[at + 12..at + 12 + length].to_vec()).unwrap())
 }
 
 /// Answers with a file, or with the requested part of it.
@@ -435,6 +446,104 @@ fn a_repository_without_safetensors_is_refused_by_its_list_of_files() {
             assert_eq!(hub.asked().len(), 1, "the list of files alone is asked for: {:?}", hub.asked());
         }
     }
+}
+
+// --- GGUF files ---
+
+const GGUF: &str = "m-Q4_K_M.gguf";
+
+/// A repository with a model in three types, one of them in a folder.
+fn gguf_repository() -> BTreeMap<String, Vec<u8>> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/mixed.gguf");
+    let model = fs::read(golden).unwrap();
+    let names = ["README.md", GGUF, "m-Q8_0.gguf", "BF16/m-BF16.gguf", "mmproj-BF16.gguf"];
+    names.map(|name| (name.to_owned(), if name == "README.md" { b"read".to_vec() } else { model.clone() })).into()
+}
+
+fn fetch_named(spec: &str, options: &HubOptions) -> anyhow::Result<ModelFiles> {
+    ModelSource::parse(spec).unwrap().resolve_with(options)
+}
+
+#[test]
+fn a_gguf_file_of_a_repository_is_fetched_by_its_name_or_its_type() {
+    for (spec, file) in [
+        ("org/model/m-Q4_K_M.gguf", GGUF),
+        ("org/model:Q4_K_M", GGUF),
+        ("org/model:q8_0@main", "m-Q8_0.gguf"),
+        ("org/model:BF16", "BF16/m-BF16.gguf"),
+        ("org/model/BF16/m-BF16.gguf@main", "BF16/m-BF16.gguf"),
+    ] {
+        let (hub, cache) = (Hub::start(gguf_repository(), |_| Behaviour::Right), TempDir::new().unwrap());
+        let found = fetch_named(spec, &options(&cache, &hub)).unwrap();
+        assert_eq!((found.id.as_str(), found.revision.as_deref()), (spec, Some(COMMIT)));
+        assert_eq!(found.weights.sha256().unwrap(), sha256_hex(&hub.files[file]));
+        let asked: Vec<String> = hub.asked().into_iter().map(|asked| asked.path).collect();
+        assert!(asked[1..].iter().all(|path| path.ends_with(file)), "only the file is asked for: {asked:?}");
+        // Again, and without network.
+        let before = hub.asked().len();
+        fetch_named(spec, &options(&cache, &hub)).unwrap();
+        let offline = HubOptions { offline: true, ..options(&cache, &hub) };
+        assert_eq!(fetch_named(spec, &offline).unwrap().id, spec);
+        assert_eq!(hub.asked().len(), before);
+        let there: Vec<String> = cached_models(&offline).into_iter().map(|model| model.id).collect();
+        assert_eq!(there, [format!("org/model/{file}")]);
+    }
+}
+
+#[test]
+fn a_gguf_file_that_is_not_there_is_told_with_those_that_are() {
+    let (hub, cache) = (Hub::start(gguf_repository(), |_| Behaviour::Right), TempDir::new().unwrap());
+    for (spec, said) in [
+        ("org/model/x.gguf", "org/model: this repository has no `x.gguf`"),
+        ("org/model:Q5_K_M", "org/model: no GGUF file of this repository is named `Q5_K_M`"),
+    ] {
+        let (what, hint, is_usage) = told(&fetch_named(spec, &options(&cache, &hub)).unwrap_err());
+        assert!(what == said && is_usage, "{what}");
+        assert_eq!(hint, "it has `BF16/m-BF16.gguf`, `m-Q4_K_M.gguf`, `m-Q8_0.gguf`");
+    }
+    let (what, hint, _) = told(&fetch(&options(&cache, &hub)).unwrap_err());
+    assert!(
+        what.contains("it holds GGUF weights of llama.cpp") && hint.contains("ORGANISATION/NAME/FILE.gguf"),
+        "{what}"
+    );
+    let offline = HubOptions { offline: true, ..options(&cache, &hub) };
+    let (what, _, _) = told(&fetch_named("org/model:Q8_0", &offline).unwrap_err());
+    assert!(what.starts_with("org/model: a GGUF file named `Q8_0` is not in the cache"), "{what}");
+}
+
+#[test]
+fn a_gguf_model_that_cannot_be_run_is_refused_before_it_is_asked_for() {
+    let mut files = gguf_repository();
+    // As long as `llama`.
+    files.values_mut().for_each(|file| {
+        let key = b"general.architecture";
+        if let Some(at) = file.windows(key.len()).position(|window| window == key) {
+            file[at + key.len() + 12..][..5].copy_from_slice(b"mamba");
+        }
+    });
+    let (hub, cache) = (Hub::start(files, |_| Behaviour::Right), TempDir::new().unwrap());
+    let (what, hint, is_usage) = told(&fetch_named("org/model:Q8_0", &options(&cache, &hub)).unwrap_err());
+    assert!(
+        what.contains("`mamba` is not supported in GGUF files") && hint.contains("llama, qwen2") && is_usage,
+        "{what}"
+    );
+    assert_eq!(hub.asked().len(), 1);
+}
+
+#[test]
+fn a_gguf_file_that_was_cut_off_or_damaged_in_the_cache_is_found() {
+    let (hub, cache) = (Hub::start(gguf_repository(), |_| Behaviour::Right), TempDir::new().unwrap());
+    let spec = "org/model:Q4_K_M";
+    fetch_named(spec, &options(&cache, &hub)).unwrap();
+    let (path, whole) = (cached(&cache, GGUF), &hub.files[GGUF]);
+    fs::write(&path, &whole[..whole.len() - 100]).unwrap();
+    let found = fetch_named(spec, &options(&cache, &hub)).unwrap();
+    assert_eq!(found.weights.sha256().unwrap(), sha256_hex(whole));
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&path, damaged).unwrap();
+    let error = fetch_named(spec, &options(&cache, &hub)).unwrap().weights.sha256().unwrap_err().to_string();
+    assert!(error.contains("damaged: its SHA-256 is"), "{error}");
 }
 
 // --- The token ---

@@ -508,8 +508,17 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
                 fs::remove_file(f.path().join("config.json")).unwrap();
                 write(f, "x.Q4_K_M.gguf");
             },
-            "no config.json in this folder; it holds GGUF weights of llama.cpp (`x.Q4_K_M.gguf`)",
-            "made from",
+            // Its only model is that file.
+            "x.Q4_K_M.gguf: not a GGUF file",
+            "fetch it again",
+        ),
+        (
+            &|f| {
+                fs::remove_file(f.path().join("model.safetensors")).unwrap();
+                write(f, "x.Q4_K_M.gguf");
+            },
+            "in this folder; it holds GGUF weights of llama.cpp (`x.Q4_K_M.gguf`)",
+            "FOLDER/FILE.gguf",
         ),
         (
             &|f| {

@@ -74,6 +74,13 @@ pub(crate) struct Listing {
     #[serde(rename = "sha")]
     pub commit: String,
     siblings: Vec<Sibling>,
+    /// What the hub has read in GGUF files, where there are some.
+    gguf: Option<GgufSummary>,
+}
+
+#[derive(Debug, Deserialize)]
+struct GgufSummary {
+    architecture: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,6 +93,11 @@ impl Listing {
     /// The names of the files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.siblings.iter().map(|sibling| sibling.name.as_str())
+    }
+
+    /// The architecture that GGUF files name, if the hub has read it.
+    pub fn gguf_architecture(&self) -> Option<&str> {
+        self.gguf.as_ref()?.architecture.as_deref()
     }
 
     /// Whether there is a file of this name.

@@ -26,7 +26,7 @@ const SAVE: &str = "load it with transformers and save it with `save_pretrained`
 const ADAPTER: Format = Format { what: "a PEFT adapter such as LoRA, which is not a model by itself", hint: MERGE };
 const GGUF: Format = Format {
     what: "GGUF weights of llama.cpp",
-    hint: "give the path of a .gguf file as the model, or the safetensors checkpoint that it was made from",
+    hint: "give the file itself: FOLDER/FILE.gguf, or of a repository on the hub ORGANISATION/NAME/FILE.gguf",
 };
 const ORIGINAL: Format = Format {
     what: "weights in the layout of Meta or Mistral, not of transformers",

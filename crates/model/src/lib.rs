@@ -22,6 +22,7 @@ mod formats;
 mod generation;
 pub mod gguf;
 pub mod hub;
+pub mod hub_gguf;
 pub mod jinja;
 mod layers;
 pub mod linear;
@@ -51,7 +52,7 @@ use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
-use tensors::{Weights, WeightsError};
+use tensors::{StoredFormat, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
@@ -74,6 +75,8 @@ pub struct OpenModel {
     pub revision: Option<String>,
     /// Identity of the weights.
     pub weights_sha256: String,
+    /// How its files store the weights, where records name it.
+    pub format: Option<StoredFormat>,
     /// What the decoder is like.
     pub dimensions: Dimensions,
     /// Text to tokens and back, chat template included.
@@ -157,12 +160,15 @@ impl OpenModel {
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
-            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
+            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } | ModelSource::HubGguf { .. } => {
+                None
+            }
         };
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
             dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
+            format: files.weights.format(),
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,

@@ -24,7 +24,7 @@ macro_rules! with_settings {
             about: String,
                 Flag::key_only().anything();
 
-            /// Model: builtin, a folder, or a hub id; a sweep takes several
+            /// Model: builtin, a folder, a GGUF file, or a hub id; a sweep takes several
             ///
             /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
             model: OneOrMany<String>,

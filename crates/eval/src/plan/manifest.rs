@@ -103,7 +103,6 @@ pub struct ModelPart {
 impl ModelPart {
     /// The part of an opened model; `data` as for [`identity`].
     pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
-        let c = model.dimensions.config();
         Self {
             id: model.id.clone(),
             identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
@@ -122,7 +121,16 @@ impl ModelPart {
                     })
                 })
                 .collect(),
-            model: json!({
+            model: described(model),
+            example_bytes: example_bytes(config, model),
+        }
+    }
+}
+
+/// What the manifest says of a model.
+fn described(model: &OpenModel) -> Value {
+    let c = model.dimensions.config();
+    let mut described = json!({
                 "id": model.id,
                 "revision": model.revision,
                 "architecture": c.family.class,
@@ -135,10 +143,11 @@ impl ModelPart {
                 "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
                 "notes": model.notes,
                 TOKENIZER_VALUE: model.tokenizer.value_sha256(),
-            }),
-            example_bytes: example_bytes(config, model),
-        }
+    });
+    if let Some(format) = &model.format {
+        described["weights"] = json!(format);
     }
+    described
 }
 
 /// The digests of what tasks are made from, by task.
@@ -223,6 +232,22 @@ mod tests {
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
+    }
+
+    #[test]
+    fn the_manifest_names_how_a_gguf_file_stores_its_tensors() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf/mixed.gguf");
+        let open = |spec: &str| {
+            let source = ModelSource::parse(spec).unwrap();
+            OpenModel::open(&source, None, TokenizerOptions::default()).unwrap()
+        };
+        let gguf = open(file);
+        let weights = &described(&gguf)["weights"];
+        assert_eq!((&weights["name"], &weights["file_type"]), (&json!("GGUF"), &json!("Q4_K_M")));
+        assert_eq!((&weights["types"]["Q4_K"], &weights["types"]["F32"]), (&json!(2), &json!(8)));
+        let bytes = std::fs::read(file).unwrap();
+        assert_eq!(gguf.weights_sha256, spattn_model::checksum::sha256_hex(&bytes));
+        assert_eq!(described(&open("builtin")).get("weights"), None, "records of safetensors stay as they are");
     }
 
     #[test]

@@ -176,11 +176,26 @@ impl TensorSource for SafetensorsFiles {
 
     /// The SHA-256 of the file, or for shards that of their SHA-256s (hexadecimal, joined in the order of the file names).
     fn sha256(&self) -> Result<String, WeightsError> {
-        let digests: Vec<String> = self.parts.par_iter().map(|p| p.sha256(&self.label)).collect::<Result<_, _>>()?;
+        let digests: Vec<String> = self.parts.par_iter().map(Part::sha256).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             many => sha256_hex(many.concat().as_bytes()),
         })
+    }
+}
+
+/// The SHA-256 of a file with weights.
+///
+/// # Errors
+/// If it cannot be read, or is one of the hub's cache and not what its name there says.
+pub(crate) fn sha256_of_part(path: &Path) -> Result<String, WeightsError> {
+    let file = path.display().to_string();
+    let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: file.clone(), source })?;
+    match Blob::behind(path) {
+        Some(blob) if blob.is_sha256() && blob.name != got => {
+            Err(WeightsError::Damaged { file, got, expected: blob.name, blob: blob.path })
+        }
+        _ => Ok(got),
     }
 }
 
@@ -249,17 +264,10 @@ impl Part {
         }
     }
 
-    fn sha256(&self, whole: &str) -> Result<String, WeightsError> {
-        let path = match self {
-            Self::Memory(bytes) => return Ok(sha256_hex(bytes)),
-            Self::File(path) => path,
-        };
-        let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: self.label(whole), source })?;
-        match Blob::behind(path) {
-            Some(blob) if blob.is_sha256() && blob.name != got => {
-                Err(WeightsError::Damaged { file: self.label(whole), got, expected: blob.name, blob: blob.path })
-            }
-            _ => Ok(got),
+    fn sha256(&self) -> Result<String, WeightsError> {
+        match self {
+            Self::Memory(bytes) => Ok(sha256_hex(bytes)),
+            Self::File(path) => sha256_of_part(path),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Where tensors come from: the interface between file formats and what is made of tensors.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::error::WeightsError;
@@ -36,13 +37,25 @@ impl TensorInfo {
     }
 }
 
+/// How files store their tensors, where that is more than the types of numbers that are read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct StoredFormat {
+    /// The file format.
+    pub name: &'static str,
+    /// What the files say of all their tensors together, such as `Q4_K_M`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_type: Option<String>,
+    /// How many tensors are stored in each type.
+    pub types: BTreeMap<String, usize>,
+}
+
 /// Tensors by name: a file format, or numbers that are made up.
 ///
 /// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. What they mean is
 /// the decoder's business.
 ///
 /// # Adding a format
-/// A format, GGUF say, is one file beside `safetensors.rs` that implements this trait, and a constructor of
+/// A format, as GGUF is, is one file beside `safetensors.rs` that implements this trait, and a constructor of
 /// [`Weights`](super::Weights) that opens it:
 ///
 /// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] of each tensor. No numbers
@@ -97,6 +110,11 @@ pub trait TensorSource: Debug + Send + Sync {
     /// # Errors
     /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     fn sha256(&self) -> Result<String, WeightsError>;
+
+    /// How the files store the tensors, if records are to name it.
+    fn format(&self) -> Option<StoredFormat> {
+        None
+    }
 
     /// Whether numbers are made up, so that what a model answers means nothing.
     fn is_random(&self) -> bool {

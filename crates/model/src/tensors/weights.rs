@@ -7,7 +7,7 @@ use super::dtype::WeightDtype;
 use super::error::WeightsError;
 use super::random::RandomTensors;
 use super::safetensors::SafetensorsFiles;
-use super::source::{TensorInfo, TensorSource};
+use super::source::{StoredFormat, TensorInfo, TensorSource};
 use super::stored::StoredTensor;
 
 /// An opened checkpoint: where each tensor is, but not the tensors.
@@ -74,6 +74,11 @@ impl Weights {
     /// What stands for the whole in errors: the file, or the index.
     pub fn label(&self) -> &str {
         self.source.label()
+    }
+
+    /// As [`TensorSource::format`].
+    pub fn format(&self) -> Option<StoredFormat> {
+        self.source.format()
     }
 
     /// Whether numbers are drawn instead of read.
