@@ -1,7 +1,7 @@
 //! The forward pass against Hugging Face transformers, on tiny random checkpoints of every supported
 //! architecture and RoPE variant, at positions beyond 1,000 (`scripts/make_golden_models.py`).
 
-use super::golden_model::{self, Golden, names};
+use super::golden_model::{self, Golden, names, names_on_gpus};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
@@ -36,6 +36,34 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
         for (position, expected) in g.positions.iter().zip(&g.logits) {
             assert_close(&all[position * vocab..][..vocab], expected, &format!("{name} at {position}"));
         }
+    }
+}
+
+/// What is run on a GPU is compared there.
+#[test]
+fn kernels_for_gpus_take_families_of_every_kind() {
+    let taken = names_on_gpus();
+    let expected = [
+        "glm",
+        "glm4",
+        "granite",
+        "llama-bias",
+        "llama3",
+        "mistral",
+        "mistral3",
+        "mixtral",
+        "olmo2",
+        "phi3-long",
+        "phi4-mini",
+        "qwen2",
+        "qwen3",
+        "qwen3-moe",
+        "qwen3-moe-fused",
+        "seed-oss",
+        "smollm3",
+    ];
+    for name in expected {
+        assert!(taken.iter().any(|other| other == name), "{name} is not taken: {taken:?}");
     }
 }
 

@@ -395,7 +395,7 @@ fn a_model_that_cannot_be_run_is_refused_before_its_weights_are_asked_for() {
     for (changes, said) in [
         (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`Qwen3MoeForCausalLM` is not supported"),
         (quantised, "the weights are quantised (FP8)"),
-        (json!({"rope_scaling": {"rope_type": "longrope"}}), "`longrope` is not supported"),
+        (json!({"rope_scaling": {"rope_type": "proportional"}}), "`proportional` is not supported"),
         (
             json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2}}),
             "`rope_scaling`",

@@ -18,10 +18,11 @@ use spattn::error::{RunFailure, UsageError};
 use spattn::kv::KvDtype;
 use spattn::model::OpenModel;
 use spattn::model::chat::{ChatTemplate, Message};
+use spattn::model::checkpoint;
 use spattn::model::config::{ModelConfig, RopeScaling};
 use spattn::model::data::{DataFolder, DataSource};
 use spattn::model::device::Device;
-use spattn::model::families::FAMILIES;
+use spattn::model::families::{FAMILIES, QkNormOver};
 use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
@@ -53,8 +54,10 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 
 /// A config.json with the RoPE keys of a golden entry.
 fn config_with(entry: &Value) -> ModelConfig {
+    let rotates_a_part = entry["config"]["rope_parameters"].get("partial_rotary_factor").is_some();
+    let class = if rotates_a_part { "GlmForCausalLM" } else { "LlamaForCausalLM" };
     let mut config = serde_json::json!({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8,
+        "architectures": [class], "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 1,
         "head_dim": entry["head_dim"], "max_position_embeddings": entry["max_positions"],
     });
@@ -76,7 +79,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 fn rope_equals_the_reference() {
     for entry in golden_json("rope.json").as_array().unwrap() {
         let config = config_with(entry);
-        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
+        let rope = Rope::new(&config.rope, config.rotated(), config.max_position_embeddings);
         for case in entry["cases"].as_array().unwrap() {
             let name = format!("{} at {}", entry["name"], case["sequence_length"]);
             let length = case["sequence_length"].as_u64().unwrap() as usize;
@@ -139,39 +142,67 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     }
     for layer in 0..c.layers {
         let mut add = |name: &str, shape: &[usize]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
-        let linears = [
-            ("self_attn.q_proj", q, h, c.block.qkv_bias),
-            ("self_attn.k_proj", kv, h, c.block.qkv_bias),
-            ("self_attn.v_proj", kv, h, c.block.qkv_bias),
-            ("self_attn.o_proj", h, q, c.block.output_bias),
-            ("mlp.gate_proj", c.intermediate_size, h, c.block.mlp_bias),
-            ("mlp.up_proj", c.intermediate_size, h, c.block.mlp_bias),
-            ("mlp.down_proj", h, c.intermediate_size, c.block.mlp_bias),
-        ];
+        let block = &c.block;
+        let mut linears = vec![("self_attn.o_proj".to_owned(), h, q, block.output_bias)];
+        match block.names.qkv {
+            [one] => linears.push(((*one).to_owned(), q + 2 * kv, h, block.qkv_bias)),
+            _ => {
+                for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
+                    linears.push((format!("self_attn.{name}_proj"), rows, h, block.qkv_bias));
+                }
+            }
+        }
+        linears.extend(feed_forward(c, layer));
         for (name, rows, columns, bias) in linears {
             add(&format!("{name}.weight"), &[rows, columns]);
             if bias {
                 add(&format!("{name}.bias"), &[rows]);
             }
         }
-        add("input_layernorm.weight", &[h]);
-        add("post_attention_layernorm.weight", &[h]);
-        if c.block.names.qk_norm.is_some() {
-            add("self_attn.q_norm.weight", &[c.head_dim]);
-            add("self_attn.k_norm.weight", &[c.head_dim]);
+        let names = &block.names;
+        for norm in [names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm] {
+            norm.iter().for_each(|norm| add(&format!("{norm}.weight"), &[h]));
+        }
+        if names.qk_norm.is_some() {
+            let is_of_head = block.qk_norm_over == QkNormOver::Head;
+            let [queries, keys] = if is_of_head { [c.head_dim; 2] } else { [q, kv] };
+            add("self_attn.q_norm.weight", &[queries]);
+            add("self_attn.k_norm.weight", &[keys]);
+        }
+        if names.sinks.is_some() {
+            add("self_attn.sinks", &[c.heads]);
         }
     }
     all.sort();
     all
 }
 
+/// Matrices of a layer's second branch: name, rows, columns, and whether there is a bias.
+fn feed_forward(c: &ModelConfig, layer: usize) -> Vec<(String, usize, usize, bool)> {
+    let (h, inner, bias) = (c.hidden_size, c.intermediate_size, c.block.mlp_bias);
+    let network = |[gate, up, down]: [String; 3], inner: usize| {
+        [(gate, inner, h, bias), (up, inner, h, bias), (down, h, inner, bias)]
+    };
+    match (c.block.experts.filter(|_| c.layer_kind(layer).experts), c.block.names.gate_up) {
+        (Some(experts), _) => {
+            let of_expert = |expert: usize| network(experts.names.of(expert), experts.width);
+            let router = (experts.names.router.to_owned(), experts.count, h, experts.router_bias);
+            (0..experts.count).flat_map(of_expert).chain([router]).collect()
+        }
+        (None, [one]) => vec![((*one).to_owned(), 2 * inner, h, bias), ("mlp.down_proj".to_owned(), h, inner, bias)],
+        (None, _) => network(["gate", "up", "down"].map(|part| format!("mlp.{part}_proj")), inner).to_vec(),
+    }
+}
+
 #[test]
 fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
     for name in &names() {
-        let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
-        let expected = expected_tensors(&config_of(name));
+        let (mut config, mut weights) = (config_of(name), Weights::open_folder(&golden("models").join(name)).unwrap());
+        assert_eq!(checkpoint::compare(&mut config, &mut weights).unwrap(), [""; 0], "{name}");
+        let expected = expected_tensors(&config);
         let names: Vec<&str> = expected.iter().map(|(n, _)| n.as_str()).collect();
-        assert_eq!(weights.names().collect::<Vec<_>>(), names, "{name}");
+        let is_of_text = |name: &&str| !name.contains("vision_tower.") && !name.contains("multi_modal_projector.");
+        assert_eq!(weights.names().filter(is_of_text).collect::<Vec<_>>(), names, "{name}");
         for (tensor, shape) in &expected {
             let values = weights.read(tensor, shape).unwrap().to_f32();
             assert!(values.iter().all(|v| v.is_finite()), "{name}: {tensor}");
@@ -196,6 +227,16 @@ fn the_golden_configs_are_what_they_are_named_for() {
     assert!(matches!(config_of("llama-yarn").rope.scaling, RopeScaling::Yarn(_)));
     assert_eq!(config_of("mistral").sliding_window, None);
     assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").block.names.qk_norm.is_some()), (32, true));
+    let long = |name: &str| match config_of(name).rope.scaling {
+        RopeScaling::LongRope(scaling) => scaling.original_max_positions,
+        other => panic!("{name}: {other:?}"),
+    };
+    assert_eq!((long("phi3-long"), long("phi4-mini")), (256, 2048));
+    assert_eq!((config_of("phi4-mini").rotated(), config_of("glm").rotated()), (24, 8));
+    let experts = |name: &str| config_of(name).layer_kinds.kinds.iter().map(|kind| kind.experts).collect::<Vec<_>>();
+    assert_eq!(experts("qwen3-moe"), [true, false, true]);
+    assert_eq!(experts("qwen3-moe-fused"), [false, true]);
+    assert_eq!(experts("mixtral"), [true, true]);
     let bias = config_of("llama-bias").block;
     assert!(bias.qkv_bias && bias.output_bias && bias.mlp_bias);
 }
@@ -454,7 +495,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
     }
     let write = |folder: &TempDir, name: &str| fs::write(folder.path().join(name), "x").unwrap();
     type Change<'a> = &'a dyn Fn(&TempDir);
-    let cases: [(Change<'_>, &str, &str); 14] = [
+    let cases: [(Change<'_>, &str, &str); 15] = [
         (&|f| queries(f, ".qweight", Dtype::F32), "quantised by GPTQ or AWQ", "quantised from"),
         (&|f| queries(f, ".weight_packed", Dtype::F32), "compressed-tensors", "quantised from"),
         (

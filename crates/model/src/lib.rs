@@ -7,7 +7,7 @@
 mod added_tokens;
 pub mod calibration;
 pub mod chat;
-mod checkpoint;
+pub mod checkpoint;
 pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -31,7 +31,9 @@ mod markup;
 mod naive_tests;
 mod patterns;
 pub mod rope;
+mod routing;
 pub mod source;
+mod stacked_experts;
 pub mod tensors;
 pub mod texts;
 pub mod tokenizer;

@@ -52,6 +52,7 @@ const SHAPES: &[(&str, &str)] = &[
     ("llama-2-7b", shape_file!("llama-2-7b")),
     ("mistral-7b", shape_file!("mistral-7b")),
     ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
+    ("qwen3-30b-a3b", shape_file!("qwen3-30b-a3b")),
 ];
 
 /// The names of the published shapes.

@@ -158,6 +158,7 @@ impl IndexCache {
     /// Whether the method selects on the device that holds the prefix.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
         let is_there = HAS_DEVICE && self.prefix.device().is_some() && !self.selects_on_host;
+        let is_there = is_there && !self.prefix.specs().selects_in_windows(&method.policy);
         is_there && self.host_reasons(method).is_empty()
     }
 
@@ -171,6 +172,9 @@ impl IndexCache {
         let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
         if self.prefix.specs().iter().any(|spec| spec.scale != default) {
             reasons.push(HostReason::SoftmaxScale);
+        }
+        if self.prefix.specs().iter().any(|spec| spec.soft_cap.is_some() || spec.sinks.is_some()) {
+            reasons.push(HostReason::SoftmaxRule);
         }
         reasons
     }
@@ -240,7 +244,7 @@ impl IndexCache {
             d: self.prefix.shape().d,
             scale: self.prefix.spec(layer).scale,
             dtype: self.dtype,
-            candidates,
+            candidates: self.prefix.spec(layer).visible_candidates(candidates, tokens),
             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
             seed: head_seed(self.seed, layer, kv_head),
         })?;

@@ -237,7 +237,7 @@ impl Sequence {
         group: usize,
     ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
         let exact = self.exact(layer);
-        let candidates = self.candidates(exact);
+        let candidates = self.candidates(layer, exact);
         let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
         let selected = match asks {
@@ -292,10 +292,17 @@ impl Sequence {
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let first = self.first_visible(layer) as u32;
         let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let mut cost = Cost::default();
-            let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            let mut work = || {
+                let mut selection = method.select(step, index.as_ref(), state.as_mut(), &mut cost)?;
+                if first > 0 {
+                    selection.leave_out_before(first);
+                }
+                Ok::<_, KvError>(selection)
+            };
             let (selection, parts) =
                 if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
             let selection = selection?;

@@ -396,14 +396,29 @@ impl Sequence {
     /// The static tokens of a layer.
     pub(super) fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
-            true => StaticTokens { sink: 0, recent: self.prefix.spec(layer).first_visible(self.total(layer)) },
-            false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
+            true => StaticTokens { sink: 0, recent: self.first_visible(layer) },
+            false => {
+                let total = self.total(layer);
+                let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+                self.prefix.spec(layer).visible_static(exact, total)
+            }
         }
     }
 
-    /// The candidates: tokens that may be selected beside the static ones.
-    pub(super) fn candidates(&self, exact: StaticTokens) -> Range<usize> {
-        if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
+    /// The first token that the last one sees at a layer.
+    pub(super) fn first_visible(&self, layer: usize) -> usize {
+        self.prefix.spec(layer).first_visible(self.total(layer))
+    }
+
+    /// The candidates: tokens that may be selected beside the static ones. Where the layer has a window, those that have left it since the
+    /// prefix was read are still among them.
+    pub(super) fn candidates(&self, layer: usize, exact: StaticTokens) -> Range<usize> {
+        if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.indexed(layer) }
+    }
+
+    /// The candidates over which the index of a layer is built.
+    fn indexed(&self, layer: usize) -> Range<usize> {
+        self.prefix.spec(layer).visible_candidates(self.prefix_candidates.clone(), self.prefix.tokens())
     }
 
     /// A step at a layer, for the first KV head, without keys and values.
@@ -429,14 +444,21 @@ impl Sequence {
             tail_keys: none,
             tail_values: none,
             dtype: shape.dtype,
-            indexed: self.prefix_candidates.clone(),
-            context: Context::new(total, &candidates).at(depth.share),
+            indexed: self.indexed(layer),
+            context: self.context_of(layer, total, &candidates).at(depth.share),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
             has_moving_candidates: self.method.has_moving_candidates(),
             generated: self.generated(total),
             seed: self.row_seed(total).of_head(layer, 0),
         }
+    }
+
+    /// What budgets of a layer are computed from, with `total` tokens in context.
+    fn context_of(&self, layer: usize, total: usize, candidates: &Range<usize>) -> Context {
+        let first = self.prefix.spec(layer).first_visible(total);
+        let seen = candidates.start.max(first)..candidates.end.max(first);
+        Context::new(total, &seen).hiding(first)
     }
 
     /// The scaled queries, at the positions that the method asks for.

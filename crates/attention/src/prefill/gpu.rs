@@ -63,11 +63,14 @@ impl SparsePrefill<'_> {
         if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {
             mark()?;
             gpu.prefill_attention(rows, cache, out)?;
-            let context = context(rows);
+            let spec = chunk.spec();
+            let seen = |position: usize| position + 1 - spec.first_visible(position + 1);
+            let context = (rows.first..rows.first + rows.count).map(seen).sum();
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
-        if self.dense[layer] || self.positions != Positions::Original || !gpu.attends_blocks(cache.storage, cache.d) {
+        let has_kernel = rows.rule.is_plain() && gpu.attends_blocks(cache.storage, cache.d);
+        if self.dense[layer] || self.positions != Positions::Original || !has_kernel {
             return Ok(false);
         }
         let mask = match self.pattern {

@@ -14,7 +14,7 @@ use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
-use crate::types::policy::Policy;
+use crate::types::policy::{LocalLayers, Policy};
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
 use spattn_kernels::LogitRule;
@@ -44,7 +44,8 @@ impl<'a> SparsePrefill<'a> {
     /// method's prefill is dense.
     pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = specs.dense(&method.policy);
+        // No mask knows a layer's own window, so a prompt's rows attend all of it.
+        let dense = specs.dense(&Policy { local_layers: LocalLayers::Dense, ..method.policy.clone() });
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
             PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, &dense, seed)),

@@ -488,7 +488,7 @@ impl CalibrationPlan<'_> {
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<CalibrationOutcome>> {
         let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
-        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
+        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length, self.length))?;
         let mut read = match checkpoints {
             Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
             _ => Read::default(),

@@ -86,6 +86,16 @@ macro_rules! with_settings {
             dense_layers: OneOrMany<Given<DenseLayers>>,
                 Flag::value("dense-layers", "LIST").texts("0+50%", &["zzz", "3-1"]);
 
+            /// Methods in layers with a sliding window: dense (methods do not apply) or sparse (methods select within the window); for models
+            /// with such layers
+            ///
+            /// By default, sliding layers attend all of their window under every method. With sparse, a method also selects among the tokens
+            /// of the window in decode steps; a prefill with a mask attends all of it.
+            ///
+            /// Example: --local-layers sparse
+            local_layers: LocalLayers => LocalLayers = LocalLayers::Dense,
+                Flag::value("local-layers", "WHAT").texts("sparse", &["zzz"]).identity("local_layers");
+
             /// Attention to tokens after the prefix: exact, window:N or indexed; a sweep takes several
             ///
             /// exact: every method attends all of them, and they do not count towards the budget. window:N: only the last N are attended;

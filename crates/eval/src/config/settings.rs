@@ -14,7 +14,7 @@ use super::value::{Given, OneOrMany, SystemPrompt, Value};
 use crate::records::timing::Latency;
 use spattn_attention::kv::{KvDtype, MOST_TOKENS};
 use spattn_attention::methods::configure;
-use spattn_attention::{DenseLayers, Policy, Tail, expand_grid};
+use spattn_attention::{DenseLayers, LocalLayers, Policy, Tail, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;

@@ -19,7 +19,7 @@ use super::protocol::Protocol;
 use super::thinking::Thinking;
 use crate::records::timing::Latency;
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{DenseLayers, Tail};
+use spattn_attention::{DenseLayers, LocalLayers, Tail};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
@@ -590,4 +590,4 @@ macro_rules! named_values {
     )*};
 }
 
-named_values!(Latency, Positions, Thinking);
+named_values!(Latency, LocalLayers, Positions, Thinking);

@@ -103,7 +103,7 @@ impl Planner<'_> {
 
     /// The most tokens of a prompt with its answer.
     pub(crate) fn most_tokens(&self) -> usize {
-        if self.config.allow_extrapolation { MOST_TOKENS } else { self.model.dimensions.config().context_limit() }
+        self.longest().min(MOST_TOKENS)
     }
 
     /// Checks an example against the model's vocabulary and context, and that its prompt has content.

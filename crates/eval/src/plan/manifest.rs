@@ -12,7 +12,7 @@ use crate::config::thinking::Thinking;
 use crate::program::Program;
 use crate::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::records::timing::Latency;
-use spattn_attention::Configured;
+use spattn_attention::{Configured, LocalLayers};
 use spattn_base::{clock, privacy};
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_kernels::{isa_name, tiles};
@@ -75,6 +75,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Solo timing changes no result, but a run must not contain both kinds of times.
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
+    }
+    // Runs without the key are those from before there was a choice.
+    if config.local_layers != LocalLayers::Dense {
+        identity["local_layers"] = config.local_layers.name().into();
     }
     let content = [json!(model.dimensions.config()), model.tokenizer.identity()];
     CONTENT.into_iter().zip(content).for_each(|(key, value)| identity[key] = value);

@@ -12,7 +12,7 @@ use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
 use spattn_attention::kv::{KvDtype, KvShape};
-use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
+use spattn_attention::{Configured, LocalLayers, Positions, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -157,6 +157,7 @@ impl Planner<'_> {
                 None => plan.cells.push(PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
+        plan.notes.extend(self.note_on_windows());
         self.check_methods(&mut plan, watch)?;
         self.check_given(&mut plan, watch)?;
         if self.config.device != Device::Cpu {
@@ -258,10 +259,16 @@ impl Planner<'_> {
         lengths.into_iter().map_while(|length| Some((length, error(length)?))).collect()
     }
 
+    /// The longest sequence that may be read: the model's context, or beyond it as far as the decoder computes what the model would.
+    pub(crate) fn longest(&self) -> usize {
+        let config = self.model.dimensions.config();
+        if self.config.allow_extrapolation { config.longest_extrapolation() } else { config.context_limit() }
+    }
+
     /// Whether the request fits the model's context; memory is not considered.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
         let tokens = tokens_of(task, length) + self.thought_tokens();
-        self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
+        tokens <= self.longest()
     }
 
     /// Tokens that a thought may have, of a model whose chat template is used.
@@ -286,6 +293,27 @@ impl Planner<'_> {
             () => return None,
         };
         Some(self.check_length(tokens, what, LENGTH_HINT).err()?.into())
+    }
+
+    /// Says which layers methods leave as they are, since the model's own windows are on them.
+    fn note_on_windows(&self) -> Option<String> {
+        if self.config.local_layers == LocalLayers::Sparse {
+            return None;
+        }
+        let specs = self.model.dimensions.layer_specs();
+        let slide = specs.iter().filter(|spec| spec.window.is_some()).count();
+        let (id, layers) = (&self.model.id, specs.layers());
+        match slide {
+            0 => None,
+            all if all == layers => Some(format!(
+                "all layers of {id} have a sliding window, which every method attends as it is: methods select nothing \
+                 without --local-layers sparse"
+            )),
+            some => Some(format!(
+                "methods select on {} of the {layers} layers of {id}: {some} have a sliding window",
+                layers - some
+            )),
+        }
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.
@@ -317,9 +345,10 @@ impl Planner<'_> {
     }
 
     fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {
-        let layers = self.model.dimensions.config().layers;
+        let specs = self.model.dimensions.layer_specs();
+        let layers = specs.layers();
         match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
-            None => method.policy.schedule.check(&method.policy.dense(layers)),
+            None => method.policy.schedule.check(&specs.dense(&method.policy)),
             Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
                 "{} has layers 0 to {}",
                 self.model.id,
@@ -377,8 +406,8 @@ impl Planner<'_> {
     }
 
     pub(crate) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
-        let limit = self.model.dimensions.config().context_limit();
-        if length <= limit || self.config.allow_extrapolation {
+        let limit = self.longest();
+        if length <= limit {
             return self.check_memory(length, what);
         }
         Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
@@ -417,7 +446,12 @@ impl Planner<'_> {
     pub(crate) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
         match methods.iter().flat_map(Configured::parts).find(moves) {
-            Some(method) if self.model.dimensions.rotation(tokens).is_none() => Err(UsageError::new(format!(
+            Some(method) if !self.model.dimensions.has_one_rotation() => Err(UsageError::new(format!(
+                "{} cannot move positions on {}: its layers are not all rotated by the same RoPE frequencies",
+                method.label(),
+                self.model.id
+            ))),
+            Some(method) if self.model.dimensions.rotation(tokens, tokens).is_none() => Err(UsageError::new(format!(
                 "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
                 method.label(),
                 self.model.id

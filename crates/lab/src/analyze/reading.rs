@@ -308,7 +308,7 @@ impl Loaded {
             prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
             heads: c.heads,
             layers: self.layers.clone(),
-            rotation: dimensions.rotation(ids.len()),
+            rotation: dimensions.rotation(ids.len(), ids.len()),
             dtype: dimensions.dtype(),
             seed: mix_seed(mix_seed(self.seed, task as u64), number as u64),
             ids,

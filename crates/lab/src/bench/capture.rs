@@ -98,7 +98,7 @@ impl Reader {
     pub fn dimensions(&self) -> Dimensions {
         let dimensions = &self.model.dimensions;
         let mut config = dimensions.config().clone();
-        config.layers = self.layers.len();
+        config.keep_layers(&self.layers);
         Dimensions::new(&config, dimensions.dtype())
     }
 

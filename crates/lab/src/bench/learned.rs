@@ -96,7 +96,7 @@ fn learn(
         .find(|c| c.kind == kind)
         .ok_or_else(|| anyhow!("no method makes a calibration of {kind}"))?;
     let assignment = Assignment {
-        rotation: dimensions.rotation(TOKENS),
+        rotation: dimensions.rotation(TOKENS, TOKENS),
         model: &model,
         seed,
         tokens: TOKENS,

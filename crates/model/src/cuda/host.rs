@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::kv::DevicePrefix;
 use spattn_attention::calibration::DeviceChunk;
 use spattn_attention::kv::{KvDtype, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage, may_deal};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, Rows, Storage, may_deal};
 
 /// Numbers of a storage type on the host.
 pub(super) enum Numbers {
@@ -113,6 +113,8 @@ pub(super) struct HostView<'a> {
     pub(super) end: usize,
     /// Factor of the logits.
     pub(super) scale: f32,
+    /// What the layer has beyond a softmax of scaled products.
+    pub(super) rule: LayerRule<'a>,
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
     /// Memory of this process.
@@ -174,6 +176,7 @@ impl<'a> HostView<'a> {
             heads,
             first: self.end - self.rows,
             scale: self.scale,
+            rule: self.rule,
         }
     }
 

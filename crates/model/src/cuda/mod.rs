@@ -16,6 +16,7 @@
 
 mod alone;
 mod batch;
+mod experts;
 mod host;
 mod kv;
 mod model;
@@ -39,10 +40,11 @@ use self::step::StepPlan;
 use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::rope::Rope;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Positions, Rotation, Rows};
+use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -57,14 +59,17 @@ impl Engine for Cuda {
             None => DevicePrefix::new(&self.gpu, self.shape(), self.config.layers, tokens.len())?,
         };
         let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
-        let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
-        let inverse = self.gpu.upload(&inverse)?;
+        let upload = |rope: &Rope| {
+            let (inverse, scaling) = rope.frequencies(prompt_tokens);
+            Ok((self.gpu.upload(&inverse)?, scaling))
+        };
+        let tables = self.ropes().iter().map(upload).collect::<Result<Vec<_>, GpuError>>()?;
         let kept = prefix.tokens;
         let mut logits = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(most).enumerate() {
             let first = kept + i * most;
             let is_last = first + chunk.len() == tokens.len();
-            let row = self.read_chunk(&mut prefix, chunk, first, (&inverse, scaling), &mut reading, is_last)?;
+            let row = self.read_chunk(&mut prefix, chunk, first, &tables, &mut reading, is_last)?;
             if is_last {
                 logits = row;
             }
@@ -93,10 +98,8 @@ impl Engine for Cuda {
         let workspace = self.reserve(&mut guard, rows)?;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
         self.start(workspace, &tokens, positions.iter().map(|position| *position as u32).collect())?;
-        let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
-        let to = self.gpu.reserved(&mut workspace.inverse, size_of_val(inverse.as_slice()))?;
-        self.gpu.upload_to(to, 0, &inverse)?;
-        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, by_row, scaling };
+        let angles = self.send_frequencies(workspace, &positions, prompt_tokens)?;
+        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, angles: &angles };
         let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
@@ -162,7 +165,7 @@ impl Cuda {
         prefix: &mut DevicePrefix,
         tokens: &[u32],
         first: usize,
-        (inverse, scaling): (&Buffer, f32),
+        tables: &[(Buffer, f32)],
         reading: &mut Reading<'_, '_>,
         wants_logits: bool,
     ) -> Result<Vec<f32>, EngineError> {
@@ -174,14 +177,15 @@ impl Cuda {
         for index in 0..c.layers {
             self.forward_layer(workspace, rows, index, first, |workspace, layer| {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
-                let positions = Positions { positions, inverse, by_row: false, scaling };
+                let (inverse, scaling) = &tables[self.place_of_rope(index)];
+                let positions = self.angles_at(index, positions, inverse, (false, *scaling));
                 let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
                 self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
         }
         // The last norm looks at what the last layer left.
-        self.norm(workspace, 0, rows, &self.parts.norm, c.layers, first)?;
+        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, first)?;
         self.check(workspace, |position| position)?;
         if let Some(finished) = &mut reading.finished {
             let mut x = vec![0.0; rows * c.hidden_size];
@@ -213,6 +217,7 @@ impl Cuda {
             layer,
             end: first + rows,
             scale,
+            rule: self.rule(layer),
             queries: OnceLock::new(),
             kv: OnceLock::new(),
             workspace: Mutex::new(host),
@@ -225,7 +230,16 @@ impl Cuda {
             observe(&chunk);
         }
         let (queries, cache) = (
-            Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first, scale },
+            Rows {
+                queries: qkv,
+                skip: 0,
+                stride: widths.1,
+                count: rows,
+                heads: c.heads,
+                first,
+                scale,
+                rule: self.rule(layer),
+            },
             prefix.cache(layer),
         );
         let Some(sparse) = reading.sparse.as_mut() else {

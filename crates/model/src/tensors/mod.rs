@@ -5,6 +5,7 @@
 
 mod dtype;
 mod error;
+mod part;
 mod random;
 mod safetensors;
 mod source;
@@ -14,6 +15,7 @@ mod weights;
 pub use crate::files::{INDEX_FILE, SINGLE_FILE};
 pub use dtype::{StorageTypes, WeightDtype};
 pub use error::WeightsError;
+pub use part::{MXFP4_BLOCK, PartForm};
 pub use random::RandomTensors;
 pub(crate) use safetensors::sha256_of_part;
 pub use safetensors::{SafetensorsFiles, shard_names};

@@ -153,6 +153,27 @@ impl TensorSource for SafetensorsFiles {
         Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes })
     }
 
+    /// Reads no more than the part.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let place = self.place(name)?;
+        let dtype = place.info.readable_as(name, whole, || self.file_of(name))?;
+        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
+        assert!((start + len) as u64 <= place.info.bytes, "a part of `{name}`");
+        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: self.bytes_of(place, start as u64, len)? })
+    }
+
+    fn read_bytes(&self, name: &str, first: u64, len: usize) -> Result<Vec<u8>, WeightsError> {
+        let place = self.place(name)?;
+        assert!(first + len as u64 <= place.info.bytes, "bytes of `{name}`");
+        self.bytes_of(place, first, len)
+    }
+
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
         let [a, b] = [self.place(one)?, self.place(other)?];
         if a.info.shape != b.info.shape {
@@ -331,7 +352,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::tensors::Weights;
+    use crate::tensors::{WeightDtype, Weights};
 
     fn leaked(header: &str, data: &[u8]) -> &'static [u8] {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -363,6 +384,53 @@ mod tests {
         assert_eq!(a.to_bf16(), [bf16::from_f32(1.5), bf16::from_f32(-2.0)]);
         assert_eq!((b.dtype, b.to_f32()), (StoredType::Bf16, vec![0.5, 3.0]));
         assert_eq!(b.to_f16(), [f16::from_f32(0.5), f16::from_f32(3.0)]);
+    }
+
+    #[test]
+    fn a_tensor_can_be_read_as_several() {
+        let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        let data: Vec<u8> = numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+        let bytes = leaked(r#"{"all":{"dtype":"BF16","shape":[2,3,2],"data_offsets":[0,24]}}"#, &data);
+        let mut weights = open(bytes).unwrap();
+        let whole = weights.total_bytes();
+        let parts = [("0.a", [1, 2]), ("0.b", [2, 2]), ("1.a", [1, 2]), ("1.b", [2, 2])];
+        weights.divide("all", parts.map(|(name, shape)| (name.to_owned(), shape.to_vec())));
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["0.a", "0.b", "1.a", "1.b"]);
+        assert_eq!((weights.total_bytes(), weights.shape("1.b")), (whole, Some(&[2, 2][..])));
+        let mut first = 0;
+        for (name, shape) in parts {
+            let count = shape[0] * shape[1];
+            let expected = &numbers[first..][..count];
+            assert_eq!(weights.read_for(name, &shape, WeightDtype::F32).unwrap().to_f32(), expected, "{name}");
+            first += count;
+        }
+        let error = weights.read("1.b", &[4, 1]).unwrap_err().to_string();
+        assert!(error.contains("1.b") && error.contains("[2, 2]"), "{error}");
+
+        // As a source reads it that knows no better.
+        #[derive(Debug)]
+        struct Whole(SafetensorsFiles);
+        impl TensorSource for Whole {
+            fn label(&self) -> &str {
+                self.0.label()
+            }
+            fn names(&self) -> Vec<&str> {
+                self.0.names()
+            }
+            fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+                self.0.tensor(name)
+            }
+            fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
+                self.0.read(name, shape)
+            }
+            fn sha256(&self) -> Result<String, WeightsError> {
+                self.0.sha256()
+            }
+        }
+        let files = SafetensorsFiles::from_bytes("mem", bytes).unwrap();
+        let part = |source: &dyn TensorSource| source.read_part("all", &[2, 3, 2], 8, &[2, 2]).unwrap();
+        assert_eq!(part(&files).to_f32(), numbers[8..]);
+        assert_eq!(part(&Whole(files)).to_f32(), numbers[8..]);
     }
 
     #[test]

@@ -92,6 +92,33 @@ pub trait TensorSource: Debug + Send + Sync {
     /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
     fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
 
+    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the tensor has fewer.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let StoredTensor { dtype, bytes, .. } = self.read(name, whole)?;
+        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
+        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: bytes[start..start + len].to_vec() })
+    }
+
+    /// Bytes of a tensor as they are stored, whatever their type: so many from byte `first` on.
+    ///
+    /// # Errors
+    /// If there is no such tensor, reading fails, or the format gives numbers alone.
+    fn read_bytes(&self, name: &str, _first: u64, _len: usize) -> Result<Vec<u8>, WeightsError> {
+        Err(WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() })
+    }
+
     /// Whether two tensors have the same shape and numbers.
     ///
     /// # Errors
