@@ -393,7 +393,7 @@ fn with_config(mut files: BTreeMap<String, Vec<u8>>, changes: &Value) -> BTreeMa
 fn a_model_that_cannot_be_run_is_refused_before_its_weights_are_asked_for() {
     let quantised = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}});
     for (changes, said) in [
-        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`Qwen3MoeForCausalLM` is not supported"),
+        (json!({"architectures": ["Glm4MoeForCausalLM"]}), "`Glm4MoeForCausalLM` is not supported"),
         (quantised, "the weights are quantised (FP8)"),
         (json!({"rope_scaling": {"rope_type": "proportional"}}), "`proportional` is not supported"),
         (

@@ -58,7 +58,7 @@ fn config_with(entry: &Value) -> ModelConfig {
     let class = if rotates_a_part { "GlmForCausalLM" } else { "LlamaForCausalLM" };
     let mut config = serde_json::json!({
         "architectures": [class], "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8,
-        "num_hidden_layers": 1, "num_attention_heads": 1,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
         "head_dim": entry["head_dim"], "max_position_embeddings": entry["max_positions"],
     });
     config.as_object_mut().unwrap().extend(entry["config"].as_object().unwrap().clone());
@@ -574,9 +574,9 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
         (
             &|f| {
                 fs::remove_file(f.path().join("tokenizer.json")).unwrap();
-                edit_json(f, "config.json", json!({"architectures": ["Qwen3MoeForCausalLM"]}));
+                edit_json(f, "config.json", json!({"architectures": ["Glm4MoeForCausalLM"]}));
             },
-            "`architectures`: `Qwen3MoeForCausalLM` is not supported",
+            "`architectures`: `Glm4MoeForCausalLM` is not supported",
             "Qwen3ForCausalLM",
         ),
     ];

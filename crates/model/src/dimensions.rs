@@ -181,7 +181,7 @@ impl Dimensions {
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
         let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
-        sum([kept, product([rows, sum([row, self.gpu_expert_bytes()])]), scores])
+        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores])
     }
 
     /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.
@@ -209,13 +209,16 @@ impl Dimensions {
         (self.branch_numbers() > 0).then(|| "experts whose output is normed or scaled".to_owned())
     }
 
-    /// Bytes that the experts of a row take on a GPU.
-    fn gpu_expert_bytes(&self) -> usize {
+    /// Bytes of a GPU's memory that activations of experts take, for so many rows.
+    fn gpu_expert_bytes(&self, rows: usize) -> usize {
+        // Up to so many rows, all of a row's experts are computed at once; beyond it, one expert after the other.
+        const FEW_ROWS: usize = 8;
         let (hidden, bytes) = (self.config.hidden_size, self.storage.kv.bytes());
         self.config.block.experts.map_or(0, |Experts { count, used, width, .. }| {
-            // The router's logits, slots by row and by expert, and what an expert takes in and gives; few rows take all that they use.
-            let inner = product([3, width, used]);
-            sum([product([4, sum([count, product([4, used]), hidden])]), product([bytes, sum([hidden, inner])])])
+            let inner = product([3, width, rows.max(product([rows.min(FEW_ROWS), used]))]);
+            // The router's logits, which experts rows pass, and what an expert takes in and gives.
+            let lists = product([4, rows, sum([count, product([4, used]), hidden])]);
+            sum([lists, product([bytes, sum([product([rows, hidden]), inner])])])
         })
     }
 
@@ -258,9 +261,9 @@ impl Dimensions {
         table
     }
 
-    /// Moves queries and keys to other positions in a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if no single rotation does that at all layers:
-    /// they are rotated by several tables or not at all, or the frequencies change within the sequence (`dynamic` scaling, beyond the
-    /// trained length).
+    /// Moves queries and keys to other positions in a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if no single
+    /// rotation does that at all layers: they are rotated by several tables or not at all, or the frequencies change within the sequence
+    /// (`dynamic` scaling, beyond the trained length).
     pub fn rotation(&self, prompt_tokens: usize, tokens: usize) -> Option<Arc<dyn Rotation>> {
         if !self.has_one_rotation() {
             return None;

@@ -17,6 +17,9 @@ use super::families::{self, BlockSpec, FAMILIES, Family, LayerKind, LayerKinds, 
 use super::formats::{QUANTISED_HINT, QUANTISED_KEYS, quantised_by};
 use spattn_base::error::UsageError;
 
+/// Experts of all layers together, each of which has names of tensors: more than twice those of any model there is.
+const MOST_EXPERTS: usize = 1 << 17;
+
 /// Number format of the checkpoint as its config states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointType {
@@ -198,6 +201,13 @@ impl ModelConfig {
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(UsageError::new(format!("{file}: `head_dim` must be even for RoPE, got {}", self.head_dim)));
+        }
+        let experts = self.block.experts.map_or(0, |experts| experts.count);
+        if experts * self.layers > MOST_EXPERTS {
+            return Err(UsageError::new(format!(
+                "{file}: {experts} experts in each of {} layers are more than are read, {MOST_EXPERTS} in all",
+                self.layers
+            )));
         }
         let pairs = self.rotated() / 2;
         for (name, factors) in self.ropes().flat_map(long_factors) {

@@ -266,7 +266,7 @@ fn sliding_layers_of_gemma_3_have_a_rotation_of_their_own() {
     assert_eq!(ropes(both(json!({"rope_theta": 7e5}), json!({"rope_theta": 2e4}))), [plain(7e5), plain(2e4)]);
     let error = |extra: Value| parse_gemma(extra).unwrap_err().to_string();
     assert_eq!(
-        error(json!({"rope_parameters": scaled})),
+        error(json!({"rope_parameters": {"factor": 8.0}})),
         "config.json: `rope_parameters.factor`: expected `full_attention` and `sliding_attention`, each with its own"
     );
     let mut twice = both(json!({}), json!({}));
@@ -499,7 +499,7 @@ fn longrope_has_a_factor_for_each_pair_of_channels() {
 #[test]
 fn a_token_passes_no_more_experts_than_there_are() {
     let mixtral = |changes: Value| {
-        let mut c = json!({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4});
+        let mut c = json!({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_key_value_heads": 2});
         c.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         parse(&with(c))
     };
@@ -508,5 +508,9 @@ fn a_token_passes_no_more_experts_than_there_are() {
     assert_eq!(
         mixtral(json!({"num_experts_per_tok": 5})).unwrap_err().to_string(),
         "config.json: `num_experts_per_tok`: 5 of 4 experts cannot be used"
+    );
+    assert_eq!(
+        mixtral(json!({"num_local_experts": 4096, "num_hidden_layers": 33})).unwrap_err().to_string(),
+        "config.json: 4096 experts in each of 33 layers are more than are read, 131072 in all"
     );
 }

@@ -1,88 +1,14 @@
 //! Experts on a GPU. A router's logits are sorted out there. For few rows, each row's experts are read where they are; for more, the host
 //! learns which rows each expert is chosen for, and rows are gathered for products of one expert after the other.
 
-use spattn_cuda::{Buffer, ExpertMatrices, Gpu, GpuError, Into, Routes, Storage};
+use spattn_cuda::{Buffer, GpuError, Into, Routes};
 
+use super::expert_room::{ExpertRoom, FEW_ROWS};
 use super::model::Cuda;
 use super::weights::Linear;
 use super::workspace::Workspace;
-use crate::families::{ExpertWeights, Experts};
-use crate::layers::{FeedForward, Gated, Layer};
-
-/// Rows up to which each reads its own experts.
-const FEW_ROWS: usize = 8;
-
-/// Where the matrices of a layer's experts are.
-pub(super) struct ExpertTables {
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
-}
-
-impl ExpertTables {
-    /// Of each layer; `None` for those without experts.
-    pub(super) fn of_layers(
-        gpu: &Gpu,
-        layers: &[Layer<Linear, Buffer>],
-        storage: Storage,
-    ) -> Result<Vec<Option<Self>>, GpuError> {
-        let table = |experts: &[Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| {
-            let matrices: Vec<&Buffer> = experts.iter().map(|expert| &part(expert).weight.data).collect();
-            let first = &part(&experts[0]).weight;
-            gpu.expert_matrices(&matrices, (first.outputs, first.inputs, storage))
-        };
-        let of_layer = |layer: &Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
-            match &layer.feed_forward {
-                FeedForward::Gated(_) => Ok(None),
-                FeedForward::Experts { experts, .. } => Ok(Some(Self {
-                    gate_up: table(experts, |expert| &expert.gate_up)?,
-                    down: table(experts, |expert| &expert.down)?,
-                })),
-            }
-        };
-        layers.iter().map(of_layer).collect()
-    }
-}
-
-/// Activations of experts, for so many rows as the [`Workspace`] has.
-pub(super) struct ExpertRoom {
-    /// Of the router, f32, `[row][expert]`.
-    logits: Buffer,
-    /// Of each slot: a row and an expert that it passes.
-    chosen: Buffer,
-    weights: Buffer,
-    /// Rows of one expert after the other, and their weights.
-    rows: Buffer,
-    weights_by_expert: Buffer,
-    gathered: Buffer,
-    gate_up: Buffer,
-    gated: Buffer,
-    /// What an expert makes of its rows, f32.
-    output: Buffer,
-}
-
-impl ExpertRoom {
-    pub(super) fn new(
-        gpu: &Gpu,
-        spec: &Experts,
-        rows: usize,
-        hidden: usize,
-        storage: Storage,
-    ) -> Result<Self, GpuError> {
-        let (slots, bytes) = (rows * spec.used, storage.bytes());
-        let inner = rows.max(rows.min(FEW_ROWS) * spec.used);
-        Ok(Self {
-            logits: gpu.alloc(4 * rows * spec.count)?,
-            chosen: gpu.alloc(4 * slots)?,
-            weights: gpu.alloc(4 * slots)?,
-            rows: gpu.alloc(4 * slots)?,
-            weights_by_expert: gpu.alloc(4 * slots)?,
-            gathered: gpu.alloc(bytes * rows * hidden)?,
-            gate_up: gpu.alloc(bytes * inner * 2 * spec.width)?,
-            gated: gpu.alloc(bytes * inner * spec.width)?,
-            output: gpu.alloc(4 * rows * hidden)?,
-        })
-    }
-}
+use crate::families::ExpertWeights;
+use crate::layers::Gated;
 
 impl Cuda {
     /// Adds what the experts of a layer make of the rows of `workspace.normed` to the residual stream.

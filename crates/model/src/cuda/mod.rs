@@ -16,6 +16,7 @@
 
 mod alone;
 mod batch;
+mod expert_room;
 mod experts;
 mod host;
 mod kv;

@@ -10,7 +10,7 @@ use spattn_cuda::{
     RmsNorm, Rotation, Storage, Timeline,
 };
 
-use super::experts::{ExpertRoom, ExpertTables};
+use super::expert_room::{ExpertRoom, ExpertTables};
 use super::host::HostWorkspace;
 use super::kv::storage;
 use super::weights::{Linear, LoadFailure, Matrix, ToDevice};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use spattn_attention::{DeviceScratch, DeviceWorkspace};
 use spattn_cuda::{AttentionWorkspace, Buffer, HostDeviceVec, Recording, Timeline};
 
-use super::experts::ExpertRoom;
+use super::expert_room::ExpertRoom;
 use super::host::HostWorkspace;
 
 /// The layers of a step whose shape repeats.

@@ -40,7 +40,6 @@ pub static FAMILIES: &[&Family] = &[
     &llama::LLAMA,
     &mistral::MISTRAL,
     &mistral3::MISTRAL3,
-    &ministral3::MINISTRAL3,
     &mixtral::MIXTRAL,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
