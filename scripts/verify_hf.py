@@ -1,6 +1,6 @@
 """Writes what Hugging Face transformers computes with a model, for `spattn verify --reference FILE`.
 
-Run it where torch and transformers are:
+Run it where torch and transformers (4.56 or later) are:
 
     python scripts/verify_hf.py MODEL OUT.safetensors [--tokens N] [--device cuda] [--dtype bfloat16]
 
@@ -146,7 +146,8 @@ def line(tokenizer, text):
 def front(tokenizer):
     """What the tokenizer puts in front of a text."""
     both, plain = tokenizer(LINES[0])["input_ids"], tokenizer(LINES[0], add_special_tokens=False)["input_ids"]
-    return both[: next(i for i in range(len(both)) if both[i : i + len(plain)] == plain)]
+    starts = (i for i in range(len(both)) if both[i : i + len(plain)] == plain)
+    return both[: next(starts, len(both) - len(plain))]
 
 
 def chat(tokenizer):
@@ -168,24 +169,24 @@ def ends(model, tokenizer):
     return sorted(set(stated) | ({tokenizer.eos_token_id} - {None}))
 
 
-def config_of(name, model):
+def config_of(name, model, revision):
     """config.json as it is stored, where there is one."""
     path = pathlib.Path(name) / "config.json"
     if not path.is_file() and not name.endswith(".gguf"):
-        path = pathlib.Path(transformers.utils.cached_file(name, "config.json"))
+        path = pathlib.Path(transformers.utils.cached_file(name, "config.json", revision=revision))
     return json.loads(path.read_text()) if path.is_file() else model.config.to_dict()
 
 
-def load(name, dtype, device):
-    kind, place = {}, name
+def load(name, dtype, device, revision):
+    kind, place = {"revision": revision} if revision else {}, name
     if name.endswith(".gguf"):
         kind, place = {"gguf_file": pathlib.Path(name).name}, str(pathlib.Path(name).parent)
     model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation="eager", **kind)
     return model.eval().to(device), AutoTokenizer.from_pretrained(place, **kind)
 
 
-def write_reference(name, out, tokens=None, dtype="float32", device="cpu"):
-    model, tokenizer = load(name, getattr(torch, dtype), device)
+def write_reference(name, out, tokens=None, dtype="float32", device="cpu", revision=None):
+    model, tokenizer = load(name, getattr(torch, dtype), device, revision)
     config = model.config.get_text_config()
     trained = config.max_position_embeddings
     tokens = tokens or min(trained, MOST_TOKENS) + BEYOND
@@ -216,7 +217,7 @@ def write_reference(name, out, tokens=None, dtype="float32", device="cpu"):
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "dtype": dtype,
-        "config": config_of(name, model),
+        "config": config_of(name, model, revision),
         "trained": trained,
         "front": front(tokenizer),
         "lines": [line(tokenizer, text) for text in LINES],
@@ -238,8 +239,9 @@ def main():
     parser.add_argument("--tokens", type=int, help="tokens of the text")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", help="where PyTorch computes")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
     args = parser.parse_args()
-    write_reference(args.model, args.out, args.tokens, args.dtype, args.device)
+    write_reference(args.model, args.out, args.tokens, args.dtype, args.device, args.revision)
 
 
 if __name__ == "__main__":
