@@ -65,9 +65,15 @@ impl Engine for Cpu {
         for (i, chunk) in tokens[kept..].chunks(rows).enumerate() {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
+            if let Some(passed) = &mut reading.passed {
+                passed(0, first, &x);
+            }
             for (index, kv) in kv.iter_mut().enumerate() {
                 let attend = |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&tables, first), &mut reading, x, qkv));
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
+                if let Some(passed) = &mut reading.passed {
+                    passed(index + 1, first, &x);
+                }
             }
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);

@@ -145,7 +145,7 @@ impl Decoder {
         sparse: &mut SparsePrefill<'_>,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
     ) -> Result<Prefill, EngineError> {
-        let reading = Reading { observe: Some(observe), sparse: Some(sparse), finished: None };
+        let reading = Reading { observe: Some(observe), sparse: Some(sparse), ..Reading::default() };
         self.engine.read(None, tokens, prompt_tokens, reading)
     }
 
@@ -166,9 +166,29 @@ impl Decoder {
             let skipped = from.saturating_sub(first).min(x.len() / hidden);
             rows.extend_from_slice(&x[skipped * hidden..]);
         };
-        let reading = Reading { sparse, finished: Some(&mut keep), observe: None };
+        let reading = Reading { sparse, finished: Some(&mut keep), ..Reading::default() };
         let prefill = self.engine.read(None, tokens, tokens.len(), reading)?;
         Ok((prefill, rows))
+    }
+
+    /// The residual stream at some positions of a text that is read densely, `[layers passed][position][hidden]`: behind the embedding
+    /// first, behind the last layer last. `None` on a GPU, which does not show it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn residual_stream(&self, tokens: &[u32], positions: &[usize]) -> Result<Option<Vec<Vec<f32>>>, EngineError> {
+        if self.engine.gpu().is_some() {
+            return Ok(None);
+        }
+        let hidden = self.config.hidden_size;
+        let mut stream = vec![Vec::new(); self.config.layers + 1];
+        let mut keep = |passed: usize, first: usize, x: &[f32]| {
+            let row = |position: &usize| position.checked_sub(first).and_then(|row| x.chunks_exact(hidden).nth(row));
+            positions.iter().filter_map(row).for_each(|row| stream[passed].extend_from_slice(row));
+        };
+        let reading = Reading { passed: Some(&mut keep), ..Reading::default() };
+        self.engine.read(None, tokens, tokens.len(), reading)?;
+        Ok(Some(stream))
     }
 
     /// As [`prefill_observed`](Self::prefill_observed), where the first `kept` of `tokens` were read before, for a prompt

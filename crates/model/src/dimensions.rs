@@ -83,6 +83,11 @@ impl Dimensions {
         self.storage.weights
     }
 
+    /// Its rotary position embedding.
+    pub fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
     /// How each layer attends.
     pub fn layer_specs(&self) -> &LayerSpecs {
         &self.specs
