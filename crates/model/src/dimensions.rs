@@ -83,9 +83,12 @@ impl Dimensions {
         self.storage.weights
     }
 
-    /// Its rotary position embedding.
-    pub fn rope(&self) -> &Rope {
-        &self.rope
+    /// Its rotary position embedding; `None` if it has none, or layers have different ones.
+    pub fn only_rope(&self) -> Option<&Rope> {
+        match self.ropes.as_slice() {
+            [rope] => Some(rope),
+            _ => None,
+        }
     }
 
     /// How each layer attends.

@@ -42,12 +42,13 @@ pub(super) fn judge_files(
     let lines = said.lines.iter().map(|theirs| line(&theirs.text)).collect::<Result<Vec<_>>>()?;
     let ours = SpecialTokens { front: tokenizer.front(), bos: tokenizer.bos_id(), eos: tokenizer.eos_ids() };
     let theirs = SpecialTokens { front: &said.front, bos: said.bos, eos: &said.eos };
-    let (frequencies, _) = model.dimensions.rope().frequencies(reference.ids.len());
+    let frequencies = model.dimensions.only_rope().map(|rope| rope.frequencies(reference.ids.len()).0);
     Ok(vec![
         judge_config(config, &said.config),
-        match &reference.inverse_frequencies {
-            Some(theirs) => judge_frequencies(&frequencies, theirs),
-            None => Check::skipped("RoPE", "the reference has no frequencies, or several sets of them"),
+        match (&frequencies, &reference.inverse_frequencies) {
+            (Some(ours), Some(theirs)) => judge_frequencies(ours, theirs),
+            (None, _) => Check::skipped("RoPE", "the model has no frequencies, or several sets of them"),
+            (_, None) => Check::skipped("RoPE", "the reference has no frequencies, or several sets of them"),
         },
         judge_lines(&lines, &said.lines),
         judge_special(ours, theirs),

@@ -50,6 +50,10 @@ fn arguments(source: &ModelSource, dtype: KvDtype, tokens: Option<usize>) -> Res
     let (place, revision) = match source {
         ModelSource::Folder(path) | ModelSource::Gguf(path) => (path.display().to_string(), None),
         ModelSource::Hub { repo, revision } => (repo.clone(), revision.clone()),
+        ModelSource::HubGguf { .. } => {
+            return Err(UsageError::new("--against hf: the script does not find GGUF files on the hub")
+                .hint("download the file and give its path, or give the repository that it was made from"));
+        }
         ModelSource::Builtin | ModelSource::Random(_) => {
             let hint =
                 "give a checkpoint's folder, a GGUF file or a hub id; the built-in model's files are in models/builtin";
