@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
 
@@ -140,7 +140,7 @@ pub(super) type Finished<'a> = dyn FnMut(usize, &[f32]) + 'a;
 #[derive(Default)]
 pub(super) struct Reading<'a, 's> {
     /// Sees each chunk at every layer before it attends.
-    pub observe: Option<&'a mut dyn FnMut(&PrefillChunk<'_>)>,
+    pub observe: Option<&'a mut ObserveChunk<'a>>,
     /// Sees the first position of each chunk and its rows `[token][hidden]` behind the last layer.
     pub finished: Option<&'a mut Finished<'a>>,
     /// What rows attend; all earlier tokens if there is none.

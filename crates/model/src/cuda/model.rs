@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
+use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
     AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, Norms, Place, Positions, RmsNorm, Rotation, Storage,
     Timeline,
@@ -39,6 +39,15 @@ impl Deref for Cuda {
 impl From<GpuError> for EngineError {
     fn from(error: GpuError) -> Self {
         Self::Device(error.into())
+    }
+}
+
+impl From<DevicePrefillError> for EngineError {
+    fn from(error: DevicePrefillError) -> Self {
+        match error {
+            DevicePrefillError::Gpu(error) => error.into(),
+            DevicePrefillError::Kv(error) => error.into(),
+        }
     }
 }
 
