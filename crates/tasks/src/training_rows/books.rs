@@ -7,6 +7,8 @@ use anyhow::Result;
 
 use super::draw::percent;
 use super::row::{Class, RowBuilder};
+use crate::seed::Draw;
+use crate::text::{self, essays};
 use spattn_base::error::UsageError;
 
 /// Thousandths of each book, from its end, that are held out to measure the loss on.
