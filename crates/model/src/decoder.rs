@@ -16,7 +16,7 @@ pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
 
@@ -116,19 +116,19 @@ impl Decoder {
     /// # Errors
     /// As for all that reads tokens: [`EngineError`], with the layer and position where it came up.
     pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill, EngineError> {
-        self.prefill_observed(tokens, prompt_tokens, &mut |_| {})
+        self.prefill_observed(tokens, prompt_tokens, &mut |_| Ok(()))
     }
 
     /// As [`prefill`](Self::prefill), showing `observe` the queries, keys and values of every chunk at every
     /// layer, in the order in which they are computed.
     ///
     /// # Errors
-    /// [`EngineError`].
+    /// [`EngineError`], or that of `observe`, which ends the prefill.
     pub fn prefill_observed(
         &self,
         tokens: &[u32],
         prompt_tokens: usize,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
         let reading = Reading { observe: Some(observe), ..Reading::default() };
         self.engine.read(None, tokens, prompt_tokens, reading)
@@ -143,7 +143,7 @@ impl Decoder {
         tokens: &[u32],
         prompt_tokens: usize,
         sparse: &mut SparsePrefill<'_>,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
         let reading = Reading { observe: Some(observe), sparse: Some(sparse), ..Reading::default() };
         self.engine.read(None, tokens, prompt_tokens, reading)
@@ -206,7 +206,7 @@ impl Decoder {
         kept: usize,
         tokens: &[u32],
         prompt_tokens: usize,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
         assert!(
             kept < tokens.len(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
 
@@ -143,7 +143,7 @@ pub(super) type Passed<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 #[derive(Default)]
 pub(super) struct Reading<'a, 's> {
     /// Sees each chunk at every layer before it attends.
-    pub observe: Option<&'a mut dyn FnMut(&PrefillChunk<'_>)>,
+    pub observe: Option<&'a mut ObserveChunk<'a>>,
     /// Sees the first position of each chunk and its rows `[token][hidden]` behind the last layer.
     pub finished: Option<&'a mut Finished<'a>>,
     /// Sees the rows `[token][hidden]` of each chunk behind the embedding, and then behind each layer. Only the engine on the CPU

@@ -113,7 +113,7 @@ impl<'a> Itself<'a> {
         let (all, kept) = (self.ids.len(), self.ids.len() / 2);
         let prefix = self.prefix(kept)?;
         let prefix = Arc::into_inner(prefix).context("the prefix is in use")?;
-        let logits = self.decoder.prefill_after(prefix, kept, self.ids, all, &mut |_| {})?.logits;
+        let logits = self.decoder.prefill_after(prefix, kept, self.ids, all, &mut |_| Ok(()))?.logits;
         Ok(equal("kept prefix", &format!("{kept} of {all} tokens read before"), &logits, &self.whole))
     }
 
