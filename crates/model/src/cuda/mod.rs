@@ -45,7 +45,7 @@ use super::rope::Rope;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, Rotation, Rows};
+use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
 
 impl Engine for Cuda {
     fn read(
