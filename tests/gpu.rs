@@ -209,7 +209,9 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         }
         assert_eq!(told(&broken), 7 << 32 | 101, "the first layer, and in it the first row");
 
-        gpu.rms_norm(storage, &on_device, 2, 3, None, 1e-5, &mut out, hidden, (7, 100, &mut broken)).unwrap();
+        let (no_norm, check) =
+            (RmsNorm { weight: None, ..norm }, FiniteCheck { broken: &mut broken, mark: 7, first_row: 100 });
+        gpu.rms_norm(storage, no_norm, &on_device, 2..5, &mut out, check).unwrap();
         let copied: Vec<f64> = x[2 * hidden..].iter().map(|x| f64::from(*x)).collect();
         assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &copied, tolerance(storage), "no norm");
 

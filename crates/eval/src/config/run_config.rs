@@ -359,7 +359,7 @@ mod tests {
     fn what_decodes_densely_is_refused_where_prompts_are_read_densely() {
         for sparse_from in ["decode", "question", "last:5"] {
             let e = resolve(&format!("sparse_from = '{sparse_from}'\nmethods = ['vertical_slash']")).unwrap_err();
-            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("sparse from {sparse_from}")));
+            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("--sparse-from {sparse_from}")));
             assert!(e.hint.unwrap().contains("--sparse-from prefill"));
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = ['vertical_slash']").is_ok());

@@ -221,7 +221,7 @@ impl Runner<'_> {
             steps: run.steps,
             solved: run.solved,
             density_by_layer: run.density_by_layer,
-            density_spread: run.density_spread,
+            density_spread: run.density_spread.map(Box::new),
             fidelity: run.fidelity.map(Box::new),
             likelihood: None,
             choice: None,
