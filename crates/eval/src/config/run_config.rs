@@ -364,6 +364,6 @@ mod tests {
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = ['vertical_slash']").is_ok());
         let both = Settings::parse("sparse_from = ['prefill', 'decode']\nmethods = ['vertical_slash']", "test.toml");
-        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("sparse from decode"));
+        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("--sparse-from decode"));
     }
 }
