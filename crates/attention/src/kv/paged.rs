@@ -28,7 +28,8 @@ pub(crate) enum Broken {
         /// The page.
         page: usize,
     },
-    /// Once: at this read, counted from 0 over all layers and KV heads. Whoever drops its error goes on as if nothing was wrong.
+    /// Only at this read, counted from 0 over all layers and KV heads. Later reads succeed, so none of them reports an error that
+    /// was dropped.
     OneRead(usize),
 }
 
