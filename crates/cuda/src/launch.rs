@@ -7,7 +7,7 @@ use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::{bf16, f16};
 
-use super::{Buffer, Gpu, GpuError, Storage, failed};
+use super::{Buffer, Columns, Gpu, GpuError, Storage, failed};
 
 /// Outputs that one block of `gemv` computes.
 const GEMV_OUTPUTS: usize = 4;
@@ -298,6 +298,44 @@ impl Gpu {
         if rows == 1 && inputs.is_multiple_of(PIECE) {
             return self.gemv(storage, [w, x, out], outputs, inputs, into);
         }
+        self.gemm(storage, [w, x, out], [rows, outputs, inputs, outputs], into)
+    }
+
+    /// [`multiply`](Self::multiply) for many rows, of which `out` has only some columns.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn multiply_columns(
+        &self,
+        storage: Storage,
+        w: &Buffer,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        outputs: usize,
+        inputs: usize,
+        columns: Columns,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        assert!(columns.first + outputs <= columns.stride, "columns lie within a row");
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
+        let w = w.address(0, outputs * inputs * storage.bytes());
+        let x = x.address(0, rows * inputs * storage.bytes());
+        let written = (rows.saturating_sub(1) * columns.stride + outputs) * wide.bytes();
+        let out = out.address(columns.first * wide.bytes(), written);
+        self.gemm(storage, [w, x, out], [rows, outputs, inputs, columns.stride], into)
+    }
+
+    /// A product of matrices at checked addresses; rows of `out` are `stride` numbers apart.
+    fn gemm(
+        &self,
+        storage: Storage,
+        [w, x, out]: [u64; 3],
+        [rows, outputs, inputs, stride]: [usize; 4],
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let data = |storage| match storage {
             Storage::F32 => cudaDataType_t::CUDA_R_32F,
             Storage::F16 => cudaDataType_t::CUDA_R_16F,
@@ -305,7 +343,7 @@ impl Gpu {
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
         // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
-        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until the call returns.
+        // SAFETY: the three matrices are as large as the callers have checked; both factors are on the stack until the call returns.
         unsafe {
             gemm_ex(
                 *self.blas.handle(),
@@ -324,7 +362,7 @@ impl Gpu {
                 (&raw const beta).cast(),
                 out as *mut _,
                 data(wide),
-                outputs as i32,
+                stride as i32,
                 cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )

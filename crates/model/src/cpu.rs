@@ -116,7 +116,8 @@ impl Engine for Cpu {
 impl Cpu {
     /// Reads the weights, converted to the storage type.
     pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let source = Checkpoint { weights, dtype: dimensions.storage.weights };
+        let keeps_blocks = dimensions.blocks().is_some();
+        let source = Checkpoint { weights, dtype: dimensions.storage.weights, keeps_blocks };
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 
@@ -324,7 +325,11 @@ impl Source for Checkpoint<'_> {
     type Error = WeightsError;
 
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
-        Ok(Matrix::stack(&self.matrices(names, outputs, inputs)?, inputs, self.dtype))
+        let tensors = self.matrices(names, outputs, inputs)?;
+        Ok(match self.keeps_blocks {
+            true => Matrix::stack_blocks(tensors, inputs, self.dtype),
+            false => Matrix::stack(&tensors, inputs, self.dtype),
+        })
     }
 
     fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {

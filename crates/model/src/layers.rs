@@ -203,6 +203,8 @@ pub(super) struct Checkpoint<'a> {
     pub weights: &'a Weights,
     /// What they have to fit into.
     pub dtype: WeightDtype,
+    /// Whether matrices stay in the quantised blocks that they are stored in.
+    pub keeps_blocks: bool,
 }
 
 impl Checkpoint<'_> {
@@ -213,8 +215,12 @@ impl Checkpoint<'_> {
         outputs: &[usize],
         inputs: usize,
     ) -> Result<Vec<StoredTensor>, WeightsError> {
-        let read =
-            |(name, n): (&String, &usize)| self.weights.read_for(&TensorNames::weight(name), &[*n, inputs], self.dtype);
+        let read = |(name, rows): (&String, &usize)| {
+            let name = TensorNames::weight(name);
+            let stays = self.keeps_blocks && self.weights.block_type(&name, inputs).is_some();
+            let dtype = if stays { WeightDtype::F32 } else { self.dtype };
+            self.weights.read_for(&name, &[*rows, inputs], dtype)
+        };
         names.iter().zip(outputs).map(read).collect()
     }
 

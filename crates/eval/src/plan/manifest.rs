@@ -53,6 +53,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if config.matmul_precision != MatmulPrecision::F32 {
         identity["matmul_precision"] = config.matmul_precision.name().into();
     }
+    // Weights that are rounded to the storage type are others than those in blocks. Runs without the key did not have the choice.
+    if config.dequantise {
+        identity["dequantise"] = true.into();
+    }
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
     }
@@ -92,6 +96,23 @@ impl ModelPart {
     /// The part of an opened model; `data` as for [`identity`].
     pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
         let c = model.dimensions.config();
+        let mut described = json!({
+            "id": model.id,
+            "revision": model.revision,
+            "architecture": c.family.class,
+            "layers": c.layers,
+            "heads": c.heads,
+            "kv_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "context_limit": c.context_limit(),
+            "weight_bytes": model.dimensions.weight_bytes(),
+            "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
+            "notes": model.notes,
+            TOKENIZER_VALUE: model.tokenizer.value_sha256(),
+        });
+        if let Some(blocks) = model.dimensions.blocks() {
+            described["weight_blocks"] = blocks.name().into();
+        }
         Self {
             id: model.id.clone(),
             identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
@@ -110,20 +131,7 @@ impl ModelPart {
                     })
                 })
                 .collect(),
-            model: json!({
-                "id": model.id,
-                "revision": model.revision,
-                "architecture": c.family.class,
-                "layers": c.layers,
-                "heads": c.heads,
-                "kv_heads": c.kv_heads,
-                "head_dim": c.head_dim,
-                "context_limit": c.context_limit(),
-                "weight_bytes": model.dimensions.weight_bytes(),
-                "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
-                "notes": model.notes,
-                TOKENIZER_VALUE: model.tokenizer.value_sha256(),
-            }),
+            model: described,
             example_bytes: example_bytes(config, model),
         }
     }

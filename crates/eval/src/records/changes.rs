@@ -26,6 +26,7 @@ const OF_VALUES: &[(&str, &str)] = &[
     ("positions", "`--positions`"),
     ("fidelity", "`--fidelity`"),
     ("latency", "`--latency`"),
+    ("dequantise", "`--dequantise`"),
     ("matmul_precision", "`--matmul-precision`"),
     ("system_prompt", "`--system-prompt`"),
     ("engine", "the engine (`--device`)"),

@@ -74,7 +74,7 @@ impl Cuda {
         }
         self.norm(room, 0, rows, &self.parts.norm, c.layers, 0)?;
         let Workspace { normed, logits: Some(logits), .. } = &mut *room else { unreachable!("it was reserved") };
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.multiply(head, normed, rows, logits, Into::Wide)?;
         self.gpu.mark(timeline)?;
         self.check(room, |row| row)?;
         Ok(timeline.spans()?[0])

@@ -1,17 +1,20 @@
 //! A model's weights on a GPU, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Place, Positions, Storage, Timeline};
+use spattn_cuda::{
+    AttentionWorkspace, Buffer, Columns, Gpu, GpuError, Into, Norms, Place, Positions, QuantisedMatrix, Storage,
+    Timeline,
+};
 
 use super::host::HostWorkspace;
 use super::kv::storage;
-use super::weights::{Linear, LoadFailure, Matrix, ToDevice};
+use super::weights::{Data, Linear, LoadFailure, Matrix, ToDevice};
 use super::workspace::Workspace;
-use crate::dimensions::Dimensions;
+use crate::dimensions::{Dimensions, GPU_PANEL};
 use crate::engine::{EngineError, GpuUse, NotFinite};
 use crate::layers::{Checkpoint, Layer, Parts};
 
@@ -21,6 +24,8 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
     pub(super) name: String,
     pub(super) parts: Parts<Matrix, Linear, Buffer>,
+    /// Room for [`GPU_PANEL`] dequantised weights, if there are matrices in blocks. It stays where it is: steps are recorded.
+    panel: Mutex<Option<Buffer>>,
     pub(super) room: Mutex<Option<Workspace>>,
     pub(super) used: Mutex<GpuUse>,
 }
@@ -39,6 +44,10 @@ impl From<GpuError> for EngineError {
     }
 }
 
+/// Most rows of activations for which weights in blocks are read again for each four, and not dequantised: a dequantised weight is
+/// written once and read once, which takes as long as reading its block four times or more.
+const FUSED_ROWS: usize = 16;
+
 /// What `broken` holds while all numbers are finite.
 pub(super) const UNBROKEN: u64 = u64::MAX;
 
@@ -52,10 +61,16 @@ impl Cuda {
         weights: &crate::tensors::Weights,
         gpu: Gpu,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
+        let checkpoint =
+            Checkpoint { weights, dtype: dimensions.storage.weights, keeps_blocks: dimensions.blocks().is_some() };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let name = gpu.info()?.name;
+        let panel = match dimensions.blocks() {
+            Some(_) => Some(gpu.alloc(dimensions.storage.kv.bytes() * GPU_PANEL)?),
+            None => None,
+        };
         Ok(Self {
+            panel: Mutex::new(panel),
             dimensions: dimensions.clone(),
             gpu: Arc::new(gpu),
             name,
@@ -139,8 +154,16 @@ impl Cuda {
         self.gpu.upload_to(&mut room.tokens, 0, tokens)?;
         self.gpu.upload_to(&mut room.positions, 0, &positions)?;
         self.gpu.upload_to(&mut room.broken, 0, &[UNBROKEN])?;
-        let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(self.storage(), table, &room.tokens, tokens.len(), &mut room.x, hidden)
+        match &self.parts.embedding.data {
+            Data::Plain(table) => {
+                let hidden = self.config.hidden_size;
+                self.gpu.embed(self.storage(), table, &room.tokens, tokens.len(), &mut room.x, hidden)
+            }
+            Data::Blocks(parts) => match parts.as_slice() {
+                [table] => self.gpu.embed_quantised(table, &room.tokens, tokens.len(), &mut room.x),
+                _ => unreachable!("a table is one tensor"),
+            },
+        }
     }
 
     /// Norms the residual stream into `normed`. `mark` says behind how many layers it is.
@@ -221,11 +244,61 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let Matrix { data, outputs, inputs } = &linear.weight;
-        self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into)?;
+        self.multiply(&linear.weight, x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
-        self.gpu.add_bias(storage, out, rows, bias, *outputs)
+        self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
+    }
+
+    /// `x · Wᵀ` for `rows` rows of `x`.
+    pub(super) fn multiply(
+        &self,
+        weight: &Matrix,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let Matrix { data, outputs, inputs } = weight;
+        let parts = match data {
+            Data::Plain(data) => {
+                return self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into);
+            }
+            Data::Blocks(parts) => parts,
+        };
+        let mut columns = Columns { first: 0, stride: *outputs };
+        for part in parts {
+            match rows <= FUSED_ROWS {
+                true => self.gpu.multiply_quantised(self.storage(), part, x, rows, out, columns, into)?,
+                false => self.multiply_by_panels(part, *inputs, x, rows, out, columns, into)?,
+            }
+            columns.first += part.outputs();
+        }
+        Ok(())
+    }
+
+    /// Dequantises some rows of the weights at a time, as many as the panel has room for, and multiplies by these.
+    #[allow(clippy::too_many_arguments)]
+    fn multiply_by_panels(
+        &self,
+        part: &QuantisedMatrix,
+        inputs: usize,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        columns: Columns,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let mut panel = self.panel.lock().unwrap_or_else(PoisonError::into_inner);
+        let panel = panel.as_mut().expect("there is one where there are blocks");
+        let most = (GPU_PANEL / inputs).max(1);
+        for first in (0..part.outputs()).step_by(most) {
+            let count = most.min(part.outputs() - first);
+            self.gpu.dequantise(self.storage(), part, first, count, panel)?;
+            let columns = Columns { first: columns.first + first, ..columns };
+            self.gpu.multiply_columns(self.storage(), panel, x, rows, out, count, inputs, columns, into)?;
+        }
+        Ok(())
     }
 
     /// Logits of `rows` rows of the residual stream from row `skip` on.
@@ -235,7 +308,7 @@ impl Cuda {
         self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
         let Workspace { normed, logits, .. } = room;
         let logits = logits.as_mut().expect("it was reserved");
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.multiply(head, normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
         Ok(out)

@@ -1,15 +1,23 @@
 //! A checkpoint's tensors on their way to a GPU.
 
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain};
+use spattn_cuda::{Buffer, Gpu, GpuError, Plain, QuantisedMatrix};
 
 use crate::layers::{Checkpoint, Source};
-use crate::tensors::{StoredTensor, WeightDtype, WeightsError};
+use crate::tensors::{StoredTensor, StoredType, WeightDtype, WeightsError};
 
 /// A weight matrix on the device.
 pub(super) struct Matrix {
-    pub(super) data: Buffer,
+    pub(super) data: Data,
     pub(super) outputs: usize,
     pub(super) inputs: usize,
+}
+
+/// The numbers of a matrix.
+pub(super) enum Data {
+    /// In the storage type.
+    Plain(Buffer),
+    /// In quantised blocks: parts on top of one another, each of one type.
+    Blocks(Vec<QuantisedMatrix>),
 }
 
 /// A weight matrix and its bias.
@@ -49,6 +57,21 @@ impl ToDevice<'_> {
         self.gpu.synchronize()?;
         Ok(buffer)
     }
+
+    /// Tensors that stay in blocks; `None` if one of them does not, since a stacked matrix is in blocks as a whole or not at all.
+    fn blocks(&self, tensors: &[StoredTensor], inputs: usize) -> Result<Option<Vec<QuantisedMatrix>>, GpuError> {
+        let stays = |tensor: &StoredTensor| match tensor.dtype {
+            StoredType::Blocks(block_type) => inputs.is_multiple_of(block_type.numbers()).then_some(block_type),
+            StoredType::F32 | StoredType::F16 | StoredType::Bf16 => None,
+        };
+        let types: Option<Vec<_>> = tensors.iter().map(stays).collect();
+        let Some(types) = types.filter(|_| self.checkpoint.keeps_blocks) else { return Ok(None) };
+        let parts = types
+            .into_iter()
+            .zip(tensors)
+            .map(|(block_type, tensor)| self.gpu.upload_blocks(block_type, &tensor.bytes, inputs));
+        parts.collect::<Result<_, _>>().map(Some)
+    }
 }
 
 impl Source for ToDevice<'_> {
@@ -59,11 +82,15 @@ impl Source for ToDevice<'_> {
 
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
+        if let Some(parts) = self.blocks(&tensors, inputs)? {
+            return Ok(Matrix { data: Data::Blocks(parts), outputs: outputs.iter().sum(), inputs });
+        }
         let data = match self.checkpoint.dtype {
             WeightDtype::F32 => self.put(&tensors, StoredTensor::to_f32),
             WeightDtype::F16 => self.put(&tensors, StoredTensor::to_f16),
             WeightDtype::Bf16 => self.put(&tensors, StoredTensor::to_bf16),
         }?;
+        let data = Data::Plain(data);
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
     }
 

@@ -5,7 +5,7 @@
 //! those of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So everything
 //! above works as it does for a folder. Whatever a file says that cannot be expressed so is refused by the name of its key.
 //!
-//! The container and the quantised types are read by `candle-core`. Its tokenizer reader is not used: it falls back to GPT-2's
+//! The container is read by `candle-core`, and so are quantised types that the kernels do not know; the others stay in blocks. Its tokenizer reader is not used: it falls back to GPT-2's
 //! splitting for names that it does not know.
 
 mod config;
@@ -63,7 +63,14 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
         chat_template: None,
         special_tokens: None,
         added_tokens: None,
-        notes: Vec::new(),
+        notes: widened(&files).into_iter().collect(),
     };
     Ok((texts, GgufTensors::new(files, family).into()))
+}
+
+/// Says which weights are not kept as the file has them.
+fn widened(files: &GgufFiles) -> Option<String> {
+    let types: Vec<String> = files.widened_types().into_iter().collect();
+    let of = types.join(" and ");
+    (!types.is_empty()).then(|| format!("{}: weights in {of} are converted when they are loaded", files.label()))
 }
