@@ -12,6 +12,13 @@ const OUTPUTS: usize = 32;
 const ROW_SHARED: usize = 8 * 129 * 16 + 2 * 128 * 4;
 /// Numbers of a unit, which a thread reads at a time.
 const UNIT: usize = 32;
+/// For one row of activations: outputs that a warp computes at a time, units of a row that are its share, and warps of a block.
+const TILE: usize = 4;
+const SPAN: usize = 64;
+const BLOCK_WARPS: usize = 4;
+const MOST_WARPS: usize = 8;
+/// Such warps that a multiprocessor has at once.
+const RESIDENT_WARPS: usize = 16;
 /// Fields of a block at most.
 const FIELDS: usize = 4;
 
@@ -103,6 +110,15 @@ fn number_of(storage: Storage) -> i32 {
     }
 }
 
+/// As kernels number ways of writing.
+fn way_of(into: Into) -> i32 {
+    match into {
+        Into::Narrow => 0,
+        Into::Wide => 1,
+        Into::Add => 2,
+    }
+}
+
 /// The fields' addresses as kernels take them.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -135,8 +151,7 @@ impl Gpu {
         Ok(QuantisedMatrix { block_type, fields, outputs: blocks.len() / row, inputs })
     }
 
-    /// `x · wᵀ` for `rows` rows of `x`, read once for each four of them. Sums are f32; each output's order of summation is the same for
-    /// any number of rows.
+    /// `x · wᵀ` for `rows` rows of `x`, which reads `w` once for each four of them. Sums are f32.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -153,6 +168,12 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         assert!(columns.first + w.outputs <= columns.stride, "columns lie within a row");
+        let shares = w.units().div_ceil(SPAN);
+        if rows == 1 && shares <= MOST_WARPS {
+            let x = x.address(0, w.inputs * storage.bytes());
+            let out = out.address(columns.first * wide.bytes(), w.outputs * wide.bytes());
+            return self.multiply_one(storage, w, x, out, into, shares);
+        }
         let mut done = 0;
         while done < rows {
             let now = match rows - done {
@@ -166,6 +187,30 @@ impl Gpu {
             done += now;
         }
         Ok(())
+    }
+
+    /// [`multiply_quantised`](Self::multiply_quantised) for one row, of which `shares` warps have a part each, at checked addresses.
+    fn multiply_one(
+        &self,
+        storage: Storage,
+        w: &QuantisedMatrix,
+        x: u64,
+        out: u64,
+        into: Into,
+        shares: usize,
+    ) -> Result<(), GpuError> {
+        let function = self.function("quantised", &format!("gemv_one_{}", w.block_type.name()))?;
+        let groups = (BLOCK_WARPS / shares).max(1);
+        let warps = groups * shares;
+        let blocks = w.outputs.div_ceil(TILE).div_ceil(groups).min(self.processors * (RESIDENT_WARPS / warps));
+        let (fields, stored, into) = (Fields(w.addresses()), number_of(storage), way_of(into));
+        let [outputs, units, shares] = [w.outputs, w.units(), shares].map(|number| number as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&fields).arg(&x).arg(&stored).arg(&out).arg(&into).arg(&outputs).arg(&units).arg(&shares);
+        let grid =
+            LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (32 * warps as u32, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole units.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying by blocks"))
     }
 
     /// [`multiply_quantised`](Self::multiply_quantised) for up to four rows at checked addresses.
@@ -183,12 +228,7 @@ impl Gpu {
         let most = rows.next_power_of_two();
         let shared = (most * ROW_SHARED) as u32;
         let function = self.with_shared("quantised", &format!("gemv_{}_{most}", w.block_type.name()), shared)?;
-        let into = match into {
-            Into::Narrow => 0i32,
-            Into::Wide => 1,
-            Into::Add => 2,
-        };
-        let (fields, stored) = (Fields(w.addresses()), number_of(storage));
+        let (fields, stored, into) = (Fields(w.addresses()), number_of(storage), way_of(into));
         let [rows, outputs, units, stride] = [rows, w.outputs, w.units(), stride].map(|number| number as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&fields).arg(&x).arg(&stored).arg(&rows).arg(&out).arg(&into);
