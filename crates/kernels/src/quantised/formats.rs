@@ -4,7 +4,7 @@
 //! in f32, and a number is rounded once at most, when its offset is added. Whether that is done by a fused multiply-add, a table or two
 //! operations does not change a bit.
 
-use super::lanes::{GROUP_SCALES, Lanes};
+use super::lanes::{GroupScales, Lanes};
 
 /// Takes the numbers of a block, some lanes at a time.
 pub(super) trait Sink<S: Lanes> {
@@ -36,7 +36,7 @@ pub(super) trait Format: Send + Sync + 'static {
     ///
     /// # Safety
     /// A block is readable at `block`, and it has such a part; the sink may take all numbers of the block; the CPU supports `S`.
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: Self::Scales<S>, part: usize, sink: &mut K);
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Self::Scales<S>, part: usize, sink: &mut K);
 }
 
 /// Hands on codes of four bits: those of the lower halves of so many bytes, then those of the upper halves.
@@ -81,9 +81,9 @@ impl Format for Q4x0 {
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: S::Table, _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: &S::Table, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow the scale.
-        unsafe { nibbles::<16, S, K>(block.add(2), [table; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(2), [*table; 2], 0, sink) }
     }
 }
 
@@ -103,9 +103,9 @@ impl Format for Q4x1 {
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: S::Table, _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: &S::Table, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow scale and offset.
-        unsafe { nibbles::<16, S, K>(block.add(4), [table; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(4), [*table; 2], 0, sink) }
     }
 }
 
@@ -150,9 +150,9 @@ impl Format for Q5x0 {
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: (S::V, S::V), _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &(S::V, S::V), _: usize, sink: &mut K) {
         // SAFETY: the caller's; four bytes of highest bits and 16 of codes follow the scale.
-        unsafe { five_bits(block.add(2), block.add(6), scales, sink) }
+        unsafe { five_bits(block.add(2), block.add(6), *scales, sink) }
     }
 }
 
@@ -172,9 +172,9 @@ impl Format for Q5x1 {
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: (S::V, S::V), _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &(S::V, S::V), _: usize, sink: &mut K) {
         // SAFETY: the caller's; four bytes of highest bits and 16 of codes follow scale and offset.
-        unsafe { five_bits(block.add(4), block.add(8), scales, sink) }
+        unsafe { five_bits(block.add(4), block.add(8), *scales, sink) }
     }
 }
 
@@ -194,11 +194,11 @@ impl Format for Q8x0 {
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scale: S::V, _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scale: &S::V, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 32 bytes of codes follow the scale.
         unsafe {
             for at in (0..32).step_by(S::LANES) {
-                sink.take(at, S::mul(S::to_f32(S::load_i8(block.add(2 + at))), scale));
+                sink.take(at, S::mul(S::to_f32(S::load_i8(block.add(2 + at))), *scale));
             }
         }
     }
@@ -213,7 +213,7 @@ impl Format for Q8x0 {
 /// # Safety
 /// 16 bytes are readable at `block`; the CPU supports `S`.
 #[inline(always)]
-unsafe fn scales_and_offsets<S: Lanes>(block: *const u8) -> [f32; GROUP_SCALES] {
+unsafe fn scales_and_offsets<S: Lanes>(block: *const u8) -> GroupScales {
     const SIX: u32 = 0x3F3F_3F3F;
     const FOUR: u32 = 0x0F0F_0F0F;
     const TWO: u32 = 0x0303_0303;
@@ -222,7 +222,7 @@ unsafe fn scales_and_offsets<S: Lanes>(block: *const u8) -> [f32; GROUP_SCALES] 
         let [a, b, c] = block.add(4).cast::<[[u8; 4]; 3]>().read_unaligned();
         let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
         let words = [a & SIX, c & FOUR | (a >> 6 & TWO) << 4, b & SIX, c >> 4 & FOUR | (b >> 6 & TWO) << 4];
-        let mut bytes = [0; GROUP_SCALES];
+        let mut bytes = [0; 16];
         for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
             *bytes = word.to_le_bytes();
         }
@@ -237,21 +237,21 @@ impl Format for Q4K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 144;
     const PART: usize = 64;
-    type Scales<S: Lanes> = [f32; GROUP_SCALES];
+    type Scales<S: Lanes> = GroupScales;
 
     #[inline(always)]
-    unsafe fn scales<S: Lanes>(block: *const u8) -> [f32; GROUP_SCALES] {
+    unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
         // SAFETY: the caller's.
         unsafe { scales_and_offsets::<S>(block) }
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: [f32; GROUP_SCALES], part: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
         // SAFETY: the caller's; 32 bytes of codes for each part are behind 16 of scales and offsets.
         unsafe {
             let group = 2 * part;
-            let low = S::table(S::splat(scales[group]), S::splat(scales[8 + group]));
-            let high = S::table(S::splat(scales[group + 1]), S::splat(scales[9 + group]));
+            let low = S::table(S::splat(scales.0[group]), S::splat(scales.0[8 + group]));
+            let high = S::table(S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group]));
             nibbles::<32, S, K>(block.add(16 + 32 * part), [low, high], 64 * part, sink);
         }
     }
@@ -265,22 +265,22 @@ impl Format for Q5K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 176;
     const PART: usize = 64;
-    type Scales<S: Lanes> = [f32; GROUP_SCALES];
+    type Scales<S: Lanes> = GroupScales;
 
     #[inline(always)]
-    unsafe fn scales<S: Lanes>(block: *const u8) -> [f32; GROUP_SCALES] {
+    unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
         // SAFETY: the caller's.
         unsafe { scales_and_offsets::<S>(block) }
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: [f32; GROUP_SCALES], part: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
         // SAFETY: the caller's; behind 16 bytes of scales and offsets are 32 of highest bits and 32 of codes for each part.
         unsafe {
             let (fifths, codes) = (block.add(16), block.add(48 + 32 * part));
             for half in 0..2 {
                 let group = 2 * part + half;
-                let (scale, offset) = (S::splat(scales[group]), S::splat(scales[8 + group]));
+                let (scale, offset) = (S::splat(scales.0[group]), S::splat(scales.0[8 + group]));
                 for first in (0..32).step_by(S::LANES) {
                     let four = S::and(S::shift_right(S::load_u8(codes.add(first)), 4 * half as u32), 15);
                     let fifth = S::and(S::shift_right(S::load_u8(fifths.add(first)), group as u32), 1);
@@ -300,24 +300,24 @@ impl Format for Q6K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 210;
     const PART: usize = 128;
-    type Scales<S: Lanes> = [f32; GROUP_SCALES];
+    type Scales<S: Lanes> = GroupScales;
 
     #[inline(always)]
-    unsafe fn scales<S: Lanes>(block: *const u8) -> [f32; GROUP_SCALES] {
+    unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
         // SAFETY: the caller's; 16 bytes of scales are at 192, and two of their scale at 208.
         unsafe {
             let scale = S::splat_f16(block.add(208));
-            let mut scales = [0.0; GROUP_SCALES];
-            for first in (0..GROUP_SCALES).step_by(S::LANES) {
+            let mut scales = GroupScales([0.0; 16]);
+            for first in (0..16).step_by(S::LANES) {
                 let own = S::to_f32(S::load_i8(block.add(192 + first)));
-                S::store(scales.as_mut_ptr().add(first), S::mul(own, scale));
+                S::store(scales.0.as_mut_ptr().add(first), S::mul(own, scale));
             }
             scales
         }
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: [f32; GROUP_SCALES], part: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
         // SAFETY: the caller's; each part has 64 bytes of lower bits, and 32 of higher ones from 128 on.
         unsafe {
             let (lower, higher) = (block.add(64 * part), block.add(128 + 32 * part));
@@ -327,7 +327,7 @@ impl Format for Q6K {
                     let four = S::and(S::shift_right(four, if quarter < 2 { 0 } else { 4 }), 15);
                     let two = S::and(S::shift_right(S::load_u8(higher.add(first)), 2 * quarter as u32), 3);
                     let code = S::subtract(S::or(four, S::shift_left(two, 4)), 32);
-                    let scale = S::splat(scales[8 * part + 2 * quarter + first / 16]);
+                    let scale = S::splat(scales.0[8 * part + 2 * quarter + first / 16]);
                     sink.take(128 * part + 32 * quarter + first, S::mul(S::to_f32(code), scale));
                 }
             }

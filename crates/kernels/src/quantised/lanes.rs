@@ -4,8 +4,11 @@ use half::f16;
 
 use crate::simd::{Portable, Simd};
 
-/// Numbers in a group of scales of the larger blocks: eight scales and eight offsets, or sixteen scales.
-pub(super) const GROUP_SCALES: usize = 16;
+/// What the groups of a larger block share: eight scales and eight offsets, or sixteen scales. They are in one line of the cache, from where
+/// each is read into all lanes.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct GroupScales(pub(super) [f32; 16]);
 
 /// Operations on vectors of `LANES` codes of 32 bits.
 ///
@@ -37,8 +40,8 @@ pub(super) trait Lanes: Simd {
     unsafe fn table(scale: Self::V, offset: Self::V) -> Self::Table;
     /// The numbers of the lowest four bits of `codes`; higher bits do not matter.
     unsafe fn look_up(table: Self::Table, codes: Self::Codes) -> Self::V;
-    /// [`GROUP_SCALES`] unsigned bytes as numbers, the first half times `first`, the others times `second`.
-    unsafe fn scales(bytes: [u8; GROUP_SCALES], first: Self::V, second: Self::V) -> [f32; GROUP_SCALES];
+    /// Unsigned bytes as numbers, the first half times `first`, the others times `second`.
+    unsafe fn scales(bytes: [u8; 16], first: Self::V, second: Self::V) -> GroupScales;
 }
 
 impl Lanes for Portable {
@@ -99,8 +102,8 @@ impl Lanes for Portable {
         unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
     }
     #[inline(always)]
-    unsafe fn scales(bytes: [u8; GROUP_SCALES], first: Self::V, second: Self::V) -> [f32; GROUP_SCALES] {
-        std::array::from_fn(|i| f32::from(bytes[i]) * if i < GROUP_SCALES / 2 { first[0] } else { second[0] })
+    unsafe fn scales(bytes: [u8; 16], first: Self::V, second: Self::V) -> GroupScales {
+        GroupScales(std::array::from_fn(|i| f32::from(bytes[i]) * if i < 8 { first[0] } else { second[0] }))
     }
 }
 
@@ -108,7 +111,7 @@ impl Lanes for Portable {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{GROUP_SCALES, Lanes};
+    use super::{GroupScales, Lanes};
     use crate::simd::{Avx2, Avx512, Simd};
 
     // SAFETY of every block below: register-only intrinsics of AVX-512F, or unaligned loads of as many bytes as the vector has lanes
@@ -173,11 +176,11 @@ mod x86 {
             unsafe { _mm512_permutexvar_ps(codes, table) }
         }
         #[inline(always)]
-        unsafe fn scales(bytes: [u8; GROUP_SCALES], first: __m512, second: __m512) -> [f32; GROUP_SCALES] {
+        unsafe fn scales(bytes: [u8; 16], first: __m512, second: __m512) -> GroupScales {
             unsafe {
                 let factors = _mm512_mask_blend_ps(0xFF00, first, second);
-                let mut out = [0.0; GROUP_SCALES];
-                Self::store(out.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(bytes.as_ptr())), factors));
+                let mut out = GroupScales([0.0; 16]);
+                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(bytes.as_ptr())), factors));
                 out
             }
         }
@@ -241,12 +244,12 @@ mod x86 {
             unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
         }
         #[inline(always)]
-        unsafe fn scales(bytes: [u8; GROUP_SCALES], first: __m256, second: __m256) -> [f32; GROUP_SCALES] {
+        unsafe fn scales(bytes: [u8; 16], first: __m256, second: __m256) -> GroupScales {
             unsafe {
-                let mut out = [0.0; GROUP_SCALES];
+                let mut out = GroupScales([0.0; 16]);
                 let (low, high) = (bytes.as_ptr(), bytes.as_ptr().add(Self::LANES));
-                Self::store(out.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(low)), first));
-                Self::store(out.as_mut_ptr().add(Self::LANES), Self::mul(Self::to_f32(Self::load_u8(high)), second));
+                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(low)), first));
+                Self::store(out.0.as_mut_ptr().add(Self::LANES), Self::mul(Self::to_f32(Self::load_u8(high)), second));
                 out
             }
         }

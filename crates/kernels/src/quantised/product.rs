@@ -282,7 +282,7 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
             for part in 0..F::NUMBERS / F::PART {
                 for j in 0..4 {
                     let mut dots = Dots::<S, R> { x: x.add(block * F::NUMBERS), stride, sums: sums[j] };
-                    F::part::<S, _>(at[j], scales[j], part, &mut dots);
+                    F::part::<S, _>(at[j], &scales[j], part, &mut dots);
                     sums[j] = dots.sums;
                 }
             }
@@ -319,7 +319,7 @@ unsafe fn dequantise_row<S: Lanes, F: Format>(row: *const u8, out: *mut f32, col
             let scales = F::scales::<S>(at);
             let mut store = Store(out.add(block * F::NUMBERS));
             for part in 0..F::NUMBERS / F::PART {
-                F::part::<S, _>(at, scales, part, &mut store);
+                F::part::<S, _>(at, &scales, part, &mut store);
             }
         }
     }
