@@ -39,25 +39,45 @@ pub(super) trait Format: Send + Sync + 'static {
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Self::Scales<S>, part: usize, sink: &mut K);
 }
 
+/// What turns the codes of a group of four bits into numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Nibbles<S: Lanes> {
+    table: S::Table,
+    /// Of codes that are in the upper halves of bytes, and so 16 times as large.
+    upper: (S::V, S::V),
+}
+
+impl<S: Lanes> Nibbles<S> {
+    /// # Safety
+    /// The CPU supports `S`.
+    #[inline(always)]
+    unsafe fn new(scale: S::V, offset: S::V) -> Self {
+        // SAFETY: value operations only (caller).
+        unsafe { Self { table: S::table(scale, offset), upper: (S::mul(scale, S::splat(1.0 / 16.0)), offset) } }
+    }
+}
+
 /// Hands on codes of four bits: those of the lower halves of so many bytes, then those of the upper halves.
+///
+/// Lower halves go through a table and upper ones through a multiplication: a processor does both at the same time.
 ///
 /// # Safety
 /// `BYTES` bytes are readable at `codes`; the rest as for [`Format::part`].
 #[inline(always)]
 unsafe fn nibbles<const BYTES: usize, S: Lanes, K: Sink<S>>(
     codes: *const u8,
-    [low, high]: [S::Table; 2],
+    [low, high]: [&Nibbles<S>; 2],
     at: usize,
     sink: &mut K,
 ) {
     // SAFETY: every load ends within the bytes, of which there is a multiple of any number of lanes; the rest is the caller's.
     unsafe {
         for first in (0..BYTES).step_by(S::LANES) {
-            sink.take(at + first, S::look_up(low, S::load_u8(codes.add(first))));
+            sink.take(at + first, S::look_up(low.table, S::load_u8(codes.add(first))));
         }
         for first in (0..BYTES).step_by(S::LANES) {
-            let upper = S::shift_right(S::load_u8(codes.add(first)), 4);
-            sink.take(at + BYTES + first, S::look_up(high, upper));
+            let upper = S::to_f32(S::and(S::held(S::load_u8(codes.add(first))), 0xF0));
+            sink.take(at + BYTES + first, S::fma(upper, high.upper.0, high.upper.1));
         }
     }
 }
@@ -69,21 +89,21 @@ impl Format for Q4x0 {
     const NUMBERS: usize = 32;
     const BYTES: usize = 18;
     const PART: usize = 32;
-    type Scales<S: Lanes> = S::Table;
+    type Scales<S: Lanes> = Nibbles<S>;
 
     #[inline(always)]
-    unsafe fn scales<S: Lanes>(block: *const u8) -> S::Table {
+    unsafe fn scales<S: Lanes>(block: *const u8) -> Nibbles<S> {
         // SAFETY: the caller's; the scale is the first two bytes.
         unsafe {
             let scale = S::splat_f16(block);
-            S::table(scale, S::mul(scale, S::splat(-8.0)))
+            Nibbles::new(scale, S::mul(scale, S::splat(-8.0)))
         }
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: &S::Table, _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow the scale.
-        unsafe { nibbles::<16, S, K>(block.add(2), [*table; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(2), [scales; 2], 0, sink) }
     }
 }
 
@@ -94,18 +114,18 @@ impl Format for Q4x1 {
     const NUMBERS: usize = 32;
     const BYTES: usize = 20;
     const PART: usize = 32;
-    type Scales<S: Lanes> = S::Table;
+    type Scales<S: Lanes> = Nibbles<S>;
 
     #[inline(always)]
-    unsafe fn scales<S: Lanes>(block: *const u8) -> S::Table {
+    unsafe fn scales<S: Lanes>(block: *const u8) -> Nibbles<S> {
         // SAFETY: the caller's; scale and offset are the first four bytes.
-        unsafe { S::table(S::splat_f16(block), S::splat_f16(block.add(2))) }
+        unsafe { Nibbles::new(S::splat_f16(block), S::splat_f16(block.add(2))) }
     }
 
     #[inline(always)]
-    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, table: &S::Table, _: usize, sink: &mut K) {
+    unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow scale and offset.
-        unsafe { nibbles::<16, S, K>(block.add(4), [*table; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(4), [scales; 2], 0, sink) }
     }
 }
 
@@ -250,9 +270,9 @@ impl Format for Q4K {
         // SAFETY: the caller's; 32 bytes of codes for each part are behind 16 of scales and offsets.
         unsafe {
             let group = 2 * part;
-            let low = S::table(S::splat(scales.0[group]), S::splat(scales.0[8 + group]));
-            let high = S::table(S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group]));
-            nibbles::<32, S, K>(block.add(16 + 32 * part), [low, high], 64 * part, sink);
+            let low = Nibbles::new(S::splat(scales.0[group]), S::splat(scales.0[8 + group]));
+            let high = Nibbles::new(S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group]));
+            nibbles::<32, S, K>(block.add(16 + 32 * part), [&low, &high], 64 * part, sink);
         }
     }
 }

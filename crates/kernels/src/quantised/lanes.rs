@@ -24,6 +24,11 @@ pub(super) trait Lanes: Simd {
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes;
     /// `LANES` signed bytes.
     unsafe fn load_i8(ptr: *const u8) -> Self::Codes;
+    /// The codes, of which the compiler is to know nothing: it would widen bytes a second time to take out other bits of them.
+    #[inline(always)]
+    unsafe fn held(codes: Self::Codes) -> Self::Codes {
+        codes
+    }
     /// Shifts all codes; bits that come in are zero.
     unsafe fn shift_right(codes: Self::Codes, bits: u32) -> Self::Codes;
     unsafe fn shift_left(codes: Self::Codes, bits: u32) -> Self::Codes;
@@ -130,6 +135,10 @@ mod x86 {
             unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(ptr.cast())) }
         }
         #[inline(always)]
+        unsafe fn held(codes: __m512i) -> __m512i {
+            unsafe { held(codes) }
+        }
+        #[inline(always)]
         unsafe fn shift_right(codes: __m512i, bits: u32) -> __m512i {
             unsafe { _mm512_srl_epi32(codes, _mm_cvtsi32_si128(bits.cast_signed())) }
         }
@@ -184,6 +193,18 @@ mod x86 {
                 out
             }
         }
+    }
+
+    /// A vector that an instruction may have changed, for all that the compiler knows.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn held(codes: __m512i) -> __m512i {
+        let out;
+        // SAFETY: there is no instruction.
+        unsafe {
+            std::arch::asm!("/* {0} */", inlateout(zmm_reg) codes => out, options(pure, nomem, nostack, preserves_flags));
+        }
+        out
     }
 
     // SAFETY of every block below: as above, with AVX2, FMA and F16C.
