@@ -122,7 +122,8 @@ impl OutputColumns {
         rows == 0 || columns == 0 || (rows - 1) * self.stride + columns <= self.len
     }
 
-    /// Puts the sums of rows from `row` on into columns `column..column+4`, as far as there are `columns`; or adds them to what is there.
+    /// Puts the sums of `R` rows from `row` on into columns `column..column+4`, as far as there are `columns`; or adds them to what is
+    /// there. Returns `R`.
     ///
     /// # Safety
     /// These rows and `column` exist among the columns that this call may write.
@@ -134,7 +135,7 @@ impl OutputColumns {
         columns: usize,
         sums: &[[f32; 4]; R],
         is_first: bool,
-    ) {
+    ) -> usize {
         for (i, sums) in sums.iter().enumerate() {
             for (j, &sum) in sums.iter().enumerate().take(columns - column) {
                 // SAFETY: row `row + i` and column `column + j` exist (caller, and `take`).
@@ -142,6 +143,7 @@ impl OutputColumns {
                 *out = if is_first { sum } else { *out + sum };
             }
         }
+        R
     }
 
     /// The columns from `column` on.
@@ -268,8 +270,7 @@ impl<T: Elem> Block<'_, T> {
             dot_tile::<S, T, R>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
         };
         // SAFETY: these rows and outputs exist (caller).
-        unsafe { self.out.add_tile(r, o, self.outputs, &sums, self.span.start == 0) };
-        R
+        unsafe { self.out.add_tile(r, o, self.outputs, &sums, self.span.start == 0) }
     }
 }
 

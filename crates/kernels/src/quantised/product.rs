@@ -1,6 +1,6 @@
 //! Products of activations with quantised matrices.
 //!
-//! For one row or two of activations, as in decoding, numbers are made in registers, so that only blocks are read from memory. For more,
+//! For a few rows of activations, as in decoding, numbers are made in registers, so that only blocks are read from memory. For more,
 //! as in prefill, a panel of four rows by [`COLUMN_BLOCK`] columns is dequantised into the first-level cache, where all activations pass
 //! it. Both sum in the order of [`linear_rows`](crate::linear::linear_rows): a result has the same bits as with the dequantised matrix in
 //! f32, whatever the batch.
@@ -14,7 +14,10 @@ use crate::linear::{COLUMN_BLOCK, OutputColumns, PARALLEL_WORK, ROW_BLOCK, dot_t
 use crate::simd::dispatch;
 
 /// Most rows of activations that are multiplied without a panel.
-const FUSED_ROWS: usize = 2;
+const FUSED_ROWS: usize = 8;
+/// How many bytes ahead of the multiplication blocks are prefetched: some rows, as four of them are read side by side. Of a line after the
+/// other, a few at a time: asked for in one go, they would have to wait for each other.
+const AHEAD: usize = 16 << 10;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -86,8 +89,7 @@ unsafe fn products_kernel<S: Lanes, F: Format>(x: &[f32], blocks: &[u8], columns
     unsafe {
         match rows {
             0 => {}
-            1 => weights.multiply_fused::<S, 1>(x, columns, out),
-            FUSED_ROWS => weights.multiply_fused::<S, 2>(x, columns, out),
+            1..=FUSED_ROWS => weights.multiply_fused::<S>(x, columns, out),
             _ => weights.multiply_panels::<S>(x, columns, out),
         }
     }
@@ -107,20 +109,36 @@ fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl<F: Format> Weights<'_, F> {
-    /// Multiplies `R` rows of activations, in the order of memory of the weights.
+    /// Multiplies a few rows of activations, in the order of memory of the weights.
     ///
     /// # Safety
-    /// `x` is `R` rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
+    /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
     #[inline(always)]
-    unsafe fn multiply_fused<S: Lanes, const R: usize>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+    unsafe fn multiply_fused<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        let rows = x.len() / columns;
         for o in (0..self.outputs).step_by(4) {
             for (first, span) in spans(columns) {
-                let rows = self.rows(o, first);
-                // SAFETY: the rows of `x` and of the weights have the span; the rest is the caller's.
-                unsafe {
-                    self.ahead::<S>(o, first, span);
-                    let sums = fused_tile::<S, F, R>(x.as_ptr().add(first), columns, rows, span);
-                    out.add_tile(0, o, self.outputs, &sums, first == 0);
+                let own = self.rows(o, first);
+                let mut r = 0;
+                while r < rows {
+                    // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the rest is the caller's.
+                    unsafe {
+                        let x = x.as_ptr().add(r * columns + first);
+                        r += match (rows - r).min(S::DOT_ROWS) {
+                            4.. => {
+                                let sums = fused_tile::<S, F, 4>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                            2 | 3 => {
+                                let sums = fused_tile::<S, F, 2>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                            _ => {
+                                let sums = fused_tile::<S, F, 1>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                        };
+                    }
                 }
             }
         }
@@ -180,18 +198,15 @@ impl<F: Format> Weights<'_, F> {
                 r += match (rows - r).min(S::DOT_ROWS) {
                     4.. => {
                         let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first);
-                        4
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
                     }
                     2 | 3 => {
                         let sums = dot_tile::<S, f32, 2>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first);
-                        2
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
                     }
                     _ => {
                         let sums = dot_tile::<S, f32, 1>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first);
-                        1
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
                     }
                 };
             }
@@ -220,22 +235,6 @@ impl<F: Format> Weights<'_, F> {
         for (row, out) in self.rows(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
             // SAFETY: the caller's; there is room for a span.
             unsafe { dequantise_row::<S, F>(row, out.as_mut_ptr(), span) };
-        }
-    }
-
-    /// Prefetches this span of four later rows, as far as they exist.
-    ///
-    /// # Safety
-    /// The CPU supports `S`.
-    #[inline(always)]
-    unsafe fn ahead<S: Lanes>(&self, o: usize, first: usize, span: usize) {
-        let start = first / F::NUMBERS * F::BYTES;
-        for row in o + 4..(o + 8).min(self.outputs) {
-            let blocks = self.blocks.as_ptr().wrapping_add(row * self.row_bytes + start);
-            for byte in (0..span / F::NUMBERS * F::BYTES).step_by(LINE) {
-                // SAFETY: a prefetch may take any address, even an invalid one (`S` is supported: caller).
-                unsafe { S::prefetch(blocks.wrapping_add(byte)) };
-            }
         }
     }
 }
@@ -278,6 +277,12 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
                 rows[2].add(block * F::BYTES),
                 rows[3].add(block * F::BYTES),
             ];
+            for row in at {
+                for byte in (0..F::BYTES).step_by(LINE) {
+                    // A prefetch may take any address, even an invalid one.
+                    S::prefetch(row.wrapping_add(AHEAD + byte));
+                }
+            }
             let scales = [F::scales::<S>(at[0]), F::scales::<S>(at[1]), F::scales::<S>(at[2]), F::scales::<S>(at[3])];
             for part in 0..F::NUMBERS / F::PART {
                 for j in 0..4 {
