@@ -7,7 +7,7 @@ use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::{bf16, f16};
 
-use super::{Buffer, Columns, Gpu, GpuError, Storage, failed};
+use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Outputs that one block of `gemv` computes.
 const GEMV_OUTPUTS: usize = 4;
@@ -32,6 +32,15 @@ pub enum Into {
     Wide,
     /// Added to f32 numbers.
     Add,
+}
+
+/// Which numbers of the rows of an output a product writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns {
+    /// The first one.
+    pub first: usize,
+    /// From one row to the next.
+    pub stride: usize,
 }
 
 /// Weights of the RMS norms that each query and key head goes through, `[d]` f32.

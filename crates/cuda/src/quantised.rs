@@ -3,7 +3,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use spattn_kernels::quantised::BlockType;
 
-use super::{Buffer, Gpu, GpuError, Into, Storage, failed};
+use super::{Buffer, Columns, Gpu, GpuError, Into, Storage, failed};
 
 /// Threads of a block, as in the kernels, and the outputs that it computes.
 const THREADS: u32 = 512;
@@ -31,15 +31,6 @@ pub struct QuantisedMatrix {
     fields: Buffer,
     outputs: usize,
     inputs: usize,
-}
-
-/// Which numbers of the rows of an output a product writes.
-#[derive(Debug, Clone, Copy)]
-pub struct Columns {
-    /// The first one.
-    pub first: usize,
-    /// From one row to the next.
-    pub stride: usize,
 }
 
 /// Bytes of the fields of a block, in order; 0 where there are fewer.
