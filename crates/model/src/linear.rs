@@ -11,7 +11,7 @@ use super::tensors::{StoredTensor, StoredType, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
-use spattn_kernels::quantised::{BlockType, QuantisedRows, linear_quantised};
+use spattn_kernels::quantised::{BlockRows, BlockType, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -42,8 +42,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn rows(&self) -> QuantisedRows<'_> {
-        QuantisedRows { block_type: self.block_type, blocks: &self.bytes }
+    fn rows(&self) -> BlockRows<'_> {
+        BlockRows { block_type: self.block_type, blocks: &self.bytes }
     }
 
     /// Number of rows of so many columns.
@@ -151,7 +151,7 @@ impl Matrix {
             Data::Bf16(w) => linear_rows(x, w, self.columns, &mut out),
             Data::Tiles(w) => tiles::multiply(&LeftTiles::new(x, self.columns), w, &mut out),
             Data::Blocks(parts) => {
-                let parts: Vec<QuantisedRows<'_>> = parts.iter().map(Blocks::rows).collect();
+                let parts: Vec<BlockRows<'_>> = parts.iter().map(Blocks::rows).collect();
                 linear_quantised(x, &parts, self.columns, &mut out);
             }
             Data::Mixed(parts) => self.times_parts(parts, x, &mut out),

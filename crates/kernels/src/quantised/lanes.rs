@@ -116,7 +116,7 @@ impl Lanes for Portable {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{GroupScales, Lanes};
+    use crate::quantised::lanes::{GroupScales, Lanes};
     use crate::simd::{Avx2, Avx512, Simd};
 
     // SAFETY of every block below: register-only intrinsics of AVX-512F, or unaligned loads of as many bytes as the vector has lanes

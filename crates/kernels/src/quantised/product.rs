@@ -7,9 +7,9 @@
 
 use rayon::prelude::*;
 
-use super::formats::{Format, Sink};
+use super::block_type::{BlockType, with_format};
+use super::formats::{Format, Q4K, Q4x0, Q4x1, Q5K, Q5x0, Q5x1, Q6K, Q8x0, Sink};
 use super::lanes::Lanes;
-use super::{BlockType, Q4K, Q4x0, Q4x1, Q5K, Q5x0, Q5x1, Q6K, Q8x0, with_format};
 use crate::linear::{COLUMN_BLOCK, OutputColumns, PARALLEL_WORK, ROW_BLOCK, dot_tile};
 use crate::simd::dispatch;
 
@@ -23,7 +23,7 @@ const LINE: usize = 64;
 
 /// Rows of a matrix in blocks of one type, one row after the other.
 #[derive(Debug, Clone, Copy)]
-pub struct QuantisedRows<'a> {
+pub struct BlockRows<'a> {
     /// The layout of blocks.
     pub block_type: BlockType,
     /// The blocks; each row is whole blocks.
@@ -34,7 +34,7 @@ pub struct QuantisedRows<'a> {
 ///
 /// # Panics
 /// If `columns` are not whole blocks of every part, or the slices do not have these shapes.
-pub fn linear_quantised(x: &[f32], parts: &[QuantisedRows<'_>], columns: usize, out: &mut [f32]) {
+pub fn linear_quantised(x: &[f32], parts: &[BlockRows<'_>], columns: usize, out: &mut [f32]) {
     let rows = x.len() / columns;
     assert_eq!(x.len(), rows * columns, "activations are not whole rows");
     let outputs: usize = parts.iter().map(|part| part.outputs(columns)).sum();
@@ -48,19 +48,31 @@ pub fn linear_quantised(x: &[f32], parts: &[QuantisedRows<'_>], columns: usize, 
     let mut first = 0;
     for part in parts {
         for blocks in part.blocks.chunks((chunk * part.block_type.bytes_of(columns)).max(1)) {
-            let chunk = QuantisedRows { blocks, ..*part };
+            let chunk = BlockRows { blocks, ..*part };
             chunks.push((first, chunk));
             first += chunk.outputs(columns);
         }
     }
-    let multiply = |(first, chunk): &(usize, QuantisedRows<'_>)| chunk.multiply(x, columns, all.at_column(*first));
+    let multiply = |(first, chunk): &(usize, BlockRows<'_>)| chunk.multiply(x, columns, all.at_column(*first));
     match is_small {
         true => chunks.iter().for_each(multiply),
         false => chunks.par_iter().for_each(multiply),
     }
 }
 
-impl QuantisedRows<'_> {
+impl BlockType {
+    /// Writes the numbers of whole blocks to `out`.
+    ///
+    /// # Panics
+    /// If `out` is not as long as there are numbers in `blocks`.
+    pub fn dequantise(self, blocks: &[u8], out: &mut [f32]) {
+        assert!(out.len().is_multiple_of(self.numbers()), "numbers are not whole blocks");
+        assert_eq!(blocks.len(), self.bytes_of(out.len()), "another number of blocks");
+        with_format!(self, F => dequantise::<F>(blocks, out));
+    }
+}
+
+impl BlockRows<'_> {
     /// Number of rows.
     fn outputs(&self, columns: usize) -> usize {
         assert!(columns.is_multiple_of(self.block_type.numbers()), "columns are not whole blocks");

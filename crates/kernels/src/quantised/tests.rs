@@ -119,7 +119,7 @@ fn products_are_those_of_the_numbers() {
             let blocks = blocks(block_type, outputs * columns / block_type.numbers(), 2);
             let (x, exact) = (noise(rows * columns), numbers(block_type, &blocks));
             let mut out = vec![f32::NAN; rows * outputs];
-            linear_quantised(&x, &[QuantisedRows { block_type, blocks: &blocks }], columns, &mut out);
+            linear_quantised(&x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
             for (i, got) in out.iter().enumerate() {
                 let (x, w) = (&x[i / outputs * columns..][..columns], &exact[i % outputs * columns..][..columns]);
                 let products = || x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
@@ -140,7 +140,7 @@ fn products_have_the_bits_of_those_with_the_dequantised_matrix() {
                 let (mut out, mut expected) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
                 let x = &x[..rows * columns];
                 linear_rows(x, &wide, columns, &mut expected);
-                linear_quantised(x, &[QuantisedRows { block_type, blocks: &blocks }], columns, &mut out);
+                linear_quantised(x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
                 assert_eq!(out, expected, "{}: {rows} rows", block_type.name());
             }
         }
@@ -157,8 +157,8 @@ fn parts_of_several_types_are_one_matrix_on_any_number_of_threads() {
         .zip(outputs)
         .map(|(block_type, outputs)| blocks(*block_type, outputs * columns / block_type.numbers(), 4))
         .collect();
-    let parts: Vec<QuantisedRows<'_>> =
-        types.iter().zip(&all).map(|(block_type, blocks)| QuantisedRows { block_type: *block_type, blocks }).collect();
+    let parts: Vec<BlockRows<'_>> =
+        types.iter().zip(&all).map(|(block_type, blocks)| BlockRows { block_type: *block_type, blocks }).collect();
     let wide: Vec<f32> = parts.iter().flat_map(|part| dequantised(part.block_type, part.blocks)).collect();
     for rows in [1, 4] {
         let x = noise(rows * columns);
@@ -180,5 +180,5 @@ fn parts_of_several_types_are_one_matrix_on_any_number_of_threads() {
 #[should_panic(expected = "columns are not whole blocks")]
 fn rows_end_with_a_block() {
     let blocks = blocks(BlockType::Q4K, 1, 5);
-    linear_quantised(&[0.0; 128], &[QuantisedRows { block_type: BlockType::Q4K, blocks: &blocks }], 128, &mut [0.0; 2]);
+    linear_quantised(&[0.0; 128], &[BlockRows { block_type: BlockType::Q4K, blocks: &blocks }], 128, &mut [0.0; 2]);
 }
